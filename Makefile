@@ -1,0 +1,77 @@
+# `make run` and `make test` are all a newcomer needs; both set up what they need first.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-run run test quick check fmt lint types imports unit compat faults bench locks clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# Two stamps over one environment: the server alone installs in seconds, the tools of a
+# contributor on top of it.  Locks are hashed and name no index; --no-build-isolation keeps
+# the build back end inside the lock too.
+.venv/.run: requirements/run.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --require-hashes -r requirements/run.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	touch $@
+
+.venv/.dev: .venv/.run requirements/dev.lock
+	$(PIP) --require-hashes -r requirements/dev.lock
+	touch $@
+
+.venv/.awscli: .venv/.run requirements/awscli.lock
+	test -x .venv/awscli/bin/python || $(PYTHON) -m venv .venv/awscli
+	.venv/awscli/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/awscli.lock
+	touch $@
+
+setup: .venv/.dev .venv/.awscli  ## create .venv with the server and every tool the tests use
+
+setup-run: .venv/.run
+
+run: setup-run  ## start a server on embedded defaults and say how to talk to it
+	exec $(BIN)/penstock serve --hints
+
+check: setup lint types imports  ## ruff, mypy --strict, import contracts
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: setup  ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+quick: setup  ## the tests that answer in seconds
+	$(BIN)/pytest -q -n 2 -m "not slow and not compat and not faults" tests/unit
+
+test: setup check  ## everything; what CI runs
+	tools/bootstrap.sh
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+compat: setup
+	$(BIN)/pytest -m compat
+
+faults: setup
+	tools/bootstrap.sh
+	$(BIN)/pytest -m faults
+
+bench: setup  ## measure against peers and limits; writes benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+locks:  ## resolve the requirement locks again (needs uv)
+	uv pip compile pyproject.toml --group build --universal --generate-hashes --no-header -q -o requirements/run.lock
+	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
+	uv pip compile requirements/awscli.in --universal --generate-hashes --no-header -q -o requirements/awscli.lock
+	! grep -n '://' requirements/*.lock
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

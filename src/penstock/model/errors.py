@@ -1,0 +1,115 @@
+"""The one error tree. Errors say what is wrong in our words; each protocol maps them in one table.
+
+PenstockError
+├── InvalidRequest           the caller's fault, and asking again will not help
+│   ├── MissingParameter     a required field is absent
+│   ├── InvalidMessage       the body has characters a queue cannot carry
+│   ├── InvalidReceipt       not a receipt of this queue
+│   ├── ExpiredReceipt       the lease behind a FIFO receipt has ended
+│   └── NotLeased            the record is gone or was never leased
+├── NotFound
+│   └── TopicNotFound
+├── Conflict
+│   ├── TopicExists          same name, other settings
+│   ├── TopicDeletedRecently
+│   ├── PurgeInProgress
+│   └── VersionConflict      a store entry changed between read and write
+├── Overloaded               asking later may help
+│   ├── Throttled
+│   ├── InFlightLimit        too many leased records
+│   ├── DiskFull             appends of messages refused; leases and acks go on
+│   └── Draining             this node is about to stop
+└── Damaged                  the log on disk is not what was written
+"""
+
+
+class PenstockError(Exception):
+    """Base of all errors that reach a client or an operator."""
+
+
+class InvalidRequest(PenstockError):
+    pass
+
+
+class MissingParameter(InvalidRequest):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The request must contain the parameter {name}.")
+        self.name = name
+
+
+class InvalidMessage(InvalidRequest):
+    pass
+
+
+class InvalidReceipt(InvalidRequest):
+    pass
+
+
+class ExpiredReceipt(InvalidRequest):
+    pass
+
+
+class NotLeased(InvalidRequest):
+    pass
+
+
+class NotFound(PenstockError):
+    pass
+
+
+class TopicNotFound(NotFound):
+    def __init__(self, name: str = "") -> None:
+        super().__init__("The specified queue does not exist.")
+        self.name = name
+
+
+class Conflict(PenstockError):
+    pass
+
+
+class TopicExists(Conflict):
+    pass
+
+
+class TopicDeletedRecently(Conflict):
+    pass
+
+
+class PurgeInProgress(Conflict):
+    pass
+
+
+class VersionConflict(Conflict):
+    pass
+
+
+class Overloaded(PenstockError):
+    pass
+
+
+class Throttled(Overloaded):
+    def __init__(self, message: str, *, retry_after_ms: int = 1_000) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
+class InFlightLimit(Overloaded):
+    pass
+
+
+class DiskFull(Overloaded):
+    pass
+
+
+class Draining(Overloaded):
+    pass
+
+
+class Damaged(PenstockError):
+    """Names the file and the byte where it was found: never silence, never a wrong byte."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged at byte {position}: {reason}")
+        self.path = path
+        self.position = position
+        self.reason = reason

@@ -1,0 +1,49 @@
+"""Every bound, with its reason. Nothing in Penstock grows without one of these in its way."""
+
+KIB = 1_024
+MIB = 1_048_576
+SECOND_MS = 1_000
+MINUTE_MS = 60_000
+
+# ── What SQS clients know ────────────────────────────────────────────────────────────────────
+MESSAGE_BYTES_MAX = MIB  # body + attributes; also the sum over one batch call
+BATCH_ENTRIES_MAX = 10
+ATTRIBUTES_PER_MESSAGE_MAX = 10
+LEASE_MS_MAX = 43_200 * SECOND_MS  # twelve hours, extensions included
+DELAY_MS_MAX = 900 * SECOND_MS
+WAIT_MS_MAX = 20 * SECOND_MS
+DEDUP_WINDOW_MS = 5 * MINUTE_MS
+ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long a receive request's attempt id answers the same
+PURGE_INTERVAL_MS = MINUTE_MS
+DELETED_NAME_MS = MINUTE_MS
+IN_FLIGHT_MAX = 120_000  # per queue; also what bounds a cursor's memory
+TAGS_MAX = 50
+
+# ── Cursor memory ────────────────────────────────────────────────────────────────────────────
+# Records passed over (delayed, group locked, noisy neighbour) are remembered by offset: beyond
+# this the cursor stops reading ahead, so later records wait instead of memory growing.
+DEFERRED_MAX = 120_000
+DEDUP_ENTRIES_MAX = 1_000_000  # per partition, about 180 MB at worst; more is throttled
+ATTEMPT_IDS_MAX = 10_000
+WINDOW_RECORDS_MAX = 512  # decoded records waiting in front of the cursor
+WINDOW_BYTES_MAX = MIB
+READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
+
+# ── Log ──────────────────────────────────────────────────────────────────────────────────────
+SEGMENT_BYTES_MAX = 64 * MIB
+SEGMENT_AGE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS
+INDEX_INTERVAL_BYTES = 4 * KIB
+TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
+BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
+FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
+DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written
+
+# ── Connections ──────────────────────────────────────────────────────────────────────────────
+HEADER_BYTES_MAX = 16 * KIB
+# A 1 MiB body can grow sixfold when every character is escaped in JSON, threefold in a form.
+REQUEST_BYTES_MAX = 8 * MIB
+CONNECTIONS_MAX = 20_000
+HEADER_SECONDS_MAX = 10.0
+BODY_SECONDS_MAX = 30.0
+IDLE_SECONDS_MAX = 75.0
+WAITS_PER_PARTITION_MAX = 20_000

@@ -1,0 +1,45 @@
+"""Identifiers and their grammar. NewTypes, so that the type checker keeps an offset from being a
+count."""
+
+import re
+from typing import NewType
+
+AccountId = NewType("AccountId", str)  # twelve digits; who pays
+Region = NewType("Region", str)  # a namespace of names, as AWS clients know it
+TopicName = NewType("TopicName", str)  # what users see; never becomes a path
+TopicId = NewType("TopicId", str)  # 32 hex digits, one per incarnation; names the folder on disk
+Offset = NewType("Offset", int)  # position of a record in one partition's log
+
+ACCOUNT_DEFAULT = AccountId("000000000000")
+REGION_DEFAULT = Region("us-east-1")
+FIFO_SUFFIX = ".fifo"
+
+_ACCOUNT = re.compile(r"[0-9]{12}\Z")
+_REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
+_QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+
+
+def is_account(text: str) -> bool:
+    return _ACCOUNT.match(text) is not None
+
+
+def is_region(text: str) -> bool:
+    return _REGION.match(text) is not None
+
+
+def is_queue_name(text: str) -> bool:
+    """1 to 80 of ``[A-Za-z0-9_-]``; a FIFO queue's ``.fifo`` counts towards the eighty."""
+    if len(text) > 80:
+        return False
+    stem = text.removesuffix(FIFO_SUFFIX)
+    return _QUEUE_NAME.match(stem) is not None
+
+
+def queue_arn(account: str, region: str, name: str) -> str:
+    return f"arn:aws:sqs:{region}:{account}:{name}"
+
+
+def uuid_text(raw: bytes) -> str:
+    """Sixteen bytes in the 8-4-4-4-12 form that message ids have. Cheaper than uuid.UUID."""
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
