@@ -1,0 +1,1 @@
+"""Measures Penstock against its own bars and against its peers. ``python -m benchmarks``."""

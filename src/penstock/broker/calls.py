@@ -1,0 +1,116 @@
+"""The broker's calls: ``model.ports.Backend`` for the partitions of this node. A thin table; what a
+call means is in queue.py and partition.py."""
+
+from collections.abc import Callable, Sequence
+
+from penstock.broker.moves import Mover
+from penstock.broker.partitions import Partitions
+from penstock.broker.queue import Queue
+from penstock.broker.redrive import Redriver
+from penstock.broker.surroundings import Surroundings
+from penstock.metadata.moves import MoveTasks
+from penstock.model.errors import DiskFull, PurgeInProgress
+from penstock.model.limits import PURGE_INTERVAL_MS
+from penstock.model.message import Appended, Claim, Delivery, Message
+from penstock.model.ports import LeaseRequest, MoveTask, Peeked
+from penstock.model.topic import QueueStats, Topic
+
+RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
+
+
+class Broker:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        tasks: MoveTasks,
+        *,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._surroundings = surroundings
+        self._disk = surroundings.disk
+        self._redriver = Redriver(self, surroundings.catalog)
+        self.partitions = Partitions(
+            surroundings,
+            attempts_max=self._redriver.attempts_max,
+            move_dead=self._redriver.move,
+        )
+        self._mover = Mover(self, surroundings.catalog, tasks, entropy=entropy)
+        self._purged_at_ms: dict[str, int] = {}
+
+    async def start(self) -> None:
+        await self.partitions.start()
+        self._mover.resume()
+
+    async def stop(self) -> None:
+        await self._mover.stop()
+        await self.partitions.stop()
+
+    async def _queue(self, topic: Topic) -> Queue:
+        return self.partitions.find(topic) or await self.partitions.open(topic)
+
+    # ── model.ports.Backend ──────────────────────────────────────────────────────────────────
+
+    async def append(
+        self, topic: Topic, partition: int, messages: Sequence[Message]
+    ) -> Sequence[Appended]:
+        size = 0
+        for message in messages:
+            size += len(message.body) + RECORD_OVERHEAD_BYTES
+            if message.attributes:
+                size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
+        if not self._disk.admits(size):
+            raise DiskFull(
+                "The disk is full: messages are refused until space is free; "
+                "receiving and deleting go on."
+            )
+        queue = self.partitions.find(topic) or await self.partitions.open(topic)
+        return await queue.partitions[partition].append(messages)
+
+    async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
+        queue = self.partitions.find(topic) or await self.partitions.open(topic)
+        return await queue.lease(request)
+
+    async def ack(
+        self, topic: Topic, partition: int, claims: Sequence[Claim]
+    ) -> Sequence[Exception | None]:
+        queue = self.partitions.find(topic) or await self.partitions.open(topic)
+        return await queue.partitions[partition].ack(claims)
+
+    async def extend(
+        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+    ) -> Sequence[Exception | None]:
+        queue = await self._queue(topic)
+        return await queue.partitions[partition].extend(claims)
+
+    async def purge(self, topic: Topic) -> None:
+        now_ms = self._surroundings.clock.mono_ms()
+        last_ms = self._purged_at_ms.get(topic.topic_id)
+        if last_ms is not None and now_ms - last_ms < PURGE_INTERVAL_MS:
+            raise PurgeInProgress(
+                f"Only one PurgeQueue operation on {topic.name} is allowed every 60 seconds."
+            )
+        self._purged_at_ms = {
+            topic_id: at_ms
+            for topic_id, at_ms in self._purged_at_ms.items()
+            if now_ms - at_ms < PURGE_INTERVAL_MS
+        }
+        self._purged_at_ms[topic.topic_id] = now_ms
+        for partition in (await self._queue(topic)).partitions:
+            await partition.purge()
+
+    async def stats(self, topic: Topic) -> QueueStats:
+        return (await self._queue(topic)).stats()
+
+    async def peek(
+        self, topic: Topic, *, partition: int, start: int, count: int
+    ) -> tuple[Sequence[Peeked], int]:
+        return (await self._queue(topic)).partitions[partition].peek(start=start, count=count)
+
+    async def start_move(self, task: MoveTask) -> None:
+        await self._mover.start(task)
+
+    async def cancel_move(self, task_id: str) -> MoveTask | None:
+        return await self._mover.cancel(task_id)
+
+    def moves(self, source_arn: str) -> Sequence[MoveTask]:
+        return self._mover.of_source(source_arn)

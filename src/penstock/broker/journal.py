@@ -1,0 +1,290 @@
+"""Writes one partition's log: what arrives in one turn of the event loop becomes one append, and
+what is appended while a sync runs shares the next one.
+
+Messages and cursor events are collected during a turn and written at its end, messages first, so
+that a message's offset is known when it is handed in. Coalescing costs no latency (the turn is
+ending anyway) and saves a header, a checksum and a system call per message.
+
+The promises, per topic: ``always`` answers after fdatasync, ``interval`` and ``never`` once the
+bytes are in the page cache. The high watermark is what consumers may see: the durable end of the
+log under ``always``, its end otherwise. With replicas it will be what the in-sync set has.
+
+A sync that fails ends the journal: the kernel may have dropped the dirty pages and a second
+fdatasync would lie. An append that fails leaves the log as it was.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from time import perf_counter
+
+from penstock.log.log import Log, SyncJob
+from penstock.model import limits
+from penstock.model.errors import DiskFull, Overloaded, PenstockError
+from penstock.model.message import Message
+from penstock.model.ports import Clock
+from penstock.model.topic import Fsync
+from penstock.record.batch import ATTR_LOG_APPEND_TIME, encode_batch
+from penstock.record.control import encode_control_batch
+from penstock.record.message import encode_message
+
+log_ = logging.getLogger(__name__)
+
+LEADER_EPOCH = 0  # one node leads everything and always has
+
+# A record's overhead is small beside its body: bounding the bodies bounds the batch.
+FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
+
+
+class Flush:
+    """The appends of one turn, and who waits for them. Each waiter has a future of its own: a
+    cancelled task cancels the future it awaits, and that must not reach the others."""
+
+    __slots__ = ("_loop", "committed", "sent", "written")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.sent: list[asyncio.Future[None]] = []  # the messages are committed
+        self.written: list[asyncio.Future[None]] = []  # the events are in the log
+        self.committed: list[asyncio.Future[None]] = []  # the events are committed
+
+    def wait_sent(self) -> asyncio.Future[None]:
+        future = self._loop.create_future()
+        self.sent.append(future)
+        return future
+
+    def wait_written(self) -> asyncio.Future[None]:
+        future = self._loop.create_future()
+        self.written.append(future)
+        return future
+
+    def wait_committed(self) -> asyncio.Future[None]:
+        future = self._loop.create_future()
+        self.committed.append(future)
+        return future
+
+
+def _settle(futures: list[asyncio.Future[None]], error: BaseException | None = None) -> None:
+    for future in futures:
+        if not future.done():
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+    futures.clear()
+
+
+class Journal:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        fsync: Fsync,
+        clock: Clock,
+        pool: Executor,
+        on_appended: Callable[[int, int, int, Sequence[Message]], None],
+        on_high_watermark: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_synced: Callable[[float], None],
+    ) -> None:
+        self.log = log
+        self.fsync = fsync
+        self.high_watermark = log.end_offset
+        self.failure: PenstockError | None = None
+        self._clock = clock
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._on_appended = on_appended
+        self._on_high_watermark = on_high_watermark
+        self._on_lost = on_lost
+        self._on_synced = on_synced
+        # This turn:
+        self._messages: list[Message] = []
+        self._events: list[tuple[int, bytes]] = []
+        self._flush: Flush | None = None
+        # Written, waiting for a sync; each with the end of the log that covers it:
+        self._committing: deque[tuple[int, Flush]] = deque()
+        self._sync_task: asyncio.Future[float] | None = None
+
+    # ── handing in ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def next_offset(self) -> int:
+        """Where the next message handed in will stand."""
+        return self.log.end_offset + len(self._messages)
+
+    def add_message(self, message: Message) -> Flush:
+        self._messages.append(message)
+        return self.join()
+
+    def add_event(self, event: tuple[int, bytes]) -> Flush:
+        self._events.append(event)
+        return self.join()
+
+    def join(self) -> Flush:
+        """The flush at the end of this turn."""
+        if self.failure is not None:
+            raise self.failure
+        flush = self._flush
+        if flush is None:
+            flush = self._flush = Flush(self._loop)
+            self._loop.call_soon(self.flush)
+        return flush
+
+    async def committed(self, offset: int) -> None:
+        """Return once everything below ``offset`` is committed."""
+        if self.high_watermark < offset:
+            await self.join().wait_committed()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+
+    def flush(self) -> None:
+        """Append what this turn handed in. Called at the end of the turn, or earlier by whoever
+        needs the order of messages and events to be fixed now."""
+        flush, self._flush = self._flush, None
+        if flush is None:
+            return
+        messages, self._messages = self._messages, []
+        events, self._events = self._events, []
+        now_ms = max(self._clock.wall_ms(), self.log.last_timestamp_ms)
+        sent_error = events_error = self.failure
+        if messages and sent_error is None:
+            sent_error = self._append(partial(self._append_messages, messages, now_ms))
+        if events and events_error is None:
+            events_error = self._append(partial(self._append_events, events, now_ms))
+        if sent_error is not None:
+            _settle(flush.sent, sent_error)
+        if events_error is not None:
+            _settle(flush.written, events_error)
+            _settle(flush.committed, events_error)
+        if (sent_error is not None or events_error is not None) and self.failure is None:
+            self._on_lost()
+        _settle(flush.written)
+        if self.fsync is Fsync.ALWAYS:
+            self._committing.append((self.log.end_offset, flush))
+            self._sync()
+        else:
+            self.high_watermark = self.log.end_offset
+            _settle(flush.sent)
+            _settle(flush.committed)
+            self._on_high_watermark()
+
+    def _append(self, append: Callable[[], None]) -> PenstockError | None:
+        try:
+            append()
+        except DiskFull as error:
+            return error
+        except OSError as error:
+            self._fail(f"append failed: {error.strerror or error}")
+            return self.failure
+        return None
+
+    def _append_messages(self, messages: Sequence[Message], now_ms: int) -> None:
+        start = 0
+        while start < len(messages):
+            base_offset = self.log.end_offset
+            size = 0
+            records: list[bytes] = []
+            for message in messages[start : start + limits.FLUSH_RECORDS_MAX]:
+                record = encode_message(message, offset_delta=len(records), timestamp_delta=0)
+                size += len(record)
+                if size > FLUSH_BYTES_MAX and records:
+                    break
+                records.append(record)
+            batch = encode_batch(
+                records,
+                base_offset=base_offset,
+                leader_epoch=LEADER_EPOCH,
+                base_timestamp=now_ms,
+                max_timestamp=now_ms,
+                attributes=ATTR_LOG_APPEND_TIME,
+            )
+            self.log.append(batch, now_ms=now_ms)
+            end = start + len(records)
+            self._on_appended(base_offset, self.log.end_offset, now_ms, messages[start:end])
+            start = end
+
+    def _append_events(self, events: Sequence[tuple[int, bytes]], now_ms: int) -> None:
+        batch = encode_control_batch(
+            events, base_offset=self.log.end_offset, leader_epoch=LEADER_EPOCH, timestamp=now_ms
+        )
+        self.log.append(batch, now_ms=now_ms)
+
+    # ── syncing ──────────────────────────────────────────────────────────────────────────────
+
+    def sync_soon(self) -> None:
+        """For ``interval``: write back what has been appended, with nobody waiting."""
+        if self.failure is None:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._sync_task is not None:
+            return  # what was just appended shares the next sync
+        job = self.log.begin_sync()
+        if job is None:
+            self._advance(self.log.end_offset)
+            return
+        task = self._sync_task = self._loop.run_in_executor(self._pool, _timed_run, job)
+        task.add_done_callback(partial(self._synced, job))
+
+    def _synced(self, job: SyncJob, task: "asyncio.Future[float]") -> None:
+        self._sync_task = None
+        error = task.exception() if not task.cancelled() else None
+        if task.cancelled() or error is not None:
+            self._fail(f"fdatasync failed: {error}")
+            return
+        self._on_synced(task.result())
+        self.log.finish_sync(job)
+        self._advance(self.log.durable_offset)
+        if self._committing:
+            self._sync()
+
+    def _advance(self, durable_offset: int) -> None:
+        committing = self._committing
+        if self.fsync is Fsync.ALWAYS:
+            self.high_watermark = max(self.high_watermark, durable_offset)
+        while committing and committing[0][0] <= durable_offset:
+            _, flush = committing.popleft()
+            _settle(flush.sent)
+            _settle(flush.committed)
+        self._on_high_watermark()
+
+    def _fail(self, reason: str) -> None:
+        """Refuse everything from now on. What was not yet committed is answered as unknown."""
+        self.failure = Overloaded(f"the partition is out of service: {reason}")
+        log_.critical("partition failed", extra={"folder": str(self.log.folder), "reason": reason})
+        while self._committing:
+            _, flush = self._committing.popleft()
+            _settle(flush.sent, self.failure)
+            _settle(flush.committed, self.failure)
+
+    async def end(self, reason: PenstockError) -> None:
+        """Refuse everything from now on, and return when no sync is using the files."""
+        self.failure = reason
+        self.flush()
+        while self._committing:
+            _, flush = self._committing.popleft()
+            _settle(flush.sent, reason)
+            _settle(flush.committed, reason)
+        while self._sync_task is not None:
+            await asyncio.wait([self._sync_task])
+
+    async def settle(self) -> None:
+        """Flush and sync; for a clean stop."""
+        if self.failure is not None:
+            return
+        while True:
+            done = self.join().wait_committed()
+            self.flush()
+            await done
+            if self._sync_task is None:
+                return
+
+
+def _timed_run(job: SyncJob) -> float:
+    started = perf_counter()
+    job.run()
+    return perf_counter() - started

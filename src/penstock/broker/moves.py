@@ -1,0 +1,172 @@
+"""Move tasks: the messages of a dead-letter queue back to where they came from, or elsewhere.
+
+A task leases, sends a new message, and acknowledges, a few at a time and no faster than asked. Its
+state is in the metadata store: a restart goes on with it, and what was leased but not moved comes
+back by itself when the lease ends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.metadata.moves import MoveTasks
+from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.message import Claim, Delivery, Message
+from penstock.model.names import uuid_text
+from penstock.model.partitioning import partition_of_group
+from penstock.model.ports import Backend, Catalog, LeaseRequest, MoveTask
+from penstock.model.topic import Topic
+
+log_ = logging.getLogger(__name__)
+
+STEP_RECORDS = 10
+LEASE_MS = 60_000  # long enough to move one step, short enough not to hide a failed one
+SAVE_EVERY_RECORDS = 500
+RATE_PER_S_MAX = 500
+
+QUEUE_GONE = "AWS.SimpleQueueService.NonExistentQueue"
+SOURCE_UNKNOWN = "CouldNotDetermineMessageSource"
+
+
+class Mover:
+    def __init__(
+        self,
+        backend: Backend,
+        catalog: Catalog,
+        tasks: MoveTasks,
+        *,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._backend = backend
+        self._catalog = catalog
+        self._tasks = tasks
+        self._entropy = entropy
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._states: dict[str, MoveTask] = {}  # newer than the store's by at most a few hundred
+        self._cancelled: set[str] = set()
+
+    def resume(self) -> None:
+        """Go on with what an earlier process left unfinished."""
+        for task in self._tasks.unfinished():
+            self._run(task)
+
+    async def start(self, task: MoveTask) -> None:
+        await self._tasks.put(task)
+        self._run(task)
+
+    async def cancel(self, task_id: str) -> MoveTask | None:
+        task = self._states.get(task_id)
+        if task is None:
+            return None
+        self._cancelled.add(task_id)
+        self._states[task_id] = msgspec.structs.replace(task, status="CANCELLING")
+        return self._states[task_id]
+
+    def of_source(self, source_arn: str) -> Sequence[MoveTask]:
+        return [self._states.get(task.task_id, task) for task in self._tasks.list(source_arn)]
+
+    async def stop(self) -> None:
+        """Leave running tasks as they are; the next start resumes them."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _run(self, task: MoveTask) -> None:
+        self._states[task.task_id] = task
+        self._running[task.task_id] = asyncio.create_task(
+            self._drive(task.task_id), name=f"move {task.task_id}"
+        )
+
+    async def _drive(self, task_id: str) -> None:
+        try:
+            status, reason = await self._move_all(task_id)
+        except PenstockError as error:
+            status, reason = "FAILED", str(error)
+        finally:
+            state = self._states[task_id]
+            self._running.pop(task_id, None)
+        ended = msgspec.structs.replace(state, status=status, failure_reason=reason)
+        await self._tasks.put(ended)
+        self._states.pop(task_id, None)
+        self._cancelled.discard(task_id)
+
+    async def _move_all(self, task_id: str) -> tuple[str, str | None]:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        moved_before = self._states[task_id].moved
+        while True:
+            task = self._states[task_id]
+            if task_id in self._cancelled:
+                return "CANCELLED", None
+            source = self._catalog.find_arn(task.source_arn)
+            if source is None:
+                return "FAILED", QUEUE_GONE
+            count = min(STEP_RECORDS, task.rate_per_s or STEP_RECORDS)
+            deliveries = await self._backend.lease(source, LeaseRequest(count, LEASE_MS))
+            if not deliveries:
+                return "COMPLETED", None
+            reason = await self._move_step(task_id, source, deliveries)
+            if reason is not None:
+                return "FAILED", reason
+            await self._pace(task_id, loop.time() - started, moved_before)
+
+    async def _move_step(
+        self, task_id: str, source: Topic, deliveries: Sequence[Delivery]
+    ) -> str | None:
+        for position, delivery in enumerate(deliveries):
+            task = self._states[task_id]
+            message = delivery.record.message
+            arn = task.destination_arn or message.source_arn
+            target = None if arn is None else self._catalog.find_arn(arn)
+            reason = SOURCE_UNKNOWN if arn is None else QUEUE_GONE
+            if target is not None:
+                reason = await self._move_one(source, delivery, target)
+            if reason:
+                await self._give_back(source, deliveries[position:])
+                return reason
+            moved = task.moved + 1
+            self._states[task_id] = task = msgspec.structs.replace(
+                self._states[task_id], moved=moved
+            )
+            if moved % SAVE_EVERY_RECORDS == 0:
+                await self._tasks.put(task)
+        return None
+
+    async def _move_one(self, source: Topic, delivery: Delivery, target: Topic) -> str:
+        message = delivery.record.message
+        fresh = Message(
+            message_id=self._entropy(16),
+            body=message.body,
+            attributes=message.attributes,
+            group=message.group,
+            # Once per record, whatever happens in between.
+            dedup_id=uuid_text(message.message_id) if target.is_fifo else None,
+            sender=message.sender,
+            trace_header=message.trace_header,
+        )
+        key = message.group or uuid_text(message.message_id)
+        partition = partition_of_group(key, target.partition_count)
+        try:
+            await self._backend.append(target, partition, [fresh])
+        except TopicNotFound:
+            return QUEUE_GONE
+        claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
+        await self._backend.ack(source, delivery.partition, [claim])
+        return ""
+
+    async def _give_back(self, source: Topic, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
+            await self._backend.extend(source, delivery.partition, [(claim, 0)])
+
+    async def _pace(self, task_id: str, elapsed_s: float, moved_before: int) -> None:
+        """Wait until the rate allows the next step."""
+        task = self._states[task_id]
+        if task.rate_per_s is None:
+            return
+        due_s = (task.moved - moved_before) / task.rate_per_s
+        if due_s > elapsed_s:
+            await asyncio.sleep(due_s - elapsed_s)

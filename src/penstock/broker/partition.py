@@ -1,0 +1,452 @@
+"""One partition: the journal, the lease cursor and the waits, joined. No policy lives here.
+
+Every call is the same three steps: the cursor decides on the spot (no await between a decision and
+the change it licenses), the journal appends the event at the end of the turn, and the caller is
+answered when the event is as safe as the call promises:
+
+==========  =====================================================================================
+append      committed
+lease       written (standard: a lost lease only means another delivery) or committed (FIFO)
+ack, purge  committed: an acknowledged delete never comes back
+extend      committed
+==========  =====================================================================================
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from penstock.broker.journal import Flush, Journal
+from penstock.broker.restore import Restored, origin_of, restore, write_checkpoint
+from penstock.broker.surroundings import Surroundings
+from penstock.broker.taken import Taken
+from penstock.broker.waits import Waits
+from penstock.cursor.dedup import dedup_key
+from penstock.cursor.events import AckReason, Event, encode
+from penstock.cursor.outcome import Pick
+from penstock.log.log import Log
+from penstock.log.retention import droppable
+from penstock.model import limits
+from penstock.model.errors import Damaged, Overloaded, TopicNotFound
+from penstock.model.message import Appended, Claim, Delivery, Message, Record
+from penstock.model.ports import LeaseRequest, Peeked
+from penstock.model.topic import Fsync, Topic
+from penstock.record.batch import parse_header
+from penstock.record.message import decode_batch
+
+log_ = logging.getLogger(__name__)
+
+CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints: what a start may have to replay
+
+
+class _Fresh:
+    """A batch just appended, still as messages: a cursor that is caught up takes them from here
+    instead of decoding what was encoded a moment ago."""
+
+    __slots__ = ("base_offset", "messages", "next_offset", "now_ms", "previous_end")
+
+    def __init__(
+        self,
+        previous_end: int,
+        base_offset: int,
+        next_offset: int,
+        now_ms: int,
+        messages: Sequence[Message],
+    ) -> None:
+        self.previous_end = previous_end  # between it and base_offset stand only events
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.now_ms = now_ms
+        self.messages = messages
+
+
+class Partition:
+    def __init__(
+        self,
+        topic: Topic,
+        index: int,
+        log: Log,
+        restored: Restored,
+        waits: Waits,
+        surroundings: Surroundings,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.waits = waits
+        self.damage: Damaged | None = None
+        self.sent_count = self.received_count = self.acked_count = 0
+        self.dead_count = self.expired_count = 0
+        self._origin = origin_of(topic, index)
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._meter = surroundings.meter
+        self._loop = asyncio.get_running_loop()
+        self._cursor = restored.cursor
+        self._dedup = restored.dedup
+        self._fresh: deque[_Fresh] = deque()
+        self._fresh_count = 0
+        self._messages_end = log.end_offset  # behind the last batch of messages
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self._wake_at_ms = 0
+        self._checkpoint_bytes = log.appended_bytes
+        self.journal = Journal(
+            log,
+            fsync=topic.fsync or surroundings.fsync_default,
+            clock=surroundings.clock,
+            pool=surroundings.pool,
+            on_appended=self._appended,
+            on_high_watermark=self.wake,
+            on_lost=self._reload,
+            on_synced=surroundings.meter.fsynced,
+        )
+
+    # ── append ───────────────────────────────────────────────────────────────────────────────
+
+    async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
+        if self.damage is not None:
+            raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
+        journal = self.journal
+        results: list[Appended] = []
+        flush: Flush | None = None
+        behind = 0
+        for message in messages:
+            offset = journal.next_offset
+            if message.dedup_id is not None:
+                key = dedup_key(message, self.topic.dedup_scope)
+                wall_ms = self._clock.wall_ms()
+                first = self._dedup.find(key, wall_ms=wall_ms)
+                if first is not None:
+                    self._meter.dedup_hit()
+                    behind = max(behind, first[0] + 1)
+                    results.append(Appended(self.index, first[0], first[1], is_duplicate=True))
+                    continue
+                self._dedup.remember(key, offset, message.message_id, appended_at_ms=wall_ms)
+            flush = journal.add_message(message)
+            results.append(Appended(self.index, offset, message.message_id))
+        if flush is not None:
+            await flush.wait_sent()
+        elif behind > journal.high_watermark:
+            # The first message of this id is not committed yet: no answer may promise it sooner.
+            await journal.join().wait_committed()
+        return results
+
+    def _appended(
+        self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
+    ) -> None:
+        if self.topic.is_fifo:
+            delay_ms = self.topic.settings.delay_ms
+            delays = [(base_offset + i, delay_ms) for i in range(len(messages))] if delay_ms else ()
+        else:
+            delays = [
+                (base_offset + i, message.delay_ms)
+                for i, message in enumerate(messages)
+                if message.delay_ms
+            ]
+        self._cursor.appended(
+            base_offset,
+            len(messages),
+            next_offset=next_offset,
+            delays=delays,
+            now_ms=self._clock.mono_ms(),
+        )
+        self.sent_count += len(messages)
+        previous_end, self._messages_end = self._messages_end, next_offset
+        if self._fresh_count < limits.WINDOW_RECORDS_MAX:
+            self._fresh.append(_Fresh(previous_end, base_offset, next_offset, now_ms, messages))
+            self._fresh_count += len(messages)
+
+    # ── lease ────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int) -> Taken:
+        """Lease up to ``request.count`` records now. The caller answers once ``taken.flush`` is as
+        safe as the topic asks."""
+        settings = self.topic.settings
+        now_ms = self._clock.mono_ms()
+        wall_ms = self._clock.wall_ms()
+        taken = Taken([], [])
+        deliveries = taken.deliveries
+        while True:
+            outcome = self._cursor.lease(
+                count=request.count - len(deliveries),
+                lease_ms=request.lease_ms,
+                attempts_max=attempts_max,
+                retention_ms=settings.retention_ms,
+                queue_delay_ms=settings.delay_ms,
+                in_flight_max=in_flight_max,
+                attempt_id=request.attempt_id,
+                now_ms=now_ms,
+                wall_ms=wall_ms,
+            )
+            if outcome.event is not None:
+                taken.flush = self.journal.add_event(encode(outcome.event))
+            for pick in outcome.picks:
+                record = pick.record or self.read(pick.offset)
+                if record is not None:
+                    deliveries.append(self._delivery(pick, record))
+            taken.dead.extend(outcome.dead)
+            if outcome.expired:
+                self.expired_count += outcome.expired
+                self._meter.expired(outcome.expired)
+            if not outcome.needs_feed or len(deliveries) >= request.count:
+                break
+            if not self._feed(now_ms, wall_ms):
+                break
+        taken.is_over_limit = outcome.is_over_limit
+        self.received_count += len(deliveries)
+        return taken
+
+    def _delivery(self, pick: Pick, record: Record) -> Delivery:
+        return Delivery(
+            partition=self.index,
+            record=record,
+            lease_seq=pick.lease_seq,
+            attempt=pick.attempt + record.message.attempts,
+            first_leased_at_ms=pick.first_leased_at_ms,
+        )
+
+    def _feed(self, now_ms: int, wall_ms: int) -> bool:
+        """Read ahead of the cursor. False when there is nothing more below the high watermark."""
+        cursor = self._cursor
+        scan_from = cursor.scan_from
+        high_watermark = self.journal.high_watermark
+        fresh = self._fresh
+        while fresh and fresh[0].base_offset < scan_from:
+            self._fresh_count -= len(fresh.popleft().messages)
+        if scan_from >= high_watermark or scan_from >= self._messages_end:
+            return False
+        if fresh and fresh[0].previous_end <= scan_from and fresh[0].next_offset <= high_watermark:
+            batch = fresh.popleft()
+            self._fresh_count -= len(batch.messages)
+            base, at_ms = batch.base_offset, batch.now_ms
+            records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
+            cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
+            return True
+        try:
+            batches = self.log.read(
+                scan_from, bytes_max=limits.READ_BYTES_MAX, up_to=high_watermark
+            )
+        except Damaged as damage:
+            self.found_damage(damage)
+            return False
+        if not batches:
+            return False
+        records = []
+        next_offset = scan_from
+        for data in batches:
+            header = parse_header(data)
+            next_offset = header.next_offset
+            if not header.is_control:
+                records.extend(decode_batch(data, origin=self._origin, from_offset=scan_from))
+        cursor.feed(records, next_offset, now_ms=now_ms, wall_ms=wall_ms)
+        return True
+
+    def read(self, offset: int) -> Record | None:
+        """One record again, for a later lease of it. None, and the damage noted, if it cannot be
+        read: the lease then simply runs out."""
+        try:
+            batches = self.log.read(offset, bytes_max=1)
+        except Damaged as damage:
+            self.found_damage(damage)
+            return None
+        for record in decode_batch(batches[0], origin=self._origin, from_offset=offset):
+            return record if record.offset == offset else None
+        return None
+
+    def found_damage(self, damage: Damaged) -> None:
+        if self.damage is None:
+            self.damage = damage
+            log_.error(
+                "damage in the log",
+                extra={"topic": self.topic.name, "partition": self.index, "reason": str(damage)},
+            )
+
+    # ── ack, extend, purge ───────────────────────────────────────────────────────────────────
+
+    async def ack(
+        self, claims: Sequence[Claim], *, reason: AckReason = AckReason.ACKED
+    ) -> Sequence[Exception | None]:
+        outcome = self._cursor.ack(claims, now_ms=self._clock.mono_ms(), reason=reason)
+        flush = self._journal_events(outcome.events)
+        if self.topic.is_fifo:
+            self.wake()  # the group may go on
+        if flush is not None:
+            await flush.wait_committed()
+        elif self.journal.high_watermark < self.log.end_offset:
+            # Gone already, but perhaps by an ack that is not committed yet.
+            await self.journal.join().wait_committed()
+        if reason is AckReason.ACKED:
+            self.acked_count += sum(result is None for result in outcome.reply)
+        return outcome.reply
+
+    async def extend(self, claims: Sequence[tuple[Claim, int]]) -> Sequence[Exception | None]:
+        outcome = self._cursor.extend(claims, now_ms=self._clock.mono_ms())
+        flush = self._journal_events(outcome.events)
+        self.wake()  # a release makes records available; any change may move the next wake
+        if flush is not None:
+            await flush.wait_committed()
+        return outcome.reply
+
+    async def purge(self) -> None:
+        self.journal.flush()  # messages of this turn stand before the purge
+        outcome = self._cursor.purge(end_offset=self.log.end_offset)
+        flush = self._journal_events(outcome.events)
+        if flush is not None:
+            await flush.wait_committed()
+
+    def _journal_events(self, events: Sequence[Event]) -> Flush | None:
+        flush = None
+        for event in events:
+            flush = self.journal.add_event(encode(event))
+        return flush
+
+    # ── waking ───────────────────────────────────────────────────────────────────────────────
+
+    def wake(self) -> None:
+        """Something may have become available: serve the waits, then sleep until the next time
+        something does."""
+        if not self.waits:
+            return
+        self.waits.serve(self.take_for_wait)
+        self.arm()
+
+    take_for_wait: Callable[[LeaseRequest], Taken]  # set by the queue, which knows the limits
+
+    def arm(self) -> None:
+        """Wake again when the next lease or delay ends, as long as somebody waits."""
+        if not self.waits:
+            return
+        at_ms = self._cursor.next_wake_ms()
+        if at_ms is None:
+            return
+        if self._wake_timer is not None:
+            if self._wake_at_ms <= at_ms:
+                return
+            self._wake_timer.cancel()
+        self._wake_at_ms = at_ms
+        delay_s = max(0, at_ms - self._clock.mono_ms()) / 1_000
+        self._wake_timer = self._loop.call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._wake_timer = None
+        self.wake()
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────
+
+    def counts(self) -> tuple[int, int, int]:
+        stats = self._cursor.stats(now_ms=self._clock.mono_ms())
+        return stats.visible, stats.in_flight, stats.delayed
+
+    @property
+    def in_flight(self) -> int:
+        return self._cursor.stats(now_ms=self._clock.mono_ms()).in_flight
+
+    def oldest_sent_at_ms(self) -> int | None:
+        """When the oldest record that is not gone was sent; None when there is none."""
+        low = self._cursor.low_offset()
+        visible, in_flight, delayed = self.counts()
+        if visible + in_flight + delayed == 0:
+            return None
+        peeked, _ = self.peek(start=low, count=1)
+        return peeked[0].record.sent_at_ms if peeked else None
+
+    def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
+        end = self.journal.high_watermark
+        if start < 0:
+            return [], end
+        now_ms = self._clock.mono_ms()
+        offset = max(start, self.log.start_offset)
+        found: list[Peeked] = []
+        read_bytes = 0
+        while offset < end and len(found) < count and read_bytes < 8 * limits.READ_BYTES_MAX:
+            batches = self.log.read(offset, bytes_max=limits.READ_BYTES_MAX, up_to=end)
+            if not batches:
+                break
+            for data in batches:
+                header = parse_header(data)
+                read_bytes += len(data)
+                if not header.is_control:
+                    for record in decode_batch(data, origin=self._origin, from_offset=offset):
+                        if len(found) == count:
+                            return found, record.offset
+                        state = self._cursor.state_of(record.offset, now_ms=now_ms)
+                        if state is not None:
+                            attempts = self._cursor.attempts_of(record.offset)
+                            found.append(Peeked(self.index, record, state, attempts))
+                offset = header.next_offset
+        return found, offset
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    def _reload(self) -> None:
+        """The log refused what the cursor had already decided: go back to what the log says."""
+        restored = restore(self.log, self.topic, self.index, surroundings=self._surroundings)
+        self._cursor, self._dedup = restored.cursor, restored.dedup
+        self._fresh.clear()
+        self._fresh_count = 0
+        self._messages_end = self.log.end_offset
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        return self.log.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
+
+    async def checkpoint(self) -> None:
+        """Write the cursor down as it is, once everything it has seen is committed."""
+        self.journal.flush()
+        end_offset = self.log.end_offset
+        self._checkpoint_bytes = self.log.appended_bytes
+        snapshot = self._cursor.snapshot(now_ms=self._clock.mono_ms())
+        if self.journal.high_watermark < end_offset:
+            await self.journal.join().wait_committed()
+        await self._loop.run_in_executor(
+            self._surroundings.pool,
+            lambda: write_checkpoint(
+                self.log, end_offset, snapshot, surroundings=self._surroundings
+            ),
+        )
+
+    async def clean(self) -> int:
+        """Drop the segments that nobody needs any more. Returns the bytes freed."""
+        topic = self.topic
+        wall_ms = self._clock.wall_ms()
+        cut = droppable(
+            self.log.segments(),
+            low_offset=self._cursor.low_offset(),
+            retention_ms=topic.settings.retention_ms,
+            retention_bytes=None,
+            keep_after_ms=wall_ms - limits.DEDUP_WINDOW_MS if topic.is_fifo else None,
+            now_ms=wall_ms,
+        )
+        if cut <= self.log.start_offset:
+            return 0
+        outcome = self._cursor.trim(cut)
+        flush = self._journal_events(outcome.events)
+        if flush is not None:
+            await flush.wait_committed()
+        return self.log.drop_before(cut)
+
+    def sync_soon(self) -> None:
+        if self.journal.fsync is Fsync.INTERVAL:
+            self.journal.sync_soon()
+
+    async def close(self) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+        if self.journal.failure is not None:
+            self.log.close(clean=False)
+            return
+        await self.journal.settle()
+        await self.checkpoint()
+        await self._loop.run_in_executor(self._surroundings.pool, self.log.close)
+
+    async def abandon(self) -> None:
+        """Close without a trace: the topic is deleted and the folder is about to go."""
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+        await self.journal.end(TopicNotFound(self.topic.name))
+        self.log.close(clean=False)
+
+    def count_dead(self, count: int) -> None:
+        self.dead_count += count
+        self._meter.dead_lettered(count)

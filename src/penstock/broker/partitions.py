@@ -1,0 +1,235 @@
+"""The partitions that this node owns: opened from disk, kept in step with the catalog, cleaned,
+closed and, once their topic is deleted, removed.
+
+Folders are named by topic id, never by name, and a folder is removed only when the catalog says
+that the topic was deleted: a folder nobody knows is left alone and reported.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+
+from penstock.broker.partition import Partition
+from penstock.broker.queue import AttemptsMax, MoveDead, Queue
+from penstock.broker.restore import Restored, restore
+from penstock.broker.surroundings import Surroundings
+from penstock.broker.waits import Waits
+from penstock.log.log import Log
+from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.topic import Topic
+
+log_ = logging.getLogger(__name__)
+
+TOPICS_FOLDER = "topics"
+
+
+class Partitions:
+    def __init__(
+        self, surroundings: Surroundings, *, attempts_max: AttemptsMax, move_dead: MoveDead
+    ) -> None:
+        self._surroundings = surroundings
+        self._attempts_max = attempts_max
+        self._move_dead = move_dead
+        self._queues: dict[str, Queue] = {}
+        self._opening: dict[str, asyncio.Task[Queue]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._jobs: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self.opened_count = 0
+        self.to_open_count = 0
+
+    # ── finding ──────────────────────────────────────────────────────────────────────────────
+
+    def find(self, topic: Topic) -> Queue | None:
+        """The hot path: None means that the topic must be opened first."""
+        return self._queues.get(topic.topic_id)
+
+    def queues(self) -> Sequence[Queue]:
+        return list(self._queues.values())
+
+    def damages(self) -> Sequence[str]:
+        return [
+            f"{queue.topic.name}/{partition.index}: {partition.damage or partition.journal.failure}"
+            for queue in self._queues.values()
+            for partition in queue.partitions
+            if partition.damage is not None or partition.journal.failure is not None
+        ]
+
+    async def open(self, topic: Topic) -> Queue:
+        queue = self._queues.get(topic.topic_id)
+        if queue is not None:
+            return queue
+        opening = self._opening.get(topic.topic_id)
+        if opening is None:
+            opening = asyncio.create_task(self._open(topic), name=f"open {topic.topic_id}")
+            self._opening[topic.topic_id] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(topic.topic_id, None))
+        return await asyncio.shield(opening)
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Open every topic of the catalog, then keep up with it."""
+        catalog = self._surroundings.catalog
+        topics = catalog.all_topics()
+        self.to_open_count = len(topics)
+        (self._folder()).mkdir(parents=True, exist_ok=True)
+        for start in range(0, len(topics), 64):
+            await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
+        catalog.on_change(self._catalog_changed)
+        await self._loop.run_in_executor(self._surroundings.pool, self._report_strangers)
+        self._jobs = [
+            asyncio.create_task(self._clean_forever(), name="cleaner"),
+            asyncio.create_task(self._sync_forever(), name="interval sync"),
+        ]
+
+    async def stop(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        for queue in self._queues.values():
+            queue.waits.end_empty()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        partitions = [p for queue in self._queues.values() for p in queue.partitions]
+        for start in range(0, len(partitions), 64):
+            results = await asyncio.gather(
+                *(p.close() for p in partitions[start : start + 64]), return_exceptions=True
+            )
+            for result in results:
+                if isinstance(result, BaseException):
+                    log_.error("partition not closed cleanly", extra={"reason": str(result)})
+        self._queues.clear()
+
+    def end_waits(self) -> None:
+        """Answer every parked receive with nothing: the node is draining."""
+        for queue in self._queues.values():
+            queue.waits.end_empty()
+
+    async def _open(self, topic: Topic) -> Queue:
+        surroundings = self._surroundings
+        waits = Waits()
+        partitions: list[Partition] = []
+        for index in range(topic.partition_count):
+            log, restored = await self._loop.run_in_executor(
+                surroundings.pool, self._open_log, topic, index
+            )
+            partition = Partition(topic, index, log, restored, waits, surroundings)
+            if restored.damage is not None:
+                partition.found_damage(restored.damage)
+            partitions.append(partition)
+        if surroundings.catalog.find_arn(topic.arn) is None:
+            for partition in partitions:
+                await partition.abandon()
+            raise TopicNotFound(topic.name)
+        queue = Queue(
+            topic,
+            partitions,
+            waits,
+            in_flight_max=surroundings.in_flight_max,
+            attempts_max=self._attempts_max,
+            move_dead=self._move_dead,
+            spawn=self.spawn,
+        )
+        self._queues[topic.topic_id] = queue
+        self.opened_count += 1
+        return queue
+
+    def _open_log(self, topic: Topic, index: int) -> tuple[Log, Restored]:
+        surroundings = self._surroundings
+        now_ms = surroundings.clock.wall_ms()
+        folder = self._folder() / topic.topic_id / str(index)
+        log = Log.open(folder, surroundings.log, now_ms=now_ms)
+        report = log.recovery
+        if report.truncated_bytes:
+            log_.warning(
+                "torn tail truncated",
+                extra={
+                    "topic": topic.name,
+                    "partition": index,
+                    "bytes": report.truncated_bytes,
+                    "reason": report.reason,
+                },
+            )
+        for damage in report.damage:
+            log_.error(
+                "damage found",
+                extra={"topic": topic.name, "partition": index, "reason": str(damage)},
+            )
+        restored = restore(log, topic, index, surroundings=surroundings)
+        return log, restored
+
+    def _folder(self) -> Path:
+        return self._surroundings.folder / TOPICS_FOLDER
+
+    # ── keeping up with the catalog ──────────────────────────────────────────────────────────
+
+    def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and (after is None or after.topic_id != before.topic_id):
+            self.spawn(self._remove(before), f"remove {before.topic_id}")
+        if after is not None:
+            queue = self._queues.get(after.topic_id)
+            if queue is not None:
+                queue.replace_topic(after)
+
+    async def _remove(self, topic: Topic) -> None:
+        opening = self._opening.get(topic.topic_id)
+        if opening is not None:
+            await asyncio.wait([opening])
+        queue = self._queues.pop(topic.topic_id, None)
+        if queue is not None:
+            queue.waits.fail(TopicNotFound(topic.name))
+            for partition in queue.partitions:
+                await partition.abandon()
+        folder = self._folder() / topic.topic_id
+        await self._loop.run_in_executor(
+            self._surroundings.pool, lambda: shutil.rmtree(folder, ignore_errors=True)
+        )
+
+    def _report_strangers(self) -> None:
+        known = {topic.topic_id for topic in self._surroundings.catalog.all_topics()}
+        for folder in self._folder().iterdir():
+            if folder.name not in known:
+                log_.warning("folder without a topic left alone", extra={"folder": folder.name})
+
+    def spawn(self, work: Awaitable[None], name: str) -> None:
+        """Run something that nobody waits for; its failure is logged, not lost."""
+
+        async def run() -> None:
+            try:
+                await work
+            except PenstockError as error:
+                log_.warning("background work failed", extra={"work": name, "reason": str(error)})
+            except Exception:
+                log_.exception("background work failed", extra={"work": name})
+
+        task = asyncio.create_task(run(), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── batch jobs ───────────────────────────────────────────────────────────────────────────
+
+    async def _clean_forever(self) -> None:
+        """Retention and checkpoints, a partition at a time, so that no turn is long."""
+        while True:
+            await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
+            for queue in self.queues():
+                for partition in queue.partitions:
+                    try:
+                        if partition.is_checkpoint_due:
+                            await partition.checkpoint()
+                        await partition.clean()
+                    except (PenstockError, OSError) as error:
+                        log_.warning(
+                            "cleaning failed",
+                            extra={"topic": queue.topic.name, "reason": str(error)},
+                        )
+
+    async def _sync_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._surroundings.fsync_interval_ms / 1_000)
+            for queue in self._queues.values():
+                for partition in queue.partitions:
+                    partition.sync_soon()

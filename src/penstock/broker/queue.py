@@ -1,0 +1,173 @@
+"""The lease view over all partitions of one topic: whom to ask first, and when to park."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from penstock.broker.partition import Partition
+from penstock.broker.taken import Taken
+from penstock.broker.waits import Wait, Waits
+from penstock.cursor.outcome import Pick
+from penstock.model.errors import InFlightLimit
+from penstock.model.message import Claim, Delivery
+from penstock.model.ports import LeaseRequest
+from penstock.model.topic import QueueStats, Topic
+
+# Moves picks of a partition to the topic's dead-letter target and acknowledges them.
+MoveDead = Callable[[Partition, Sequence[Pick]], Awaitable[None]]
+# The attempts a record has before it is dead-lettered; None without a rule or with a target gone.
+AttemptsMax = Callable[[Topic], int | None]
+
+
+class Queue:
+    def __init__(
+        self,
+        topic: Topic,
+        partitions: Sequence[Partition],
+        waits: Waits,
+        *,
+        in_flight_max: int,
+        attempts_max: AttemptsMax,
+        move_dead: MoveDead,
+        spawn: Callable[[Awaitable[None], str], None],
+    ) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.waits = waits
+        self._in_flight_max = in_flight_max
+        self._attempts_max = attempts_max
+        self._move_dead = move_dead
+        self._spawn = spawn
+        self._turn = 0
+        self._loop = asyncio.get_running_loop()
+        for partition in partitions:
+            partition.take_for_wait = self._taker(partition)
+
+    def replace_topic(self, topic: Topic) -> None:
+        """New settings. Leases already given keep theirs."""
+        self.topic = topic
+        for partition in self.partitions:
+            partition.topic = topic
+            partition.wake()
+
+    async def lease(self, request: LeaseRequest) -> Sequence[Delivery]:
+        deliveries = await self._lease_now(request)
+        if deliveries or request.wait_ms <= 0:
+            return deliveries
+        wait = Wait(request, self._loop)
+        self.waits.park(wait)
+        timer = self._loop.call_later(request.wait_ms / 1_000, _run_out, wait)
+        try:
+            for partition in self.partitions:
+                partition.arm()
+            taken = await wait.taken
+            if taken is None:
+                return ()
+            await self._settled(taken)
+            return taken.deliveries
+        except asyncio.CancelledError:
+            # The client left in the very turn it was served: give back what it cannot receive.
+            if wait.taken.done() and not wait.taken.cancelled() and not wait.taken.exception():
+                taken = wait.taken.result()
+                if taken is not None:
+                    self._spawn(self._give_back(taken), "give back")
+            raise
+        finally:
+            timer.cancel()
+            self.waits.leave(wait)
+
+    async def _lease_now(self, request: LeaseRequest) -> Sequence[Delivery]:
+        """Ask the partitions in turn, beginning with another one each time."""
+        partitions = self.partitions
+        count = len(partitions)
+        self._turn = (self._turn + 1) % count
+        attempts_max = self._attempts_max(self.topic)
+        deliveries: list[Delivery] = []
+        is_over_limit = False
+        for step in range(count):
+            partition = partitions[(self._turn + step) % count]
+            wanted = request
+            if deliveries:
+                wanted = LeaseRequest(
+                    request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
+                )
+            taken = partition.take(
+                wanted, attempts_max=attempts_max, in_flight_max=self._room(partition)
+            )
+            is_over_limit = is_over_limit or taken.is_over_limit
+            if taken.dead:
+                # Finished before the answer, so that who saw nothing here finds them there.
+                await self._move_dead(partition, taken.dead)
+            await self._settled(taken)
+            deliveries.extend(taken.deliveries)
+            if len(deliveries) >= request.count:
+                break
+        if is_over_limit and not deliveries and request.wait_ms <= 0 and not self.topic.is_fifo:
+            raise InFlightLimit(f"Too many messages in flight: the limit is {self._in_flight_max}.")
+        return deliveries
+
+    def _room(self, partition: Partition) -> int:
+        """The in-flight limit is the queue's: a partition may use what the others leave."""
+        if len(self.partitions) == 1:
+            return self._in_flight_max
+        others = sum(p.in_flight for p in self.partitions if p is not partition)
+        return max(0, self._in_flight_max - others)
+
+    def _taker(self, partition: Partition) -> Callable[[LeaseRequest], Taken]:
+        def take(request: LeaseRequest) -> Taken:
+            taken = partition.take(
+                request,
+                attempts_max=self._attempts_max(self.topic),
+                in_flight_max=self._room(partition),
+            )
+            if taken.dead:
+                self._spawn(self._move_dead(partition, taken.dead), "dead-letter")
+            return taken
+
+        return take
+
+    async def _settled(self, taken: Taken) -> None:
+        flush = taken.flush
+        if flush is None:
+            return
+        if self.topic.is_fifo:
+            await flush.wait_committed()
+        else:
+            await flush.wait_written()
+
+    async def _give_back(self, taken: Taken) -> None:
+        for delivery in taken.deliveries:
+            claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
+            with contextlib.suppress(Exception):
+                await self.partitions[delivery.partition].extend([(claim, 0)])
+
+    def stats(self) -> QueueStats:
+        visible = in_flight = delayed = 0
+        oldest: int | None = None
+        for partition in self.partitions:
+            counts = partition.counts()
+            visible += counts[0]
+            in_flight += counts[1]
+            delayed += counts[2]
+            sent_at_ms = partition.oldest_sent_at_ms()
+            if sent_at_ms is not None and (oldest is None or sent_at_ms < oldest):
+                oldest = sent_at_ms
+        partitions = self.partitions
+        return QueueStats(
+            visible=visible,
+            in_flight=in_flight,
+            delayed=delayed,
+            oldest_sent_at_ms=oldest,
+            log_bytes=sum(p.log.size_bytes for p in partitions),
+            sent=sum(p.sent_count for p in partitions),
+            received=sum(p.received_count for p in partitions),
+            acked=sum(p.acked_count for p in partitions),
+            dead_lettered=sum(p.dead_count for p in partitions),
+            expired=sum(p.expired_count for p in partitions),
+            waits=len(self.waits),
+        )
+
+
+def _run_out(wait: Wait) -> None:
+    if not wait.taken.done():
+        wait.taken.set_result(None)

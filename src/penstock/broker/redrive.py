@@ -1,0 +1,82 @@
+"""Dead letters: copy to the dead-letter topic, then acknowledge here, in that order.
+
+A crash in between moves the record again when its short internal lease has run out; the copy
+carries the record's origin as its deduplication id, so a FIFO target stores it once, and so does
+any target within this process's memory of the last five minutes.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.broker.partition import Partition
+from penstock.cursor.events import AckReason
+from penstock.cursor.outcome import Pick
+from penstock.model.errors import PenstockError
+from penstock.model.message import Claim, Message, Record
+from penstock.model.names import uuid_text
+from penstock.model.partitioning import partition_of_group
+from penstock.model.ports import Backend, Catalog
+from penstock.model.topic import Topic
+
+log_ = logging.getLogger(__name__)
+
+
+class Redriver:
+    def __init__(self, backend: Backend, catalog: Catalog) -> None:
+        self._backend = backend
+        self._catalog = catalog
+
+    def attempts_max(self, topic: Topic) -> int | None:
+        """A rule whose target is gone does not hold: records are better delivered than lost."""
+        redrive = topic.settings.redrive
+        if redrive is None or self._catalog.find_arn(redrive.target_arn) is None:
+            return None
+        return redrive.attempts_max
+
+    async def move(self, partition: Partition, picks: Sequence[Pick]) -> None:
+        topic = partition.topic
+        redrive = topic.settings.redrive
+        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        if target is None:
+            return  # the short lease runs out and the record is delivered again
+        claims: list[Claim] = []
+        for pick in picks:
+            record = pick.record or partition.read(pick.offset)
+            if record is None:
+                continue
+            letter = _dead_letter(record, pick, source=topic, index=partition.index, target=target)
+            try:
+                await self._backend.append(target, _partition_for(letter, target), [letter])
+            except PenstockError as error:
+                log_.warning(
+                    "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}
+                )
+                continue
+            claims.append(Claim(partition.index, pick.offset, pick.lease_seq))
+        if claims:
+            await partition.ack(claims, reason=AckReason.DEAD)
+            partition.count_dead(len(claims))
+
+
+def _dead_letter(
+    record: Record, pick: Pick, *, source: Topic, index: int, target: Topic
+) -> Message:
+    message = record.message
+    origin = f"{source.topic_id}:{index}:{record.offset}"
+    return msgspec.structs.replace(
+        message,
+        dedup_id=uuid_text(message.message_id) if target.is_fifo else origin,
+        delay_ms=None,
+        attempts=message.attempts + pick.attempt,
+        source_arn=source.arn,
+        # A standard letter keeps its age; a FIFO one begins its retention anew.
+        sent_at_ms=None if target.is_fifo else record.sent_at_ms,
+    )
+
+
+def _partition_for(message: Message, target: Topic) -> int:
+    return partition_of_group(
+        message.group or uuid_text(message.message_id), target.partition_count
+    )

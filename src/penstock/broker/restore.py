@@ -1,0 +1,189 @@
+"""From log to cursor. The state of a partition is a fold of its log: a checkpoint only says where
+the fold may begin, and one that is missing, damaged or ahead of the log is left aside.
+
+Leases carry durations. When this machine has been up since they were written and its wall clock has
+not jumped, the time that has passed is taken off; otherwise they begin anew, so that a restart can
+lengthen a lease but never shorten one.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.broker.surroundings import Surroundings
+from penstock.cursor.dedup import DedupTable, dedup_key
+from penstock.cursor.events import decode, is_event_type
+from penstock.cursor.lease import LeaseCursor
+from penstock.log.log import Log
+from penstock.model import limits
+from penstock.model.errors import Damaged
+from penstock.model.message import Record
+from penstock.model.topic import Topic
+from penstock.record.batch import parse_header
+from penstock.record.control import iter_control
+from penstock.record.message import decode_batch
+
+log_ = logging.getLogger(__name__)
+
+CHECKPOINT_NAME = "cursor"
+CHECKPOINT_VERSION = 1
+REPLAY_READ_BYTES = 4 * limits.MIB
+
+
+class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
+    """The cursor after every batch below ``offset``. To change the layout, raise the version: an
+    unknown one is ignored and the log is replayed instead."""
+
+    version: int
+    offset: int
+    wall_ms: int
+    snapshot: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    cursor: LeaseCursor
+    dedup: DedupTable
+    replayed_bytes: int
+    damage: Damaged | None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Checkpoint).decode
+
+
+def write_checkpoint(log: Log, offset: int, snapshot: bytes, *, surroundings: Surroundings) -> None:
+    wall_ms = surroundings.clock.wall_ms()
+    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot)
+    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+
+
+def read_checkpoint(log: Log) -> Checkpoint | None:
+    data = log.read_checkpoint(CHECKPOINT_NAME)
+    if data is None:
+        return None
+    try:
+        checkpoint = _decode(data)
+    except msgspec.MsgspecError:
+        return None
+    if checkpoint.version != CHECKPOINT_VERSION:
+        return None
+    if not log.start_offset <= checkpoint.offset <= log.end_offset:
+        return None  # ahead of a log that lost its tail, or behind one that dropped it
+    return checkpoint
+
+
+def origin_of(topic: Topic, index: int) -> bytes:
+    """What message ids are derived from where a record brought none."""
+    return f"{topic.topic_id}-{index}".encode("ascii")
+
+
+def restore(log: Log, topic: Topic, index: int, *, surroundings: Surroundings) -> Restored:
+    checkpoint = read_checkpoint(log)
+    origin = origin_of(topic, index)
+    clock = surroundings.clock
+    cursor = None
+    if checkpoint is not None:
+        elapsed_ms = _elapsed(checkpoint.wall_ms, surroundings)
+        try:
+            cursor = LeaseCursor.restore(
+                checkpoint.snapshot, now_ms=clock.mono_ms(), elapsed_ms=elapsed_ms
+            )
+        except ValueError as error:
+            log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
+    if cursor is None:
+        cursor = LeaseCursor(
+            is_fifo=topic.is_fifo, dedup_scope=topic.dedup_scope, start_offset=log.start_offset
+        )
+        start = log.start_offset
+    else:
+        assert checkpoint is not None
+        start = checkpoint.offset
+    replayed, damage = _replay(log, cursor, start, surroundings)
+    _hydrate(log, cursor, origin, surroundings)
+    dedup = DedupTable()
+    if topic.is_fifo:
+        _remember_recent(log, dedup, topic, origin, surroundings)
+    return Restored(cursor, dedup, replayed, damage)
+
+
+def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
+    if not surroundings.is_elapsed_trusted:
+        return 0
+    return max(0, surroundings.clock.wall_ms() - since_ms)
+
+
+def _replay(
+    log: Log, cursor: LeaseCursor, start: int, surroundings: Surroundings
+) -> tuple[int, Damaged | None]:
+    offset = start
+    replayed = 0
+    while offset < log.end_offset:
+        try:
+            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
+        except Damaged as damage:
+            return replayed, damage
+        for batch in batches:
+            header = parse_header(batch)
+            now_ms = surroundings.clock.mono_ms()
+            if header.is_control:
+                elapsed_ms = _elapsed(header.max_timestamp, surroundings)
+                for event_offset, kind, value in iter_control(batch):
+                    if is_event_type(kind):  # others are markers of transactions
+                        event = decode(kind, value)
+                        cursor.apply(
+                            event, offset=event_offset, now_ms=now_ms, elapsed_ms=elapsed_ms
+                        )
+            else:
+                cursor.appended(
+                    header.base_offset, header.count, next_offset=header.next_offset, now_ms=now_ms
+                )
+            offset = header.next_offset
+            replayed += len(batch)
+    return replayed, None
+
+
+def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroundings) -> None:
+    """Give the cursor back what events do not carry: group and due time of records in its table."""
+    records: list[Record] = []
+    batch = b""
+    batch_end = -1
+    for offset in sorted(cursor.unhydrated()):
+        if offset >= batch_end:
+            try:
+                batch = log.read(offset, bytes_max=1)[0]
+            except Damaged:
+                continue
+            batch_end = parse_header(batch).next_offset
+        for record in decode_batch(batch, origin=origin, from_offset=offset):
+            if record.offset == offset:
+                records.append(record)
+            break
+    clock = surroundings.clock
+    cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
+
+
+def _remember_recent(
+    log: Log, dedup: DedupTable, topic: Topic, origin: bytes, surroundings: Surroundings
+) -> None:
+    """Deduplication looks back five minutes; the cleaner keeps that much of a FIFO log."""
+    offset = log.find_time(surroundings.clock.wall_ms() - limits.DEDUP_WINDOW_MS)
+    while offset < log.end_offset:
+        try:
+            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
+        except Damaged:
+            return
+        for batch in batches:
+            header = parse_header(batch)
+            if not header.is_control:
+                for record in decode_batch(batch, origin=origin):
+                    message = record.message
+                    if message.dedup_id is not None:
+                        dedup.remember(
+                            dedup_key(message, topic.dedup_scope),
+                            record.offset,
+                            message.message_id,
+                            appended_at_ms=record.appended_at_ms,
+                        )
+            offset = header.next_offset

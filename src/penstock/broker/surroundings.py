@@ -1,0 +1,41 @@
+"""What every partition of a node shares: clock, threads, disk budget, defaults. Built in node/."""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.broker.disk import DiskBudget
+from penstock.log.log import LogConfig
+from penstock.model import limits
+from penstock.model.ports import Catalog, Clock
+from penstock.model.topic import Fsync
+
+
+class BrokerMeter(Protocol):
+    """What a broker counts. Totals only: nothing here is per message on the hot path."""
+
+    def dedup_hit(self) -> None: ...
+
+    def dead_lettered(self, count: int) -> None: ...
+
+    def expired(self, count: int) -> None: ...
+
+    def fsynced(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    folder: Path  # partitions live in folder/topics/<topic id>/<index>/
+    clock: Clock
+    pool: Executor  # for fdatasync, checkpoints and opening logs
+    disk: DiskBudget
+    catalog: Catalog
+    meter: BrokerMeter
+    log: LogConfig
+    fsync_default: Fsync = Fsync.ALWAYS
+    fsync_interval_ms: int = 100
+    clean_interval_ms: int = 5_000
+    in_flight_max: int = limits.IN_FLIGHT_MAX
+    # Whether durations written before this process started can be measured by the wall clock.
+    is_elapsed_trusted: bool = False

@@ -1,0 +1,192 @@
+"""``penstock bench``: how fast a running server is, seen from outside.
+
+The load is made by ``load.py``. A run makes a queue of its own and deletes it, also after Ctrl-C;
+a queue named with ``--queue`` is used as it is and kept. One process makes the load, so a very
+fast server is measured no faster than this process can ask.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from penstock.cli import quantity
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.session import Noun, Session, pass_session
+
+Run = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+@click.group(cls=Noun)
+def bench() -> None:
+    """Measure rate and latency of a running server."""
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.option(
+            "-c", "--connections", type=click.IntRange(1, 1_000), default=16, show_default=True
+        ),
+        click.option(
+            "--duration",
+            type=click.FloatRange(0.1, 3_600.0),
+            default=10.0,
+            show_default=True,
+            metavar="SECONDS",
+        ),
+        click.option(
+            "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"
+        ),
+        click.option(
+            "--size",
+            type=quantity.bytes_of(1, 1_048_576),
+            default=1_024,
+            show_default=True,
+            help="bytes of a body",
+        ),
+        click.option("--queue", metavar="NAME", help="use this one and keep it"),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@bench.command()
+@_options
+@click.option(
+    "--batch", type=click.IntRange(1, 10), default=1, show_default=True, help="messages a call"
+)
+@pass_session
+def send(session: Session, batch: int, queue: str | None, **shape: Any) -> None:
+    """Send as fast as the server answers, or at a rate."""
+    from penstock.cli import load
+
+    _measure(session, "send", queue, load.send, batch=batch, **shape)
+
+
+@bench.command()
+@_options
+@click.option(
+    "--preload",
+    type=click.IntRange(0, 10_000_000),
+    default=20_000,
+    show_default=True,
+    help="messages to send first, not measured",
+)
+@pass_session
+def receive(session: Session, preload: int, queue: str | None, **shape: Any) -> None:
+    """Receive and delete until the queue is empty."""
+    from penstock.cli import load
+
+    async def fill_then_receive(target: Any, wanted: Any, tally: Any) -> None:
+        if preload:
+            fill = wanted._replace(rate_per_s=None, batch=10, duration_s=3_600.0)
+            filled = load.Tally()
+            await load.send(target, fill, filled, count_max=preload)
+            if not filled.messages:
+                raise Failure("cannot fill the queue", "; ".join(filled.first_errors))
+            tally.start_s = time.perf_counter()
+        await load.receive(target, wanted, tally)
+
+    _measure(session, "receive", queue, fill_then_receive, **shape)
+
+
+@bench.command()
+@_options
+@pass_session
+def latency(session: Session, queue: str | None, **shape: Any) -> None:
+    """Send one, receive one, delete it, again and again: how long each call takes."""
+    from penstock.cli import load
+
+    _measure(session, "latency", queue, load.latency, **shape)
+
+
+@bench.command()
+@_options
+@pass_session
+def e2e(session: Session, queue: str | None, **shape: Any) -> None:
+    """From send to receive, with consumers waiting [default rate: 100 a second]."""
+    from penstock.cli import load
+
+    shape["rate"] = shape["rate"] or 100.0
+    _measure(session, "e2e", queue, load.end_to_end, **shape)
+
+
+@contextmanager
+def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
+    """Name and URL of the queue to load: the named one, or one that is gone afterwards."""
+    if name is not None:
+        yield name, session.sqs.queue_url(name)
+        return
+    import secrets
+
+    name = f"penstock-bench-{secrets.token_hex(4)}"
+    url = session.sqs.call("CreateQueue", {"QueueName": name}, what="cannot start")["QueueUrl"]
+    try:
+        yield name, url
+    finally:
+        session.sqs.call("DeleteQueue", {"QueueUrl": url}, what=f"queue '{name}' is left over")
+
+
+def _measure(
+    session: Session,
+    title: str,
+    queue: str | None,
+    run: Run,
+    *,
+    connections: int,
+    duration: float,
+    rate: float | None,
+    size: int,
+    batch: int = 1,
+) -> None:
+    from penstock.cli import load
+
+    shape = load.Shape(connections, duration, size, rate, batch)
+    tally = load.Tally()
+    with _queue(session, queue) as (name, url):
+        settings = session.settings
+        target = load.Target(settings.endpoint, settings.region, url, settings.timeout_s)
+        session.remark(f"{title}: {connections} connections for up to {duration:g} s on '{name}'")
+        tally.start_s = time.perf_counter()
+        _run(run(target, shape, tally))
+        seconds = time.perf_counter() - tally.start_s
+    result = {
+        "bench": title,
+        "queue": name,
+        "connections": connections,
+        "size_bytes": size,
+        "rate_asked_per_s": rate,
+        "batch": batch,
+        **load.summary(tally, seconds),
+    }
+    _print(session, result)
+    for text in tally.first_errors:
+        click.echo(f"refused: {text}", err=True)
+    if tally.errors:
+        raise click.exceptions.Exit(ExitCode.PARTIAL if tally.messages else ExitCode.FAILED)
+
+
+def _run(work: Awaitable[None]) -> None:
+    import asyncio
+
+    import uvloop
+
+    async def main() -> None:
+        await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def _print(session: Session, result: dict[str, Any]) -> None:
+    if not session.out.is_table:
+        session.out.one(result, name="bench")
+        return
+    latencies = result.pop("latency_ms")
+    session.out.one(result)
+    for what, points in latencies.items():
+        numbers = "  ".join(f"{point} {value:,.2f} ms" for point, value in points.items())
+        session.out.line(f"{what}: {numbers}")

@@ -1,0 +1,306 @@
+"""The two servers a command talks to: the SQS endpoint and the admin API.
+
+Both are one kept-alive ``http.client`` connection. A full HTTP library would take longer to
+import than most commands take to run. A connection that the server closed while it was idle is
+opened again once; a second failure is the user's to see. Nothing here prints: answers are plain
+dicts as the server sent them, and trouble is a ``Failure``.
+"""
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from penstock.cli.failure import ExitCode, Failure, Refused, timed_out, unreachable
+from penstock.cli.signature import Credentials, Signer
+
+Json = dict[str, Any]
+
+_CONTENT_TYPE = "application/x-amz-json-1.0"
+# What a server has over the wait it was asked for, before we call it silent.
+_WAIT_MARGIN_S = 5.0
+_REPLY_BYTES_MAX = 64 * 1_048_576
+
+
+def credentials_from_environment() -> Credentials:
+    return Credentials(
+        os.environ.get("AWS_ACCESS_KEY_ID") or "penstock",
+        os.environ.get("AWS_SECRET_ACCESS_KEY") or "penstock",
+        os.environ.get("AWS_SESSION_TOKEN") or None,
+    )
+
+
+def timestamp_now() -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+class Connection:
+    """One origin, one socket, one request at a time."""
+
+    def __init__(self, url: str, *, timeout_s: float) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Failure(
+                f"'{url}' is not an address to talk to",
+                "it has no host, or a scheme other than http and https",
+                "write it like http://127.0.0.1:9324",
+                exit_code=ExitCode.USAGE,
+            )
+        try:
+            port = parts.port
+        except ValueError:
+            raise Failure(f"'{url}' has no usable port", exit_code=ExitCode.USAGE) from None
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.host = parts.netloc.rpartition("@")[2]
+        self._timeout_s = timeout_s
+        is_tls = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+        self._http = kind(parts.hostname, port, timeout=timeout_s)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send and read all of the answer. ``wait_s`` is how long the server was asked to hold
+        the request; the time limit starts behind it."""
+        limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S)
+        was_open = self._http.sock is not None
+        try:
+            return self._exchange(method, path, body, headers or {}, limit_s)
+        except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
+            self.close()
+            if not was_open:
+                raise unreachable(self.url, _reason(error)) from error
+        except TimeoutError as error:
+            self.close()
+            raise timed_out(self.url, limit_s) from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise unreachable(self.url, _reason(error)) from error
+        # The server had closed an idle connection: this is the first real try.
+        return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        limit_s: float,
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        self._http.timeout = limit_s
+        if self._http.sock is not None:
+            self._http.sock.settimeout(limit_s)
+        try:
+            self._http.request(method, path, body=body, headers=dict(headers))
+            reply = self._http.getresponse()
+            data = reply.read(_REPLY_BYTES_MAX)
+        except BaseException:
+            # Also on Ctrl-C: a half-read answer must not become the next request's.
+            self._http.close()
+            raise
+        if not reply.isclosed():
+            self._http.close()
+            raise Failure(f"the answer of {self.url} is too long", f"over {_REPLY_BYTES_MAX} bytes")
+        return reply.status, {k.lower(): v for k, v in reply.getheaders()}, data
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused: nothing listens there"
+    return str(error) or type(error).__name__
+
+
+def _decode(data: bytes, url: str) -> Json:
+    if not data.strip():
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise Failure(
+            f"{url} did not answer like a Penstock server",
+            f"expected a JSON object, got {data[:60]!r}",
+            "check the address: --endpoint, --admin",
+            exit_code=ExitCode.UNREACHABLE,
+        )
+    return value
+
+
+class Sqs:
+    """The SQS API in its JSON form, and the queue names that commands use in place of URLs."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        region: str,
+        account: str | None,
+        timeout_s: float,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._connection = Connection(endpoint, timeout_s=timeout_s)
+        self._account = account
+        self._signer = Signer(credentials or credentials_from_environment(), region=region)
+        self._urls: dict[str, str] = {}
+
+    @property
+    def url(self) -> str:
+        return self._connection.url
+
+    def call(self, action: str, request: Json, *, what: str = "", wait_s: float = 0.0) -> Json:
+        body = json.dumps(request, separators=(",", ":")).encode()
+        headers = self._signer.sign(
+            host=self._connection.host,
+            path="/",
+            headers={"content-type": _CONTENT_TYPE, "x-amz-target": f"AmazonSQS.{action}"},
+            body=body,
+            timestamp=timestamp_now(),
+        )
+        status, _, data = self._connection.call(
+            "POST", "/", body=body, headers=headers, wait_s=wait_s
+        )
+        if status == 200:
+            return _decode(data, self.url)
+        raise _refused(what or f"{action} failed", status, data)
+
+    def queue_url(self, name: str) -> str:
+        """A queue may be named by its name, its ARN or its URL. With an account the URL is known;
+        without one the server is asked, so that its own default account counts."""
+        if "://" in name:
+            return name
+        if name.startswith("arn:"):
+            name = name.rpartition(":")[2]
+        url = self._urls.get(name)
+        if url is None:
+            if self._account is not None:
+                url = f"{self.url}/{self._account}/{quote(name)}"
+            else:
+                what = f"no queue '{name}'"
+                url = str(self.call("GetQueueUrl", {"QueueName": name}, what=what)["QueueUrl"])
+            self._urls[name] = url
+        return url
+
+    def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
+        request = {"QueueUrl": self.queue_url(name), "AttributeNames": list(names)}
+        reply = self.call("GetQueueAttributes", request, what=f"cannot show queue '{name}'")
+        attributes: dict[str, str] = reply.get("Attributes", {})
+        return attributes
+
+    def arn(self, name: str) -> str:
+        if name.startswith("arn:"):
+            return name
+        return self.attributes(name, ("QueueArn",))["QueueArn"]
+
+    def queue_names(self, prefix: str = "") -> Iterator[str]:
+        request: Json = {"MaxResults": 1_000}
+        if prefix:
+            request["QueueNamePrefix"] = prefix
+        while True:
+            reply = self.call("ListQueues", request, what="cannot list queues")
+            for url in reply.get("QueueUrls", ()):
+                yield url.rpartition("/")[2]
+            if "NextToken" not in reply:
+                return
+            request["NextToken"] = reply["NextToken"]
+
+    def info(self) -> Json:
+        """What the endpoint says of itself, the address of its admin API above all."""
+        status, _, data = self._connection.call("GET", "/_penstock/info")
+        if status != 200:
+            raise Failure(
+                f"{self.url} does not say where its admin API is",
+                f"GET /_penstock/info answered with status {status}",
+                "name it with --admin URL or PENSTOCK_ADMIN",
+                exit_code=ExitCode.UNREACHABLE,
+            )
+        return _decode(data, self.url)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Admin:
+    """Reads of the admin API. Everything that changes a queue goes through the SQS API."""
+
+    def __init__(
+        self, url: str, *, region: str, account: str | None, timeout_s: float
+    ) -> None:
+        self._connection = Connection(url, timeout_s=timeout_s)
+        self._scope = {"region": region}
+        if account is not None:
+            self._scope["account"] = account
+
+    @property
+    def url(self) -> str:
+        return self._connection.url
+
+    def get(self, path: str, *, what: str = "", wait_s: float = 0.0, **query: object) -> Json:
+        pairs = {key: str(value) for key, value in query.items() if value is not None}
+        target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
+        status, _, data = self._connection.call("GET", target, wait_s=wait_s)
+        if status == 200:
+            return _decode(data, self.url)
+        raise _refused(what or f"cannot read {path}", status, data)
+
+    def info(self) -> Json:
+        return self.get("info")
+
+    def config(self) -> Json:
+        return self.get("config")
+
+    def queues(self, prefix: str = "") -> Iterator[Json]:
+        yield from self.get(
+            "queues", what="cannot list queues", prefix=prefix or None, **self._scope
+        )["queues"]
+
+    def queue(self, name: str) -> Json:
+        return self.get(f"queues/{quote(name, safe='')}", what=f"no queue '{name}'", **self._scope)
+
+    def messages(
+        self, name: str, *, partition: int, start: int, count: int, wait_ms: int = 0
+    ) -> Json:
+        return self.get(
+            f"queues/{quote(name, safe='')}/messages",
+            what=f"cannot look into queue '{name}'",
+            wait_s=wait_ms / 1_000,
+            partition=partition,
+            start=start,
+            count=count,
+            wait_ms=wait_ms or None,
+            **self._scope,
+        )
+
+    def probe(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a health endpoint, whatever they are."""
+        status, _, data = self._connection.call("GET", path)
+        return status, data
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _refused(what: str, status: int, data: bytes) -> Refused:
+    """AWS style (``__type``, ``message``) and the admin API's own (``error``, ``message``)."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        text = data[:200].decode("utf-8", "replace").strip()
+        return Refused(what, status=status, fault="", message=text or f"HTTP status {status}")
+    fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]
+    message = str(value.get("message") or value.get("Message") or value.get("error") or "")
+    return Refused(what, status=status, fault=fault, message=message)

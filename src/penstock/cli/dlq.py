@@ -1,0 +1,221 @@
+"""``penstock dlq``: find dead letters and move them back.
+
+A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal
+or pressing Ctrl-C does not stop it, and it goes on after a restart of the server.
+"""
+
+import time
+from typing import Any
+
+import click
+
+from penstock.cli.client import Json
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.output import Column
+from penstock.cli.session import Noun, Session, pass_session
+
+_POLL_S = 0.25
+_RUNNING = ("RUNNING", "CANCELLING")
+
+
+@click.group(cls=Noun)
+def dlq() -> None:
+    """Dead letters: list them and move them back."""
+
+
+_LIST_COLUMNS = (
+    Column("name", "DEAD-LETTER QUEUE"),
+    Column("visible", "VISIBLE", is_number=True),
+    Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("sources", "FROM", form=", ".join),
+)
+
+
+@dlq.command("list")
+@pass_session
+def list_queues(session: Session) -> None:
+    """List queues that others send their failing messages to."""
+    from penstock.cli import queue_numbers
+
+    rows = {row["name"]: row for row in queue_numbers.rows(session)}
+    sources: dict[str, list[str]] = {}
+    for row in rows.values():
+        if row["dead_letter"] is not None:
+            sources.setdefault(row["dead_letter"], []).append(row["name"])
+    items = [
+        {
+            "name": name,
+            "visible": rows[name].get("visible", 0),
+            "in_flight": rows[name].get("in_flight", 0),
+            "delayed": rows[name].get("delayed", 0),
+            "oldest_age_s": rows[name].get("oldest_age_s"),
+            "sources": sources[name],
+        }
+        for name in sorted(sources)
+        if name in rows  # a target may have been deleted since
+    ]
+    session.out.many(items, columns=_LIST_COLUMNS)
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option("--to", "target", metavar="QUEUE", help="[default: where each message came from]")
+@click.option("--rate", type=click.IntRange(1, 500), help="at most so many messages a second")
+@click.option("--dry-run", is_flag=True, help="say what would be moved, move nothing")
+@click.option("--detach", is_flag=True, help="start it and do not wait")
+@pass_session
+def redrive(
+    session: Session,
+    queue: str,
+    target: str | None,
+    rate: int | None,
+    dry_run: bool,
+    detach: bool,
+) -> None:
+    """Move the messages of a dead-letter queue back to where they came from."""
+    sqs = session.sqs
+    source_arn = sqs.arn(queue)
+    target_arn = None if target is None else sqs.arn(target)
+    if dry_run:
+        session.out.one(_plan(session, queue, target))
+        return
+    request: Json = {"SourceArn": source_arn}
+    if target_arn is not None:
+        request["DestinationArn"] = target_arn
+    if rate is not None:
+        request["MaxNumberOfMessagesPerSecond"] = rate
+    reply = sqs.call("StartMessageMoveTask", request, what=f"cannot redrive '{queue}'")
+    if detach:
+        session.out.one({"queue": queue, "task": reply["TaskHandle"]}, name="task")
+        session.remark(f"watch it with: penstock dlq status {queue}")
+        return
+    try:
+        task = _wait(session, source_arn)
+    except KeyboardInterrupt:
+        session.remark(
+            f"the move goes on in the server; watch it with: penstock dlq status {queue}\n"
+            f"stop it with: penstock dlq cancel {queue}"
+        )
+        raise
+    session.out.one(task, name="status")
+    _check_ended(queue, task)
+
+
+def _plan(session: Session, queue: str, target: str | None) -> Json:
+    """What a redrive would do. The sources are those whose rule points here now; a message goes
+    to the one it came from."""
+    names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
+    attributes = session.sqs.attributes(queue, names)
+    reply = session.sqs.call(
+        "ListDeadLetterSourceQueues", {"QueueUrl": session.sqs.queue_url(queue)}
+    )
+    sources = [url.rpartition("/")[2] for url in reply.get("queueUrls", ())]
+    if not sources:
+        raise Failure(
+            f"'{queue}' is not a dead-letter queue",
+            "no queue names it as the place for its failing messages",
+            "see dead-letter queues with `penstock dlq list`",
+        )
+    return {
+        "queue": queue,
+        "would_move": int(attributes[names[0]]),
+        "in_flight": int(attributes[names[1]]),
+        "to": [target] if target is not None else sources,
+    }
+
+
+def _tasks(session: Session, source_arn: str, count: int = 1) -> list[Json]:
+    request = {"SourceArn": source_arn, "MaxResults": count}
+    reply = session.sqs.call("ListMessageMoveTasks", request, what="cannot list moves")
+    return [_as_item(result) for result in reply.get("Results", ())]
+
+
+def _as_item(result: Json) -> Json:
+    target = result.get("DestinationArn")
+    item: Json = {
+        "status": result.get("Status"),
+        "moved": result.get("ApproximateNumberOfMessagesMoved", 0),
+        "to_move": result.get("ApproximateNumberOfMessagesToMove"),
+        "from": str(result.get("SourceArn", "")).rpartition(":")[2],
+        "to": None if target is None else target.rpartition(":")[2],
+        "rate": result.get("MaxNumberOfMessagesPerSecond"),
+        "started_at_ms": result.get("StartedTimestamp"),
+    }
+    if result.get("FailureReason"):
+        item["failure_reason"] = result["FailureReason"]
+    if result.get("TaskHandle"):
+        item["task"] = result["TaskHandle"]
+    return item
+
+
+def _wait(session: Session, source_arn: str) -> Json:
+    """The API has no call that waits for a move, so it is asked four times a second."""
+    from penstock.cli.progress import Progress
+
+    with Progress("moving", is_quiet=session.settings.quiet) as progress:
+        while True:
+            tasks = _tasks(session, source_arn)
+            if not tasks:
+                raise Failure("the move is gone", "the server no longer lists it")
+            task = tasks[0]
+            progress.update(task["moved"], total=task["to_move"])
+            if task["status"] not in _RUNNING:
+                return task
+            time.sleep(_POLL_S)
+
+
+def _check_ended(queue: str, task: Json) -> None:
+    if task["status"] == "COMPLETED":
+        return
+    moved = int(task["moved"])
+    raise Failure(
+        f"the move out of '{queue}' ended as {task['status']}",
+        str(task.get("failure_reason", "")) or f"{moved} messages were moved before",
+        "the rest is still in the dead-letter queue",
+        exit_code=ExitCode.PARTIAL if moved else ExitCode.FAILED,
+    )
+
+
+_TASK_COLUMNS = (
+    Column("status", "STATUS"),
+    Column("moved", "MOVED", is_number=True),
+    Column("to_move", "OF", is_number=True),
+    Column("to", "TO"),
+    Column("rate", "RATE/s", is_number=True),
+    Column("failure_reason", "WHY"),
+)
+
+
+@dlq.command()
+@click.argument("queue")
+@click.option("-n", "--count", type=click.IntRange(1, 10), default=10, show_default=True)
+@click.option("--wait", is_flag=True, help="until the newest move has ended")
+@pass_session
+def status(session: Session, queue: str, count: int, wait: bool) -> None:
+    """Show the moves out of a dead-letter queue, the newest first."""
+    arn = session.sqs.arn(queue)
+    tasks = _tasks(session, arn, count)
+    if wait and tasks and tasks[0]["status"] in _RUNNING:
+        _wait(session, arn)
+        tasks = _tasks(session, arn, count)
+    session.out.many(tasks, columns=_TASK_COLUMNS, name="status")
+    if wait and tasks:
+        _check_ended(queue, tasks[0])
+
+
+@dlq.command()
+@click.argument("queue")
+@pass_session
+def cancel(session: Session, queue: str) -> None:
+    """Stop the move that is running; what has been moved stays moved."""
+    running = next((t for t in _tasks(session, session.sqs.arn(queue)) if "task" in t), None)
+    if running is None:
+        raise Failure(
+            f"nothing to cancel for '{queue}'",
+            "no move is running",
+            f"see past ones with `penstock dlq status {queue}`",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    request: dict[str, Any] = {"TaskHandle": running["task"]}
+    reply = session.sqs.call("CancelMessageMoveTask", request, what="cannot cancel the move")
+    session.out.one({"queue": queue, "moved": reply.get("ApproximateNumberOfMessagesMoved", 0)})

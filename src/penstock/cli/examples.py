@@ -1,0 +1,128 @@
+"""``penstock examples``: recipes that work when pasted. A test runs the shell and Python ones."""
+
+from typing import NamedTuple
+
+import click
+
+from penstock.cli.failure import ExitCode, Failure
+
+
+class Recipe(NamedTuple):
+    title: str
+    text: str
+
+
+RECIPES = {
+    "boto3": Recipe(
+        "Python with boto3",
+        """\
+import boto3
+
+sqs = boto3.client(
+    "sqs",
+    endpoint_url="http://127.0.0.1:9324",
+    region_name="us-east-1",
+    aws_access_key_id="penstock",
+    aws_secret_access_key="penstock",
+)
+url = sqs.create_queue(QueueName="jobs")["QueueUrl"]
+sqs.send_message(QueueUrl=url, MessageBody="hello")
+for message in sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5).get("Messages", []):
+    print(message["Body"])
+    sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+""",
+    ),
+    "aws": Recipe(
+        "The aws command line",
+        """\
+export AWS_ACCESS_KEY_ID=penstock AWS_SECRET_ACCESS_KEY=penstock AWS_REGION=us-east-1
+export AWS_ENDPOINT_URL_SQS=http://127.0.0.1:9324
+aws sqs create-queue --queue-name jobs
+aws sqs send-message --queue-url "$(aws sqs get-queue-url --queue-name jobs \\
+  --query QueueUrl --output text)" --message-body hello
+""",
+    ),
+    "celery": Recipe(
+        "Celery: is_secure decides http or https, so it has to be False here",
+        """\
+from celery import Celery
+
+app = Celery("jobs", broker="sqs://penstock:penstock@127.0.0.1:9324")
+app.conf.update(
+    broker_transport_options={
+        "region": "us-east-1",
+        "is_secure": False,
+        "wait_time_seconds": 10,
+        "visibility_timeout": 3600,
+    },
+    task_acks_late=True,
+    worker_enable_remote_control=False,
+)
+""",
+    ),
+    "fifo": Recipe(
+        "Order within a group: the second message of a group waits for the first",
+        """\
+penstock queue create orders --fifo --content-dedup
+penstock message send orders.fifo --group customer-7 'created'
+penstock message send orders.fifo --group customer-7 'paid'
+penstock message receive orders.fifo --count 2 --delete
+""",
+    ),
+    "dlq": Recipe(
+        "Dead letters: after three failed receives a message moves aside; bring it back later",
+        """\
+penstock queue create jobs-dead
+penstock queue create jobs --dead-letter jobs-dead --max-receives 3
+penstock dlq list
+penstock message peek jobs-dead
+penstock dlq redrive jobs-dead --dry-run
+penstock dlq redrive jobs-dead --rate 50
+""",
+    ),
+    "batch": Recipe(
+        "Many messages through pipes: a line is a message, NDJSON carries the rest",
+        """\
+penstock queue create jobs
+seq 1000 | penstock message send jobs -
+echo '{"body": "hello", "attributes": {"lang": "en"}, "delay": 5}' \\
+  | penstock message send jobs --ndjson -
+penstock message receive jobs --count 1000 --delete > backup.ndjson
+penstock message send jobs --ndjson -f backup.ndjson
+""",
+    ),
+    "ci": Recipe(
+        "Tests in CI without containers: any free port, wait for the line that says ready",
+        """\
+penstock serve --data "$(mktemp -d)" --http 127.0.0.1:0 --fsync never > server.log &
+server=$!
+until grep -q '^ready' server.log; do sleep 0.1; done
+export PENSTOCK_ENDPOINT="$(sed -n 's/^ready.*http=\\([^ ]*\\).*/\\1/p' server.log)"
+export AWS_ENDPOINT_URL_SQS="$PENSTOCK_ENDPOINT"
+penstock queue create jobs
+# ... your tests ...
+kill "$server"
+""",
+    ),
+}
+
+
+@click.command()
+@click.argument("topic", required=False)
+def examples(topic: str | None) -> None:
+    """Print recipes to copy and paste; all topics when none is named."""
+    if topic is None:
+        click.echo("penstock examples TOPIC\n")
+        width = max(map(len, RECIPES))
+        for name, recipe in RECIPES.items():
+            click.echo(f"  {name.ljust(width)}  {recipe.title}")
+        return
+    found = RECIPES.get(topic)
+    if found is None:
+        raise Failure(
+            f"no example '{topic}'",
+            f"there are {', '.join(RECIPES)}",
+            "run `penstock examples` for the list",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    click.echo(f"# {found.title}\n{found.text}", nl=False)

@@ -1,0 +1,114 @@
+"""How a command fails: three lines for a person, one exit code for a script.
+
+A failure says what did not happen, why, and what to do about it. Exit codes are a promise to
+scripts, so they are listed here once and mean the same in every command. What turns a failure
+into text and a process exit is ``main.py``; what turns a server's answer into a failure is below.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    DENIED = 4
+    UNREACHABLE = 5  # nobody answers, or the server says "later"
+    CONFLICT = 6
+    PARTIAL = 7  # some of it was done; the output says which part was not
+    UNHEALTHY = 8
+    TIMEOUT = 124  # as timeout(1) does
+    INTERRUPTED = 130  # as a shell reports Ctrl-C
+
+
+class Failure(Exception):
+    """Raised anywhere below a command; caught once, in ``main.run``."""
+
+    def __init__(
+        self, what: str, why: str = "", fix: str = "", *, exit_code: ExitCode = ExitCode.FAILED
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.exit_code = exit_code
+
+    def lines(self) -> list[str]:
+        parts = (("error: ", self.what), ("  why: ", self.why), ("   do: ", self.fix))
+        return [label + " ".join(text.split()) for label, text in parts if text]
+
+
+# Codes that AWS clients know, without prefix. Everything not named here is told apart by status.
+_EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
+    "QueueDoesNotExist": ExitCode.NOT_FOUND,
+    "NonExistentQueue": ExitCode.NOT_FOUND,
+    "ResourceNotFoundException": ExitCode.NOT_FOUND,
+    "QueueNameExists": ExitCode.CONFLICT,
+    "QueueAlreadyExists": ExitCode.CONFLICT,
+    "QueueDeletedRecently": ExitCode.CONFLICT,
+    "PurgeQueueInProgress": ExitCode.CONFLICT,
+    "OverLimit": ExitCode.UNREACHABLE,
+    "RequestThrottled": ExitCode.UNREACHABLE,
+    "ServiceUnavailable": ExitCode.UNREACHABLE,
+    "ReceiptHandleIsInvalid": ExitCode.FAILED,
+}
+
+_FIX_BY_FAULT: Mapping[str, str] = {
+    "QueueDoesNotExist": "see which exist with `penstock queue list`; names belong to one region",
+    "QueueNameExists": "change the existing queue with `penstock queue set`, or pick another name",
+    "QueueDeletedRecently": "wait a minute after deleting a queue, or pick another name",
+    "PurgeQueueInProgress": "a queue can be purged once a minute: wait, then try again",
+    "ReceiptHandleIsInvalid": "copy the whole receipt that `penstock message receive` printed",
+    "RequestThrottled": "try again in a moment, or send less at a time",
+    "OverLimit": "delete or release messages in flight, then try again",
+    "ResourceNotFoundException": "see dead-letter queues with `penstock dlq list`",
+}
+
+_EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
+    401: ExitCode.DENIED,
+    403: ExitCode.DENIED,
+    404: ExitCode.NOT_FOUND,
+    408: ExitCode.TIMEOUT,
+    409: ExitCode.CONFLICT,
+    429: ExitCode.UNREACHABLE,
+    502: ExitCode.UNREACHABLE,
+    503: ExitCode.UNREACHABLE,
+    504: ExitCode.TIMEOUT,
+}
+
+_FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
+    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the key may do",
+    ExitCode.UNREACHABLE: "try again in a moment; `penstock doctor` says how the server is",
+}
+
+
+class Refused(Failure):
+    """The server understood and said no. ``fault`` is its code, such as QueueDoesNotExist."""
+
+    def __init__(self, what: str, *, status: int, fault: str, message: str) -> None:
+        code = _EXIT_CODE_BY_FAULT.get(fault) or _EXIT_CODE_BY_STATUS.get(status, ExitCode.FAILED)
+        fix = _FIX_BY_FAULT.get(fault) or _FIX_BY_EXIT_CODE.get(code, "")
+        why = f"{message} ({fault})" if fault else message
+        super().__init__(what, why or f"HTTP status {status}", fix, exit_code=code)
+        self.status = status
+        self.fault = fault
+
+
+def unreachable(url: str, reason: str) -> Failure:
+    return Failure(
+        f"cannot reach {url}",
+        reason,
+        "is `penstock serve` running? another address: --endpoint URL or PENSTOCK_ENDPOINT",
+        exit_code=ExitCode.UNREACHABLE,
+    )
+
+
+def timed_out(url: str, seconds: float) -> Failure:
+    return Failure(
+        f"no answer from {url}",
+        f"waited {seconds:g} s",
+        "wait longer with --timeout SECONDS, or ask `penstock doctor`",
+        exit_code=ExitCode.TIMEOUT,
+    )

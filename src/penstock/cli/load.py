@@ -1,0 +1,323 @@
+"""Load on a running endpoint: many kept-alive connections from one asyncio loop, raw HTTP.
+
+Written on bare streams because a client library would be what is measured. With a rate, calls
+start at planned times and latency counts from the plan, not from when a slow server let us start:
+otherwise a stall of a second would be one slow call instead of a second's worth of them.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.cli.client import Json, credentials_from_environment, timestamp_now
+from penstock.cli.failure import timed_out, unreachable
+from penstock.cli.histogram import Histogram
+from penstock.cli.signature import Signer
+
+_HEAD_BYTES_MAX = 65_536
+_SIGNED_AGAIN_S = 60.0
+_BATCH_COUNT_MAX = 10
+_ERRORS_KEPT_MAX = 5
+
+
+class Target(NamedTuple):
+    endpoint: str
+    region: str
+    queue_url: str
+    timeout_s: float
+
+
+class Shape(NamedTuple):
+    """What the load looks like."""
+
+    connections: int
+    duration_s: float
+    size_bytes: int
+    rate_per_s: float | None = None  # None: as fast as answers come
+    batch: int = 1
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.start_s = time.perf_counter()
+        self.messages = 0
+        self.errors = 0
+        self.first_errors: list[str] = []
+        self.latencies: dict[str, Histogram] = {}
+
+    def took(self, what: str, seconds: float) -> None:
+        histogram = self.latencies.get(what)
+        if histogram is None:
+            histogram = self.latencies[what] = Histogram()
+        histogram.add(seconds)
+
+    def failed(self, text: str) -> None:
+        self.errors += 1
+        if len(self.first_errors) < _ERRORS_KEPT_MAX and text not in self.first_errors:
+            self.first_errors.append(text)
+
+
+class Pace:
+    """Hands out start times, one per call, shared by all connections."""
+
+    def __init__(self, rate_per_s: float | None, duration_s: float) -> None:
+        self._gap_s = None if rate_per_s is None else 1.0 / rate_per_s
+        self._next_s = self.start_s = time.perf_counter()
+        self.end_s = self.start_s + duration_s
+
+    async def next_start(self) -> float | None:
+        """When the next call was due, once that time has come; None when the run is over."""
+        now_s = time.perf_counter()
+        if self._gap_s is None:
+            return now_s if now_s < self.end_s else None
+        due_s = self._next_s
+        if due_s >= self.end_s or now_s >= self.end_s:
+            return None
+        self._next_s = due_s + self._gap_s
+        if due_s > now_s:
+            await asyncio.sleep(due_s - now_s)
+        return due_s
+
+
+class Lane:
+    """One connection."""
+
+    def __init__(self, target: Target) -> None:
+        parts = urlsplit(target.endpoint if "://" in target.endpoint else f"//{target.endpoint}")
+        self._target = target
+        self._is_tls = parts.scheme == "https"
+        self._address = (parts.hostname or "", parts.port or (443 if self._is_tls else 80))
+        self._host = parts.netloc.rpartition("@")[2]
+        self._signer = Signer(credentials_from_environment(), region=target.region)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._signed: tuple[tuple[str, bytes], float, bytes] | None = None
+
+    async def call(self, action: str, body: bytes) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(self._target.timeout_s):
+                return await self._exchange(self._request(action, body))
+        except TimeoutError as error:
+            raise timed_out(self._target.endpoint, self._target.timeout_s) from error
+        except (OSError, EOFError) as error:
+            raise unreachable(self._target.endpoint, str(error) or "closed by the server") from error
+
+    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(
+                *self._address, limit=_HEAD_BYTES_MAX, ssl=self._is_tls or None
+            )
+        reader, writer = self._streams
+        writer.write(request)
+        await writer.drain()
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        _, _, rest = head.partition(b"\r\ncontent-length:")
+        length = int(rest.partition(b"\r\n")[0] or 0)
+        body = await reader.readexactly(length) if length else b""
+        if b"\r\nconnection: close" in head:
+            await self.close()
+        return int(head[9:12]), body
+
+    def _request(self, action: str, body: bytes) -> bytes:
+        """The same call again goes out with the same signature, for a minute."""
+        key = (action, body)
+        now_s = time.monotonic()
+        if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
+            return self._signed[2]
+        headers = self._signer.sign(
+            host=self._host,
+            path="/",
+            headers={
+                "content-type": "application/x-amz-json-1.0",
+                "x-amz-target": f"AmazonSQS.{action}",
+            },
+            body=body,
+            timestamp=timestamp_now(),
+        )
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        length = f"content-length: {len(body)}\r\n\r\n"
+        request = f"POST / HTTP/1.1\r\n{head}{length}".encode() + body
+        self._signed = (key, now_s + _SIGNED_AGAIN_S, request)
+        return request
+
+    async def close(self) -> None:
+        if self._streams is not None:
+            _, writer = self._streams
+            self._streams = None
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except OSError:
+                pass
+
+
+Work = Callable[[Lane], Awaitable[None]]
+
+
+async def on_lanes(target: Target, count: int, work: Work) -> None:
+    """Run the work on so many connections; the first failure ends all of them."""
+
+    async def one() -> None:
+        lane = Lane(target)
+        try:
+            await work(lane)
+        finally:
+            await lane.close()
+
+    await together([one for _ in range(count)])
+
+
+async def together(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def run(work: Callable[[], Awaitable[None]]) -> None:
+        await work()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for number, work in enumerate(works):
+                group.create_task(run(work), name=f"bench {number}")
+    except BaseExceptionGroup as errors:
+        # All connections fail of the same cause; one of them says it.
+        raise errors.exceptions[0] from None
+
+
+async def call(lane: Lane, tally: Tally, action: str, request: Json, *, due_s: float) -> Json | None:
+    """One measured call; None when it was refused."""
+    body = json.dumps(request, separators=(",", ":")).encode()
+    status, data = await lane.call(action, body)
+    if status != 200:
+        tally.failed(f"{action}: status {status} {data[:200].decode('utf-8', 'replace')}")
+        return None
+    tally.took(action, time.perf_counter() - due_s)
+    reply: Json = json.loads(data) if data.strip() else {}
+    return reply
+
+
+def send_request(target: Target, body: str, batch: int) -> tuple[str, Json]:
+    if batch == 1:
+        return "SendMessage", {"QueueUrl": target.queue_url, "MessageBody": body}
+    entries = [{"Id": str(number), "MessageBody": body} for number in range(batch)]
+    return "SendMessageBatch", {"QueueUrl": target.queue_url, "Entries": entries}
+
+
+async def send(target: Target, shape: Shape, tally: Tally, *, count_max: int | None = None) -> None:
+    """Send until the time is over, or until so many were sent."""
+    pace = Pace(shape.rate_per_s and shape.rate_per_s / shape.batch, shape.duration_s)
+    action, request = send_request(target, "x" * shape.size_bytes, shape.batch)
+    asked = 0
+
+    async def work(lane: Lane) -> None:
+        nonlocal asked
+        while count_max is None or asked < count_max:
+            asked += shape.batch
+            due_s = await pace.next_start()
+            if due_s is None:
+                return
+            reply = await call(lane, tally, action, request, due_s=due_s)
+            if reply is not None:
+                refused = len(reply.get("Failed", ()))
+                tally.messages += shape.batch - refused
+                if refused:
+                    tally.failed(f"{action}: {reply['Failed'][0]}")
+
+    await on_lanes(target, shape.connections, work)
+
+
+async def receive(target: Target, shape: Shape, tally: Tally) -> None:
+    """Receive and delete until the queue is empty or the time is over."""
+    pace = Pace(shape.rate_per_s, shape.duration_s)
+
+    async def work(lane: Lane) -> None:
+        while (due_s := await pace.next_start()) is not None:
+            found = await _take(lane, target, tally, due_s=due_s, count=_BATCH_COUNT_MAX)
+            if not found:
+                return
+
+    await on_lanes(target, shape.connections, work)
+
+
+async def _take(
+    lane: Lane, target: Target, tally: Tally, *, due_s: float, count: int, wait_s: int = 0
+) -> list[Json]:
+    """Receive, delete, count; the messages."""
+    url = target.queue_url
+    request = {"QueueUrl": url, "MaxNumberOfMessages": count, "WaitTimeSeconds": wait_s}
+    reply = await call(lane, tally, "ReceiveMessage", request, due_s=due_s)
+    found: list[Json] = (reply or {}).get("Messages", [])
+    if found:
+        entries = [
+            {"Id": str(number), "ReceiptHandle": message["ReceiptHandle"]}
+            for number, message in enumerate(found)
+        ]
+        request = {"QueueUrl": url, "Entries": entries}
+        start_s = time.perf_counter()
+        await call(lane, tally, "DeleteMessageBatch", request, due_s=start_s)
+        tally.messages += len(found)
+    return found
+
+
+async def latency(target: Target, shape: Shape, tally: Tally) -> None:
+    """Send one, receive one, delete it: the three calls an application waits for, one by one."""
+    pace = Pace(shape.rate_per_s, shape.duration_s)
+    request: Json = {"QueueUrl": target.queue_url, "MessageBody": "x" * shape.size_bytes}
+
+    async def work(lane: Lane) -> None:
+        while (due_s := await pace.next_start()) is not None:
+            if await call(lane, tally, "SendMessage", request, due_s=due_s) is not None:
+                await _take(lane, target, tally, due_s=time.perf_counter(), count=1)
+
+    await on_lanes(target, shape.connections, work)
+
+
+async def end_to_end(target: Target, shape: Shape, tally: Tally) -> None:
+    """From the moment a send was due to the moment its receive was answered. Half of the
+    connections send, half wait for messages; each body carries when it was due."""
+    pace = Pace(shape.rate_per_s, shape.duration_s)
+    lanes = max(1, shape.connections // 2)
+    sent = 0
+    senders_left = lanes
+
+    async def produce(lane: Lane) -> None:
+        nonlocal sent, senders_left
+        try:
+            while (due_s := await pace.next_start()) is not None:
+                body = f"{due_s:.9f} ".ljust(shape.size_bytes, "x")
+                request = {"QueueUrl": target.queue_url, "MessageBody": body}
+                if await call(lane, tally, "SendMessage", request, due_s=due_s) is not None:
+                    sent += 1
+        finally:
+            senders_left -= 1
+
+    async def consume(lane: Lane) -> None:
+        # Behind the last send there is one long poll's worth of time for what is still on its way.
+        while senders_left or (tally.messages < sent and time.perf_counter() < pace.end_s + 5):
+            start_s = time.perf_counter()
+            for message in await _take(
+                lane, target, tally, due_s=start_s, count=_BATCH_COUNT_MAX, wait_s=1
+            ):
+                due_text = message["Body"].partition(" ")[0]
+                tally.took("end_to_end", time.perf_counter() - _due(due_text, start_s))
+
+    await together(
+        [lambda: on_lanes(target, lanes, produce), lambda: on_lanes(target, lanes, consume)]
+    )
+    tally.latencies.pop("ReceiveMessage", None)  # how long we waited for work says nothing
+
+
+def _due(text: str, otherwise_s: float) -> float:
+    """A queue given with --queue may hold messages that are not ours."""
+    try:
+        return float(text)
+    except ValueError:
+        return otherwise_s
+
+
+def summary(tally: Tally, seconds: float) -> dict[str, Any]:
+    return {
+        "seconds": round(seconds, 3),
+        "messages": tally.messages,
+        "errors": tally.errors,
+        "messages_per_s": round(tally.messages / seconds, 1) if seconds > 0 else 0.0,
+        "latency_ms": {what: found.summary_ms() for what, found in tally.latencies.items()},
+    }

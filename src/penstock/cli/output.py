@@ -1,0 +1,176 @@
+"""How results are written: the same data as a table for people or as JSON for programs.
+
+Without ``-o`` the format follows stdout. On a terminal: a table. Anywhere else: one thing is one
+JSON object (``json``), several things are one JSON object a line (``ndjson``), so that a pipe can
+begin to work before the command is done. ``-o json`` on several things is one array. ``-o name``
+is the identifying field alone, one a line. Field names are stable: they may be added to, not
+renamed. ``-o table`` into a pipe is plain aligned text; rich is imported only to draw on a
+terminal.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+FORMATS = ("table", "json", "ndjson", "name")
+
+Row = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    key: str
+    title: str
+    is_number: bool = False
+    form: Callable[[Any], str] | None = None
+
+    def text(self, row: Row) -> str:
+        value = row.get(self.key)
+        if value is None:
+            return "-"
+        return self.form(value) if self.form is not None else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, str):
+        return value
+    return to_json(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+
+
+def duration(seconds: float) -> str:
+    """Two units are enough to judge an age: 43s, 5m 3s, 2h 10m, 4d 1h."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    for unit, below, unit_s, below_s in (
+        ("d", "h", 86_400, 3_600),
+        ("h", "m", 3_600, 60),
+        ("m", "s", 60, 1),
+    ):
+        if whole >= unit_s:
+            rest = whole % unit_s // below_s
+            return f"{whole // unit_s}{unit} {rest}{below}" if rest else f"{whole // unit_s}{unit}"
+    raise AssertionError("unreachable: a minute or more matched above")
+
+
+def size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1_024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1_024
+    return f"{value:.1f} TiB"
+
+
+def one_line(text: str, width: int) -> str:
+    """A message body in a table cell: control characters made visible, cut with an ellipsis."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: width + 1])
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def is_drawing(stream: TextIO) -> bool:
+    """May we draw there? A terminal that is not a CI log in disguise."""
+    return stream.isatty() and not os.environ.get("CI")
+
+
+class Output:
+    def __init__(
+        self, chosen: str | None, *, is_quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self._chosen = chosen
+        self.is_quiet = is_quiet
+        self._stream = stream or sys.stdout
+
+    @property
+    def is_table(self) -> bool:
+        return self.format_of("json") == "table"
+
+    def format_of(self, otherwise: str) -> str:
+        if self._chosen is not None:
+            return self._chosen
+        return "table" if self._stream.isatty() else otherwise
+
+    def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
+        """One thing: as a table it is read downwards, a line a field."""
+        form = self.format_of("json")
+        if form == "table":
+            shown = columns or [Column(key, key.replace("_", " ")) for key in item]
+            width = max((len(column.title) for column in shown), default=0)
+            for column in shown:
+                self.line(f"{column.title.ljust(width)}  {column.text(item)}".rstrip())
+        elif form == "json":
+            self.line(json.dumps(item, ensure_ascii=False, indent=2))
+        else:
+            self._machine(item, form, name)
+
+    def many(
+        self, items: Iterable[Row], *, columns: Sequence[Column], name: str = "name"
+    ) -> None:
+        form = self.format_of("ndjson")
+        if form == "table":
+            self._table(list(items), columns)
+        elif form == "json":
+            self.line(json.dumps(list(items), ensure_ascii=False, indent=2))
+        else:
+            for item in items:
+                self._machine(item, form, name)
+
+    def streamed(self, item: Row, *, text: str, name: str = "name") -> None:
+        """One of a row that has no known end: a table cannot be laid out, so a terminal gets
+        ``text`` and everything else a JSON line, flushed at once."""
+        form = self.format_of("ndjson")
+        if form == "table":
+            self.line(text)
+        else:
+            self._machine(item, "name" if form == "name" else "ndjson", name)
+        self._stream.flush()
+
+    def line(self, text: str) -> None:
+        self._stream.write(text + "\n")
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def _machine(self, item: Row, form: str, name: str) -> None:
+        if form == "name":
+            self.line(str(item.get(name, "")))
+        else:
+            self.line(to_json(item))
+
+    def _table(self, items: Sequence[Row], columns: Sequence[Column]) -> None:
+        cells = [[column.text(item) for column in columns] for item in items]
+        if is_drawing(self._stream):
+            from rich.console import Console
+
+            Console(file=self._stream).print(rich_table(columns, cells))
+            return
+        titles = [column.title for column in columns]
+        widths = [max(map(len, cut)) for cut in zip(titles, *cells, strict=True)]
+        for row in [titles, *cells]:
+            padded = (
+                cell.rjust(width) if column.is_number else cell.ljust(width)
+                for cell, width, column in zip(row, widths, columns, strict=True)
+            )
+            self.line("  ".join(padded).rstrip())
+
+
+def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))  # Text: a body may hold [markup]
+    return table

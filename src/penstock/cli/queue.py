@@ -1,0 +1,215 @@
+"""``penstock queue``: create, look at, change and remove queues.
+
+Changes go through the SQS API, so what works here works from any SQS client. Lists and live
+numbers come from the admin API, which knows a whole account in one answer.
+"""
+
+from typing import Any
+
+import click
+
+from penstock.cli.output import Column, duration, size
+from penstock.cli.queue_settings import (
+    SETTINGS,
+    attributes_of,
+    described,
+    settings_options,
+    tags_of,
+)
+from penstock.cli.session import Noun, Session, Verb, confirm_name, pass_session
+
+_OURS = ("PenstockPartitions", "PenstockFsync")
+
+
+@click.group(cls=Noun)
+def queue() -> None:
+    """Create, list, show, set, delete, purge queues; watch their numbers."""
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--fifo", is_flag=True, help="keep order within a message group; '.fifo' is added")
+@click.option(
+    "--partitions", type=click.IntRange(1, 64), help="logs behind the queue [default: server's]"
+)
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="can be given many times")
+@settings_options
+@pass_session
+def create(
+    session: Session,
+    name: str,
+    fifo: bool,
+    partitions: int | None,
+    tags: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Create a queue. Creating it again with the same settings changes nothing."""
+    if fifo and not name.endswith(".fifo"):
+        name += ".fifo"
+    tag_map = tags_of(tags)
+    attributes = attributes_of(session, flags)
+    if name.endswith(".fifo"):
+        attributes["FifoQueue"] = "true"
+    if partitions is not None:
+        attributes["PenstockPartitions"] = str(partitions)
+    request: dict[str, Any] = {"QueueName": name, "Attributes": attributes}
+    if tag_map:
+        request["tags"] = tag_map
+    reply = session.sqs.call("CreateQueue", request, what=f"cannot create queue '{name}'")
+    session.out.one({"name": name, "url": reply["QueueUrl"]})
+
+
+_LIST_COLUMNS = (
+    Column("name", "NAME"),
+    Column("kind", "KIND"),
+    Column("visible", "VISIBLE", is_number=True),
+    Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("delayed", "DELAYED", is_number=True),
+    Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
+    Column("partitions", "PARTITIONS", is_number=True),
+    Column("log_bytes", "ON DISK", is_number=True, form=size),
+    Column("dead_letter", "DEAD LETTERS TO"),
+)
+
+
+@queue.command("list")
+@click.argument("prefix", default="")
+@click.option(
+    "--sort",
+    type=click.Choice(["name", "backlog", "age"]),
+    default="name",
+    show_default=True,
+    help="backlog and age: the worst first",
+)
+@pass_session
+def list_queues(session: Session, prefix: str, sort: str) -> None:
+    """List queues, those that start with PREFIX only if one is given."""
+    from penstock.cli import queue_numbers
+
+    if session.out.format_of("ndjson") == "name" and sort == "name":
+        # Names alone need no admin API, so this works against any SQS server.
+        session.out.many(({"name": name} for name in session.sqs.queue_names(prefix)), columns=())
+        return
+    rows = queue_numbers.rows(session, prefix)
+    session.out.many(queue_numbers.sorted_rows(rows, sort), columns=_LIST_COLUMNS)
+
+
+@queue.command()
+@click.argument("name")
+@pass_session
+def show(session: Session, name: str) -> None:
+    """Show the settings, counts and tags of one queue."""
+    attributes = session.sqs.attributes(name, ("All", *_OURS))
+    url = session.sqs.queue_url(name)
+    item = described(name.rpartition("/")[2].rpartition(":")[2], url, attributes)
+    reply = session.sqs.call("ListQueueTags", {"QueueUrl": url}, what=f"cannot show '{name}'")
+    item["tags"] = reply.get("Tags", {})
+    forms = {setting.field: setting.show for setting in SETTINGS}
+    forms["created_at_s"] = forms["modified_at_s"] = _moment
+    columns = [Column(key, _title(key), form=forms.get(key)) for key in item]
+    session.out.one(item, columns=columns)
+
+
+def _title(field: str) -> str:
+    return field.removesuffix("_at_s").removesuffix("_s").replace("_", " ")
+
+
+def _moment(at_s: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@queue.command("set")
+@click.argument("name")
+@click.option("--no-dead-letter", is_flag=True, help="stop moving failing messages away")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="can be given many times")
+@click.option("--untag", "untags", multiple=True, metavar="KEY", help="can be given many times")
+@settings_options
+@pass_session
+def set_settings(
+    session: Session,
+    name: str,
+    no_dead_letter: bool,
+    tags: tuple[str, ...],
+    untags: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Change settings or tags of a queue; what is not named stays as it is."""
+    tag_map = tags_of(tags)
+    attributes = attributes_of(session, flags)
+    if no_dead_letter:
+        if "RedrivePolicy" in attributes:
+            raise click.UsageError("--dead-letter and --no-dead-letter exclude each other.")
+        attributes["RedrivePolicy"] = ""
+    if not (attributes or tag_map or untags):
+        raise click.UsageError("Nothing to set: name at least one setting or tag.")
+    url = session.sqs.queue_url(name)
+    what = f"cannot change queue '{name}'"
+    if attributes:
+        request = {"QueueUrl": url, "Attributes": attributes}
+        session.sqs.call("SetQueueAttributes", request, what=what)
+    if tag_map:
+        session.sqs.call("TagQueue", {"QueueUrl": url, "Tags": tag_map}, what=what)
+    if untags:
+        session.sqs.call("UntagQueue", {"QueueUrl": url, "TagKeys": list(untags)}, what=what)
+    session.remark(f"changed {name}")
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="do not ask")
+@pass_session
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete a queue and every message in it."""
+    url = session.sqs.queue_url(name)  # first: nobody should retype the name of nothing
+    confirm_name(session, name, verb="delete", is_sure=yes)
+    session.sqs.call("DeleteQueue", {"QueueUrl": url}, what=f"cannot delete queue '{name}'")
+    session.remark(f"deleted {name}")
+
+
+@queue.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="do not ask")
+@click.option("--dry-run", is_flag=True, help="say how many messages would go, remove none")
+@pass_session
+def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
+    """Remove every message of a queue, those in flight and delayed included."""
+    url = session.sqs.queue_url(name)
+    if dry_run:
+        item = described(name, url, session.sqs.attributes(name))
+        counts = {key: item.get(key, 0) for key in ("visible", "in_flight", "delayed")}
+        session.out.one({"name": name, "would_remove": sum(counts.values()), **counts})
+        return
+    confirm_name(session, name, verb="purge", is_sure=yes)
+    session.sqs.call("PurgeQueue", {"QueueUrl": url}, what=f"cannot purge queue '{name}'")
+    session.remark(f"purged {name}")
+
+
+@queue.command(cls=Verb)
+@click.argument("names", nargs=-1)
+@click.option("--watch", is_flag=True, help="again and again, with rates, until Ctrl-C")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3_600.0),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+)
+@click.option("--samples", type=click.IntRange(min=1), help="with --watch: stop after so many")
+@pass_session
+def stats(
+    session: Session, names: tuple[str, ...], watch: bool, interval: float, samples: int | None
+) -> None:
+    """Show the numbers of some queues, or of all.
+
+    With --watch a terminal shows a live table; anywhere else there is one JSON line for each
+    queue and interval.
+    """
+    from penstock.cli import queue_numbers
+
+    if not watch:
+        rows = queue_numbers.rows_of(session, names)
+        session.out.many(rows, columns=queue_numbers.COLUMNS)
+        return
+    queue_numbers.watch(session, names, interval_s=interval, samples_max=samples)

@@ -1,0 +1,161 @@
+"""Receiving and finishing messages. A message is deleted only after it was written and flushed:
+if the reader of the pipe is gone, the message comes back after its lease instead of being lost."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any, NamedTuple
+
+import click
+
+from penstock.cli.client import Json
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.output import duration
+from penstock.cli.session import Session
+
+_BATCH_COUNT_MAX = 10
+_FAILURES_LISTED_MAX = 20
+
+
+class Wish(NamedTuple):
+    count: int
+    wait_s: int | None = None  # None: as the queue is set
+    visibility_s: int | None = None
+    is_deleting: bool = False
+
+
+def as_item(message: Json) -> Json:
+    """A received message in the words that ``message send --ndjson`` reads."""
+    system = message.get("Attributes", {})
+    item: Json = {
+        "message_id": message["MessageId"],
+        "body": message["Body"],
+        "attempts": int(system.get("ApproximateReceiveCount", 1)),
+        "sent_at_ms": int(system["SentTimestamp"]) if "SentTimestamp" in system else None,
+    }
+    optional = {
+        "group": "MessageGroupId",
+        "dedup_id": "MessageDeduplicationId",
+        "sequence_number": "SequenceNumber",
+        "source": "DeadLetterQueueSourceArn",
+        "trace_header": "AWSTraceHeader",
+    }
+    for field, attribute in optional.items():
+        if attribute in system:
+            item[field] = system[attribute]
+    attributes = message.get("MessageAttributes")
+    if attributes:
+        item["attributes"] = {
+            name: {
+                "type": value["DataType"],
+                "value": value.get("StringValue", value.get("BinaryValue", "")),
+            }
+            for name, value in attributes.items()
+        }
+    item["receipt"] = message["ReceiptHandle"]
+    return item
+
+
+def _as_text(item: Json) -> str:
+    facts = [f"attempt {item['attempts']}"]
+    if item["sent_at_ms"] is not None:
+        facts.append(f"sent {duration(max(0.0, time.time() - item['sent_at_ms'] / 1_000))} ago")
+    if "group" in item:
+        facts.append(f"group {item['group']}")
+    facts.append(f"id {item['message_id']}")
+    return f"{item['body']}\n  {' · '.join(facts)}\n  receipt {item['receipt']}"
+
+
+def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
+    """Answers until the wish is met or one of them is empty."""
+    request: Json = {
+        "QueueUrl": session.sqs.queue_url(queue),
+        "MessageAttributeNames": ["All"],
+        "MessageSystemAttributeNames": ["All"],
+    }
+    if wish.wait_s is not None:
+        request["WaitTimeSeconds"] = wish.wait_s
+    if wish.visibility_s is not None:
+        request["VisibilityTimeout"] = wish.visibility_s
+    left = wish.count
+    while left:
+        request["MaxNumberOfMessages"] = min(left, _BATCH_COUNT_MAX)
+        # A queue may have its own wait of up to 20 s, of which we are not told.
+        reply = session.sqs.call(
+            "ReceiveMessage", request, what=f"cannot receive from '{queue}'", wait_s=20.0
+        )
+        found = reply.get("Messages", [])
+        if not found:
+            return
+        left -= len(found)
+        yield [as_item(message) for message in found]
+
+
+def receive(session: Session, queue: str, wish: Wish) -> None:
+    replies: Iterable[list[Json]] = _replies(session, queue, wish)
+    is_array = session.out.format_of("ndjson") == "json"
+    if is_array:  # one array has to wait for the last message
+        replies = [list(itertools.chain.from_iterable(replies))]
+    failed = 0
+    for items in replies:
+        if is_array:
+            session.out.many(items, columns=())
+        else:
+            for item in items:
+                session.out.streamed(item, text=_as_text(item), name="body")
+        session.out.flush()
+        if wish.is_deleting:
+            failed += delete_all(session, queue, (item["receipt"] for item in items))[1]
+    if failed:
+        raise Failure(
+            f"{failed} messages were received but not deleted",
+            "the server refused",
+            "they will be seen again when their lease ends",
+            exit_code=ExitCode.PARTIAL,
+        )
+
+
+def receipts_from(stdin: IO[bytes], given: Sequence[str]) -> Iterator[str]:
+    if tuple(given) != ("-",):
+        yield from given
+        return
+    from penstock.cli.sending import line_chunks
+
+    for place, line in itertools.chain.from_iterable(line_chunks(stdin)):
+        yield _receipt_of(place, line) if line.startswith("{") else line.strip()
+
+
+def _receipt_of(place: int, line: str) -> str:
+    try:
+        receipt: Any = json.loads(line).get("receipt")
+    except ValueError:
+        receipt = None
+    if not isinstance(receipt, str):
+        raise Failure(
+            f"line {place} has no receipt",
+            "an object needs a field 'receipt'",
+            exit_code=ExitCode.USAGE,
+        )
+    return receipt
+
+
+def delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[int, int]:
+    """Delete in batches; how many were deleted and how many refused. Refusals go to stderr."""
+    url = session.sqs.queue_url(queue)
+    source = iter(receipts)
+    deleted = failed = 0
+    while batch := list(itertools.islice(source, _BATCH_COUNT_MAX)):
+        entries = [{"Id": str(n), "ReceiptHandle": receipt} for n, receipt in enumerate(batch)]
+        reply = session.sqs.call(
+            "DeleteMessageBatch",
+            {"QueueUrl": url, "Entries": entries},
+            what=f"cannot delete from '{queue}'",
+        )
+        deleted += len(reply.get("Successful", ()))
+        for fault in reply.get("Failed", ()):
+            failed += 1
+            if failed <= _FAILURES_LISTED_MAX:
+                text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
+                click.echo(f"receipt {batch[int(fault['Id'])][:24]}… refused: {text}", err=True)
+    return deleted, failed

@@ -1,0 +1,69 @@
+"""``penstock serve``: the flags of a server. What they mean is ``node/config.py``'s to say, and
+what a server does is ``node/lifecycle.py``'s; a flag that is not given is not passed on, so that
+file and environment keep their say."""
+
+import click
+
+from penstock.cli.failure import ExitCode, Failure
+
+# Flag → key of the configuration. Only a flag that was given becomes a key.
+_KEYS = {
+    "data": "node.data",
+    "http": "http.listen",
+    "admin": "admin.listen",
+    "fsync": "log.fsync",
+    "partitions": "queue.partitions",
+    "log_level": "telemetry.level",
+    "log_format": "telemetry.format",
+}
+
+
+class Address(click.ParamType[str]):
+    """HOST:PORT; port 0 takes any free one. A bare port listens on the loopback address."""
+
+    name = "host:port"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        text = str(value)
+        host, _, port = text.rpartition(":")
+        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+            self.fail(f"'{text}' is not HOST:PORT", param, ctx)
+        return f"{host or '127.0.0.1'}:{port}"
+
+
+@click.command()
+@click.option("--data", metavar="DIR", help="where messages are kept")
+@click.option("--http", type=Address(), help="SQS endpoint; port 0 takes any free one")
+@click.option("--admin", type=Address(), help="admin API and health; port 0 takes any free one")
+@click.option("--config", "config_file", metavar="FILE", help="settings in TOML")
+@click.option(
+    "--fsync",
+    type=click.Choice(["always", "interval", "never"]),
+    help="when an accepted message is on disk",
+)
+@click.option("--partitions", type=click.IntRange(1, 64), help="of a queue that does not say")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="how much to log"
+)
+@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), help="how to log")
+@click.option("--print-config", is_flag=True, help="show every setting and its origin, and stop")
+@click.option("--hints", is_flag=True, help="say how to talk to the server once it is ready")
+def serve(config_file: str | None, print_config: bool, hints: bool, **flags: object) -> None:
+    """Start a server on embedded defaults: a data folder, no other service.
+
+    Settings: built-in default, then the file, then PENSTOCK_SECTION__KEY, then these flags.
+    """
+    try:
+        from penstock.node import lifecycle
+    except ModuleNotFoundError as error:
+        raise Failure(
+            "this installation cannot start a server",
+            f"the module {error.name} is missing",
+            "install penstock again with its dependencies",
+            exit_code=ExitCode.FAILED,
+        ) from error
+    given = {_KEYS[name]: value for name, value in flags.items() if value is not None}
+    code = lifecycle.serve(given, config_file=config_file, print_config=print_config, hints=hints)
+    raise click.exceptions.Exit(code)

@@ -1,0 +1,217 @@
+"""What every command is given: the global options, the two clients, and where output goes.
+
+Global options are accepted before the noun and behind the verb alike (``penstock -o json queue
+list`` and ``penstock queue list -o json``); the one nearer to the verb wins. Clients are made at
+first use, so a command that only reads a file opens no connection.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from penstock.cli.output import FORMATS, Output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from penstock.cli.client import Admin, Sqs
+
+ENDPOINT_DEFAULT = "http://127.0.0.1:9324"
+REGION_DEFAULT = "us-east-1"
+TIMEOUT_S_DEFAULT = 30.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclasses.dataclass(slots=True)
+class Settings:
+    endpoint: str = ENDPOINT_DEFAULT
+    admin: str | None = None  # None: ask the endpoint
+    region: str = REGION_DEFAULT
+    account: str | None = None  # None: the server's default
+    timeout_s: float = TIMEOUT_S_DEFAULT
+    output: str | None = None  # None: by what stdout is
+    quiet: bool = False
+    debug: bool = False
+    explicit: set[str] = dataclasses.field(default_factory=set)
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    settings = ctx.find_root().ensure_object(Settings)
+    assert param.name is not None
+    source = ctx.get_parameter_source(param.name)
+    if source in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
+        setattr(settings, param.name, value)
+        settings.explicit.add(param.name)
+
+
+def global_options(*, from_environment: bool) -> list[click.Option]:
+    """For the root (which also reads the environment) and again for each verb (which must not:
+    a variable would then win over a flag written before the noun)."""
+
+    def option(*names: str, envvar: list[str] | None = None, **rest: Any) -> click.Option:
+        return click.Option(
+            names,
+            envvar=envvar if from_environment else None,
+            expose_value=False,
+            callback=_remember,
+            **rest,
+        )
+
+    return [
+        option(
+            "--endpoint",
+            metavar="URL",
+            envvar=["PENSTOCK_ENDPOINT"],
+            help=f"SQS endpoint [env PENSTOCK_ENDPOINT, default {ENDPOINT_DEFAULT}]",
+        ),
+        option(
+            "--admin",
+            metavar="URL",
+            envvar=["PENSTOCK_ADMIN"],
+            help="admin API [env PENSTOCK_ADMIN, default: ask the endpoint]",
+        ),
+        option(
+            "--region",
+            envvar=["PENSTOCK_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"],
+            help=f"namespace of queue names [env AWS_REGION, default {REGION_DEFAULT}]",
+        ),
+        option(
+            "--account",
+            envvar=["PENSTOCK_ACCOUNT"],
+            help="twelve digits [env PENSTOCK_ACCOUNT, default: the server's]",
+        ),
+        option(
+            "--timeout",
+            "timeout_s",
+            metavar="SECONDS",
+            type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
+            envvar=["PENSTOCK_TIMEOUT"],
+            help=f"longest wait for one answer [default {TIMEOUT_S_DEFAULT:g}]",
+        ),
+        option(
+            "-o",
+            "--output",
+            type=click.Choice(FORMATS),
+            envvar=["PENSTOCK_OUTPUT"],
+            help="default: table on a terminal, else json for one thing, ndjson for many",
+        ),
+        option("-q", "--quiet", is_flag=True, help="no progress and no remarks on stderr"),
+        option("--debug", is_flag=True, help="show the traceback of an error"),
+    ]
+
+
+class Verb(click.Command):
+    """A leaf command: its own options first, the global ones in a section of their own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._global = global_options(from_environment=False)
+        self.params.extend(self._global)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        shared: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            row = param.get_help_record(ctx)
+            if row is not None:
+                (shared if param in self._global else own).append(row)
+        for title, rows in (("Options", own), ("Global options", shared)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Noun(click.Group):
+    command_class = Verb
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(self.commands)  # in the order they are written: the common ones first
+
+
+class Session:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.out = Output(settings.output, is_quiet=settings.quiet)
+        self._sqs: Sqs | None = None
+        self._admin: Admin | None = None
+
+    @property
+    def sqs(self) -> "Sqs":
+        if self._sqs is None:
+            from penstock.cli.client import Sqs
+
+            settings = self.settings
+            self._sqs = Sqs(
+                settings.endpoint,
+                region=settings.region,
+                account=settings.account,
+                timeout_s=settings.timeout_s,
+            )
+        return self._sqs
+
+    @property
+    def admin(self) -> "Admin":
+        if self._admin is None:
+            from penstock.cli.client import Admin
+
+            settings = self.settings
+            url = settings.admin or str(self.sqs.info()["admin"])
+            self._admin = Admin(
+                url,
+                region=settings.region,
+                account=settings.account,
+                timeout_s=settings.timeout_s,
+            )
+        return self._admin
+
+    def remark(self, text: str) -> None:
+        """A sentence for a person. On stderr, so that a pipe never sees it."""
+        if not self.settings.quiet:
+            click.echo(text, err=True)
+
+    def close(self) -> None:
+        for client in (self._sqs, self._admin):
+            if client is not None:
+                client.close()
+
+
+def pass_session(command: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+    """Hands a command its session and closes it behind the command, come what may."""
+
+    @functools.wraps(command)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        ctx = click.get_current_context()
+        session = Session(ctx.find_root().ensure_object(Settings))
+        ctx.call_on_close(session.close)
+        return command(session, *args, **kwargs)
+
+    return call
+
+
+def confirm_name(session: Session, name: str, *, verb: str, is_sure: bool) -> None:
+    """Destructive verbs ask for the name again: "y" is typed too easily."""
+    if is_sure:
+        return
+    from penstock.cli.failure import ExitCode, Failure
+
+    refusal = Failure(
+        f"did not {verb} '{name}'",
+        "nobody confirmed it: stdin is not a terminal",
+        "add --yes when you are sure",
+        exit_code=ExitCode.USAGE,
+    )
+    if not sys.stdin.isatty():
+        raise refusal
+    typed = click.prompt(
+        f"This will {verb} '{name}'. Type its name to go on", default="", show_default=False, err=True
+    )
+    if typed != name:
+        refusal.why = "the name typed is another one"
+        refusal.fix = "run it again and type the name, or add --yes"
+        raise refusal

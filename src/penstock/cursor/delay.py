@@ -1,0 +1,81 @@
+"""Not-before times: when a delayed record is due, and how many such records wait unread.
+
+A delay starts at the append and is kept in the record, so it is on the wall clock; it is turned
+into a time of the monotonic clock once, when the record is read. A wall clock that jumps later
+changes nothing, and one that jumped before cannot stretch a delay beyond its own length.
+
+Records that the head has passed know their own due time. For those ahead of it only counts are
+kept, one bucket per second: at most 900 buckets, however many messages are delayed.
+"""
+
+from collections.abc import Iterable
+
+from penstock.model.limits import DELAY_MS_MAX, SECOND_MS
+from penstock.model.message import Record
+
+BUCKETS_MAX = 2 * DELAY_MS_MAX // SECOND_MS  # twice what fits: a wall clock may jump
+
+
+def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
+    """When a record with this delay may be given out, on the monotonic clock."""
+    return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
+
+
+class DelayBuckets:
+    """Counts of delayed records that nobody has read yet, by a second of the wall clock.
+
+    A standard queue files a record under the second it is due. A FIFO queue files it under the
+    second of its append, because there the queue's present delay applies to all of them: ``count``
+    is then asked with that delay."""
+
+    def __init__(self, *, by_append: bool) -> None:
+        self._by_append = by_append
+        self._buckets: dict[int, tuple[int, int]] = {}  # key → (count, from_ms)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def key_of(self, record: Record) -> int:
+        delay_ms = 0 if self._by_append else record.message.delay_ms or 0
+        return (record.appended_at_ms + delay_ms) // SECOND_MS
+
+    def add(self, delay_ms: int, *, appended_at_ms: int, now_ms: int) -> None:
+        """``now_ms`` is the moment of the append on the monotonic clock."""
+        ahead_ms = 0 if self._by_append else delay_ms
+        key = (appended_at_ms + ahead_ms) // SECOND_MS
+        count, from_ms = self._buckets.get(key, (0, 0))
+        self._buckets[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
+        if len(self._buckets) > BUCKETS_MAX:
+            # Only a jumping clock gets here; the oldest are the ones most surely due.
+            del self._buckets[next(iter(self._buckets))]
+
+    def remove(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            count, from_ms = self._buckets.get(key, (0, 0))
+            if count > 1:
+                self._buckets[key] = (count - 1, from_ms)
+            elif count == 1:
+                del self._buckets[key]
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._buckets
+
+    def count(self, *, now_ms: int, delay_ms: int = 0) -> int:
+        if not self._buckets:
+            return 0
+        # A bucket that is due for the longest possible delay can never count again.
+        longest_ms = DELAY_MS_MAX if self._by_append else 0
+        ended = [k for k, (_, from_ms) in self._buckets.items() if from_ms + longest_ms <= now_ms]
+        for key in ended:
+            del self._buckets[key]
+        extra_ms = delay_ms if self._by_append else 0
+        return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
+
+    def clear(self) -> None:
+        self._buckets.clear()
+
+    def rows(self, *, now_ms: int) -> list[tuple[int, int, int]]:
+        return [(key, n, from_ms - now_ms) for key, (n, from_ms) in self._buckets.items()]
+
+    def load(self, rows: Iterable[tuple[int, int, int]], *, now_ms: int, elapsed_ms: int) -> None:
+        self._buckets = {key: (n, now_ms + left - elapsed_ms) for key, n, left in rows}

@@ -1,0 +1,106 @@
+"""What a lease cursor writes into its partition's log: the events whose fold is the queue's state.
+
+Each event is the value of one control record. It says what was decided, never why, and carries
+durations instead of times of day, so that every replica arms its own clock. Replaying them needs
+no message contents: a lease names the records it took and the ones it passed over.
+
+    type  event    fields, in order, as a MessagePack array
+    64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
+                   detail: skipped, held, expired, due_keys, attempt_id
+    65    Extend   [[offset, duration_ms], ...]
+    66    Ack      reason, offsets
+    67    Trim     start, passed
+
+Leasing one record takes about thirty bytes; the rarely used fields of a lease are one nil.
+
+To change a layout: add fields at the end with a default (old records decode, they are shorter
+arrays). To change a meaning: take a new type number and keep decoding the old one.
+"""
+
+from enum import IntEnum
+from typing import TypeAlias
+
+import msgspec
+
+
+class AckReason(IntEnum):
+    ACKED = 0  # a consumer finished it
+    DEAD = 1  # it was copied to the dead-letter queue
+    EXPIRED = 2  # its retention is over
+
+
+class LeaseDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The parts of a lease that most leases do not have."""
+
+    skipped: tuple[int, ...] = ()  # newly passed over: delayed, group locked, noisy group
+    held: tuple[int, ...] = ()  # kept back while they are copied to the dead-letter queue
+    expired: tuple[int, ...] = ()  # known records found to be past their retention
+    due_keys: tuple[int, ...] = ()  # delay buckets of the records the head passed
+    attempt_id: str | None = None
+
+
+class LeaseEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    lease_seq: int
+    duration_ms: int
+    head: int  # the cursor's head after this lease
+    passed: int  # messages between the head before and the head after
+    offsets: tuple[int, ...]
+    leased_at_ms: int  # wall clock, only shown to people
+    detail: LeaseDetail | None = None
+
+
+class ExtendEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    leases: tuple[tuple[int, int], ...]  # (offset, milliseconds from now); zero releases
+
+
+class AckEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    reason: AckReason
+    offsets: tuple[int, ...]
+
+
+class TrimEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Nothing below ``start`` exists any more: a purge, or segments dropped by retention."""
+
+    start: int
+    passed: int  # messages between the head and ``start``
+
+
+Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent
+
+LEASE_TYPE = 64
+EXTEND_TYPE = 65
+ACK_TYPE = 66
+TRIM_TYPE = 67
+
+_TYPES: dict[type, int] = {
+    LeaseEvent: LEASE_TYPE,
+    ExtendEvent: EXTEND_TYPE,
+    AckEvent: ACK_TYPE,
+    TrimEvent: TRIM_TYPE,
+}
+_encode = msgspec.msgpack.Encoder().encode
+_DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
+    number: msgspec.msgpack.Decoder(event_type)  # type: ignore[misc]
+    for event_type, number in _TYPES.items()
+}
+
+
+def encode(event: Event) -> tuple[int, bytes]:
+    return _TYPES[type(event)], _encode(event)
+
+
+def is_event_type(number: int) -> bool:
+    """Whether a control record of this type belongs to the lease cursor."""
+    return number in _DECODERS
+
+
+def decode(number: int, data: bytes | memoryview) -> Event:
+    """Raises ValueError for a type or value that is not ours: the log is damaged or newer than
+    this program, and guessing would resurrect or lose messages."""
+    decoder = _DECODERS.get(number)
+    if decoder is None:
+        raise ValueError(f"control record type {number} is not a cursor event")
+    try:
+        return decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"control record of type {number} is malformed: {error}") from error

@@ -1,0 +1,208 @@
+"""``/api/v1/queues/{name}/messages``: a look into a queue that consumes nothing.
+
+An answer names, for each partition, the offset to go on from; asking again with those is how a
+tail works. With ``wait_ms`` an empty answer is held back until something comes. The backend has
+no call that wakes a reader of a log without leasing, so the wait looks again at intervals; tails
+are people's, few and bounded.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.frontend.admin.health import State
+from penstock.frontend.admin.queues import find
+from penstock.frontend.admin.reply import json_reply
+from penstock.frontend.admin.request import Call, Context
+from penstock.model.errors import InvalidRequest, Throttled
+from penstock.model.limits import MIB, WAIT_MS_MAX
+from penstock.model.message import Attribute
+from penstock.model.names import uuid_text
+from penstock.model.ports import Peeked
+from penstock.model.topic import Topic
+from penstock.net.exchange import HttpReply
+
+COUNT_DEFAULT = 10
+COUNT_MAX = 100
+PEEK_COUNT = 10  # at a time, so that at most ten of the largest messages are in memory
+PEEKS_MAX = 32  # per partition and answer: stretches without messages are passed in pieces
+REPLY_BYTES_MAX = 4 * MIB  # bodies and attributes; the rest is in the next answer
+TAILS_MAX = 64  # waiting at once
+LOOK_AGAIN_SECONDS = 0.1
+BEGIN = 0
+END = -1  # what ``Backend.peek`` takes for "behind the last record"
+
+
+class Window(msgspec.Struct):
+    """What one answer collects."""
+
+    count: int  # still wanted
+    size_bytes: int = REPLY_BYTES_MAX  # still free
+    messages: list[dict[str, object]] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.count <= 0 or self.size_bytes <= 0
+
+    def take(self, peeked: Sequence[Peeked]) -> int | None:
+        """Add records until full; returns the offset of the first that found no room."""
+        for one in peeked:
+            if self.is_full:
+                return one.record.offset
+            self.count -= 1
+            self.size_bytes -= _size_bytes(one)
+            self.messages.append(_row(one))
+        return None
+
+
+class Messages:
+    """The resource, with the tally of tails that are waiting."""
+
+    def __init__(self) -> None:
+        self._tail_count = 0
+
+    async def __call__(self, context: Context, call: Call) -> HttpReply:
+        call.only(("account", "region", "partition", "start", "count", "wait_ms"))
+        topic = find(context, call)
+        count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
+        wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
+        starts = _starts(call, topic)
+        window = Window(count)
+        starts = await _fill(context, topic, starts, window)
+        if not window.messages and wait_ms:
+            starts = await self._tail(context, topic, starts, window, wait_ms)
+        return json_reply(
+            200,
+            {
+                "messages": window.messages,
+                "next": {str(partition): offset for partition, offset in starts.items()},
+            },
+        )
+
+    async def _tail(
+        self, context: Context, topic: Topic, starts: dict[int, int], window: Window, wait_ms: int
+    ) -> dict[int, int]:
+        if self._tail_count == TAILS_MAX:
+            raise Throttled(f"{TAILS_MAX} tails are waiting on this node.")
+        deadline_ms = context.clock.mono_ms() + wait_ms
+        self._tail_count += 1
+        try:
+            while not window.messages and context.health.state is not State.DRAINING:
+                left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
+                if left_seconds <= 0:
+                    break
+                await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
+                starts = await _fill(context, topic, starts, window)
+        finally:
+            self._tail_count -= 1
+        return starts
+
+
+def _starts(call: Call, topic: Topic) -> dict[int, int]:
+    """Where to begin in each partition. ``start`` is ``begin``, ``end``, an offset for all, or
+    ``partition:offset`` pairs with commas between, which is the ``next`` of an earlier answer."""
+    partitions = range(topic.partition_count)
+    if "partition" in call.query:
+        only = call.number("partition", default=0, least=0, most=topic.partition_count - 1)
+        partitions = range(only, only + 1)
+    text = call.text("start", "begin")
+    if ":" not in text:
+        return dict.fromkeys(partitions, _offset(text))
+    starts: dict[int, int] = {}
+    for pair in text.split(","):
+        partition, _, offset = pair.partition(":")
+        if not (partition.isascii() and partition.isdigit()) or int(partition) not in partitions:
+            raise InvalidRequest(f"start names partition {partition!r}, which is not asked for.")
+        starts[int(partition)] = _offset(offset)
+    return starts
+
+
+def _offset(text: str) -> int:
+    if text == "begin":
+        return BEGIN
+    if text == "end":
+        return END
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidRequest("start is begin, end, an offset, or partition:offset pairs.")
+    return int(text)
+
+
+async def _fill(
+    context: Context, topic: Topic, starts: Mapping[int, int], window: Window
+) -> dict[int, int]:
+    """Collect from the partitions in turns, so that a busy one does not hide the others. Returns
+    where each is to go on from."""
+    nexts = dict(starts)
+    active = list(starts)
+    share = min(PEEK_COUNT, -(-window.count // len(starts)))
+    for _ in range(PEEKS_MAX):
+        for partition in tuple(active):
+            start = nexts[partition]
+            # A full window still turns "end" into an offset: the next answer begins there.
+            if window.is_full and start != END:
+                continue
+            peeked, nexts[partition] = await context.backend.peek(
+                topic, partition=partition, start=start, count=share
+            )
+            left_out = window.take(peeked)
+            if left_out is not None:
+                nexts[partition] = left_out
+            if start == END or nexts[partition] == start:
+                active.remove(partition)
+        if window.is_full or not active:
+            break
+    return nexts
+
+
+def _row(peeked: Peeked) -> dict[str, object]:
+    record = peeked.record
+    message = record.message
+    row: dict[str, object] = {
+        "partition": peeked.partition,
+        "offset": record.offset,
+        "message_id": uuid_text(message.message_id),
+        "state": peeked.state,
+        "attempts": peeked.attempts,
+        "sent_at_ms": record.sent_at_ms,
+        "appended_at_ms": record.appended_at_ms,
+        "size_bytes": _size_bytes(peeked),
+        **_content("body", message.body),
+        "attributes": {
+            name: _attribute(attribute) for name, attribute in (message.attributes or {}).items()
+        },
+    }
+    extras = {
+        "group": message.group,
+        "dedup_id": message.dedup_id,
+        "delay_ms": message.delay_ms,
+        "sender": message.sender or None,
+        "trace_header": message.trace_header,
+        "source_arn": message.source_arn,
+    }
+    row.update((name, value) for name, value in extras.items() if value is not None)
+    return row
+
+
+def _attribute(attribute: Attribute) -> dict[str, object]:
+    if attribute.is_binary:
+        encoded = base64.b64encode(attribute.value).decode()
+        return {"data_type": attribute.data_type, "value_base64": encoded}
+    return {"data_type": attribute.data_type, **_content("value", attribute.value)}
+
+
+def _content(name: str, value: bytes) -> dict[str, object]:
+    """As text; in base64 under another name when it is none (a Kafka producer's, say)."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def _size_bytes(peeked: Peeked) -> int:
+    message = peeked.record.message
+    attributes = message.attributes or {}
+    return len(message.body) + sum(
+        len(name) + len(attribute.data_type) + len(attribute.value)
+        for name, attribute in attributes.items()
+    )

@@ -1,0 +1,48 @@
+"""Replies of the admin API: JSON in, an HttpReply out; errors in one shape from one table."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.model import errors
+from penstock.net.exchange import HttpReply
+
+JSON = "application/json"
+# Nothing here may be cached: every answer is a level or a state of this moment.
+HEADERS = (("cache-control", "no-store"),)
+
+# The nearest class of an error's ancestry decides: status, and the code that scripts test for.
+FAULTS: Mapping[type[Exception], tuple[int, str]] = {
+    errors.InvalidRequest: (400, "invalid_request"),
+    errors.MissingParameter: (400, "missing_parameter"),
+    errors.NotFound: (404, "not_found"),
+    errors.TopicNotFound: (404, "queue_not_found"),
+    errors.Conflict: (409, "conflict"),
+    errors.Overloaded: (503, "overloaded"),
+    errors.Throttled: (429, "throttled"),
+    errors.DiskFull: (507, "disk_full"),
+    errors.Draining: (503, "draining"),
+    errors.Damaged: (500, "damaged"),
+    errors.PenstockError: (500, "failed"),
+}
+
+
+def json_reply(status: int, value: Any) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(value) + b"\n", JSON, HEADERS)
+
+
+def error_reply(
+    status: int, code: str, message: str, headers: tuple[tuple[str, str], ...] = ()
+) -> HttpReply:
+    reply = json_reply(status, {"error": {"code": code, "message": message}})
+    reply.headers += headers
+    return reply
+
+
+def fault_reply(exc: errors.PenstockError) -> HttpReply:
+    status, code = next(FAULTS[kind] for kind in type(exc).__mro__ if kind in FAULTS)
+    headers: tuple[tuple[str, str], ...] = ()
+    if isinstance(exc, errors.Throttled):
+        headers = (("retry-after", str(-(-exc.retry_after_ms // 1_000))),)
+    return error_reply(status, code, str(exc), headers)

@@ -1,0 +1,98 @@
+"""One admin request with its path and query taken apart, and the parts of the node it may ask.
+
+Parameters are checked here once: a repeated, unknown or malformed one is the caller's mistake and
+is named, since a misspelt ``prefix`` that is ignored answers a question nobody asked.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from penstock.frontend.admin.health import Health
+from penstock.model.errors import InvalidRequest
+from penstock.model.ports import Backend, Catalog, Clock, Sleep
+from penstock.net.exchange import HttpRequest
+from penstock.telemetry.metrics import Meter
+
+PARAMETERS_MAX = 16
+
+
+class Info(msgspec.Struct, frozen=True):
+    """What ``/api/v1/info`` tells about this node; fixed for its life."""
+
+    version: str
+    node: str
+    mode: str
+    account: str
+    region: str
+    data: str
+    started_at_ms: int
+    endpoints: Mapping[str, str] = {}  # such as {"sqs": "http://127.0.0.1:9324"}
+    roles: Sequence[str] = ()
+    clock_trusted: bool | None = None
+
+
+class ConfigRow(msgspec.Struct, frozen=True):
+    """One setting with its origin; secrets are masked by whoever makes it."""
+
+    key: str
+    value: str
+    origin: str
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What resources may ask. Built once by ``api.AdminApi``."""
+
+    backend: Backend
+    catalog: Catalog
+    meter: Meter
+    health: Health
+    clock: Clock
+    sleep: Sleep
+    info: Info
+    config: Sequence[ConfigRow]
+
+
+class Call(msgspec.Struct, frozen=True):
+    path: tuple[str, ...]  # decoded segments
+    query: Mapping[str, str]
+
+    def only(self, names: Collection[str]) -> None:
+        for name in self.query:
+            if name not in names:
+                expected = ", ".join(sorted(names)) or "none"
+                raise InvalidRequest(f"Unknown parameter {name!r}; expected {expected}.")
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.query.get(name, default)
+
+    def number(self, name: str, *, default: int, least: int, most: int) -> int:
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):
+            raise InvalidRequest(f"{name} is a number from {least} to {most}.")
+        value = int(text)
+        if not least <= value <= most:
+            raise InvalidRequest(f"{name} is a number from {least} to {most}.")
+        return value
+
+
+def parse(request: HttpRequest) -> Call:
+    try:
+        pairs = parse_qsl(
+            request.query,
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=PARAMETERS_MAX,
+        )
+        segments = tuple(
+            unquote(part, errors="strict") for part in request.path.strip("/").split("/")
+        )
+    except (ValueError, UnicodeDecodeError) as exc:
+        raise InvalidRequest("The path or query is not valid.") from exc
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise InvalidRequest("A parameter is given twice.")
+    return Call(segments, query)

@@ -1,0 +1,62 @@
+"""What every stage and action may reach: the broker, the catalog, the clock, chance, the meter and
+the settings, handed down as one value. Nothing here decides anything.
+
+A ``Context`` lives as long as the frontend; a ``Call`` (call.py) lives for one request. The only
+state is what a stateless frontend may lose at any time: small bounded memories that save work or
+guard a rule the broker checks as well."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.frontend.purges import PurgeGuard
+from penstock.frontend.route import Rotation
+from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
+from penstock.model.ports import Backend, Catalog, Clock
+
+PARTITIONS_MAX = 64  # a queue's partitions are opened together: each costs files and a cursor
+
+AdminUrl = str | Callable[[], str | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    account: str = ACCOUNT_DEFAULT
+    region: str = REGION_DEFAULT  # for requests whose signature and host name no region
+    external_url: str | None = None  # scheme://host[:port] written into queue URLs
+    is_dev: bool = True  # any credentials accepted, and none; reset allowed
+    recreate_guard_ms: int = 0  # how long a deleted queue's name stays taken; 0: not at all
+    partitions_default: int = 1
+    # Known only once the admin listener has its port, hence possibly a callable.
+    admin_url: AdminUrl = None
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.partitions_default <= PARTITIONS_MAX, "partitions_default out of range"
+
+
+class Meter(Protocol):
+    """Where the frontend counts. Once per request, and message tallies once per call: never a
+    call per message."""
+
+    def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
+        """``code`` is the HTTP status as text on success, the fault's code otherwise."""
+        ...
+
+    def sent(self, count: int, size_bytes: int) -> None: ...
+
+    def received(self, count: int, size_bytes: int) -> None: ...
+
+    def deleted(self, count: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Context:
+    backend: Backend
+    catalog: Catalog
+    clock: Clock
+    config: FrontendConfig
+    meter: Meter
+    entropy: Callable[[int], bytes]
+    rotation: Rotation = field(default_factory=Rotation)
+    purges: PurgeGuard = field(default_factory=PurgeGuard)
+    reset_at_ms: int = 0  # deletions before this no longer guard their names

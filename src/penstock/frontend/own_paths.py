@@ -1,0 +1,74 @@
+"""What is asked for by path and not by action: health, what this is, and a clean slate for test
+suites. JSON, no signature; nothing here shows anything of a queue's content."""
+
+import msgspec
+
+from penstock import __version__
+from penstock.frontend.context import Context
+from penstock.model.errors import TopicNotFound
+from penstock.net.exchange import HttpReply, HttpRequest
+
+PREFIXES = ("/_penstock/", "/moto-api/")
+_RESETS = ("/_penstock/reset", "/moto-api/reset")
+_JSON = "application/json"
+
+
+async def answer(context: Context, request: HttpRequest) -> HttpReply:
+    path = request.path.rstrip("/")
+    if path in _RESETS:
+        return await _reset(context, request)
+    if path == "/_penstock/health" and request.method in ("GET", "HEAD"):
+        return _json(200, {"status": "ok"})
+    if path == "/_penstock/info" and request.method in ("GET", "HEAD"):
+        return _json(200, info(context))
+    return _json(404, {"error": "There is nothing at this path."})
+
+
+def info(context: Context) -> dict[str, str | None]:
+    config = context.config
+    admin = config.admin_url() if callable(config.admin_url) else config.admin_url
+    return {
+        "version": __version__,
+        "admin": admin,
+        "account": config.account,
+        "region": config.region,
+    }
+
+
+def greeting(request: HttpRequest) -> HttpReply:
+    """For a person or a probe that opened the endpoint itself: no action was asked for."""
+    if request.path == "/":
+        return _json(
+            200,
+            {
+                "service": "Penstock",
+                "version": __version__,
+                "hint": "This is an SQS endpoint: point an SQS client's endpoint URL here.",
+                "health": "/_penstock/health",
+            },
+        )
+    return _json(404, {"error": "No action was asked for, and there is no page at this path."})
+
+
+async def _reset(context: Context, request: HttpRequest) -> HttpReply:
+    if not context.config.is_dev:
+        return _json(403, {"error": "Reset is only there in development mode."})
+    if request.method != "POST":
+        return _json(405, {"error": "Reset needs a POST."})
+    now_ms = context.clock.wall_ms()
+    count = 0
+    for topic in tuple(context.catalog.all_topics()):
+        if topic.deleted_at_ms is not None:
+            continue
+        try:
+            await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+        except TopicNotFound:
+            continue  # deleted by someone else in the meantime
+        count += 1
+    context.reset_at_ms = context.clock.wall_ms()  # names deleted up to now may be used again
+    context.purges.clear()
+    return _json(200, {"status": "ok", "deleted_queues": count})
+
+
+def _json(status: int, fields: dict[str, str | None] | dict[str, str | int]) -> HttpReply:
+    return HttpReply(status, msgspec.json.encode(fields), _JSON)

@@ -1,0 +1,39 @@
+"""Dead-letter rules against what is in the catalog: may this queue send its dead letters there,
+and whose arrive here. Reading the two policies is wire's, moving records is the broker's."""
+
+from collections.abc import Sequence
+
+from penstock.model.ports import Catalog
+from penstock.model.topic import Redrive, Topic
+from penstock.wire.aws import policy
+from penstock.wire.aws.faults import invalid_value
+
+
+def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
+    """The target exists, is another queue of the same account, region and kind, and lets us."""
+    target = catalog.find_arn(redrive.target_arn)
+    reason = "Dead letter target does not exist." if target is None else _objection(target, source)
+    if reason is not None:
+        raise invalid_value(policy.redrive_text(redrive), "RedrivePolicy", reason)
+
+
+def _objection(target: Topic, source: Topic) -> str | None:
+    if (target.account, target.region) != (source.account, source.region):
+        return "Dead-letter target owner should be same as the source."
+    if target.kind is not source.kind:
+        return "Dead-letter target must be same type of queue as the source."
+    if target.name == source.name:
+        return "Dead-letter target must be another queue."
+    allow = policy.parse_redrive_allow(target.settings.redrive_allow or "")
+    if allow is not None and not allow.allows(source.arn):
+        return "The dead-letter target's RedriveAllowPolicy does not allow this source queue."
+    return None
+
+
+def sources_of(catalog: Catalog, target: Topic) -> Sequence[Topic]:
+    """The queues whose dead letters go to ``target``, sorted by name. Both live in one region."""
+    return [
+        topic
+        for topic in catalog.topics(target.account, target.region)
+        if topic.settings.redrive is not None and topic.settings.redrive.target_arn == target.arn
+    ]

@@ -1,0 +1,32 @@
+"""SendMessage: check, choose the partition, append; answered once the append is durable."""
+
+from penstock.frontend.call import Action, Call
+from penstock.frontend.context import Context
+from penstock.frontend.route import partition_of_group, sequence_number
+from penstock.frontend.sqs.naming import topic_of
+from penstock.frontend.sqs.outgoing import outgoing
+from penstock.model.names import uuid_text
+from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
+
+
+async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMessageReply:
+    topic = topic_of(context, call, asked.queue_url)
+    out = outgoing(asked, topic, sender=call.sender, entropy=context.entropy)
+    is_fifo = topic.is_fifo
+    if is_fifo:
+        assert out.message.group is not None, "outgoing() requires a group of FIFO messages"
+        partition = partition_of_group(out.message.group, topic.partition_count)
+    else:
+        partition = context.rotation.next(topic)
+    [appended] = await context.backend.append(topic, partition, (out.message,))
+    context.meter.sent(1, out.size_bytes)
+    return SendMessageReply(
+        md5_of_message_body=out.md5_of_body,
+        md5_of_message_attributes=out.md5_of_attributes,
+        md5_of_message_system_attributes=out.md5_of_system_attributes,
+        message_id=uuid_text(appended.message_id),
+        sequence_number=sequence_number(partition, appended.offset) if is_fifo else None,
+    )
+
+
+ACTION = Action("SendMessage", run)

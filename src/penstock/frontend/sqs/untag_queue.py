@@ -1,0 +1,26 @@
+"""UntagQueue: remove tags by key; keys that are not there are no fault."""
+
+import msgspec
+
+from penstock.frontend.call import Action, Call
+from penstock.frontend.context import Context
+from penstock.frontend.sqs.naming import topic_of
+from penstock.model.topic import Topic
+from penstock.wire.aws.faults import missing
+from penstock.wire.aws.shapes import UntagQueueRequest
+
+
+async def run(context: Context, call: Call, asked: UntagQueueRequest) -> None:
+    topic = topic_of(context, call, asked.queue_url)
+    if not asked.tag_keys:
+        raise missing("TagKeys")
+    keys = frozenset(asked.tag_keys)
+
+    def untag(current: Topic) -> Topic:
+        kept = {key: value for key, value in current.tags.items() if key not in keys}
+        return msgspec.structs.replace(current, tags=kept)
+
+    await context.catalog.change(topic.account, topic.region, topic.name, untag)
+
+
+ACTION = Action("UntagQueue", run)

@@ -1,0 +1,291 @@
+"""Walk the batches of one segment file and say what is whole, what is damaged and where it ends.
+
+Everything is read and verified; nothing is changed. Recovery, the rebuilding of side files and
+``penstock storage verify`` are three uses of this walk.
+
+A bad batch is one of two things. When nothing whole follows it, it is the torn end of a log whose
+last write did not finish: there is nothing to save behind it. When a whole batch follows, bytes
+in the middle have changed: the range is reported as damage and the walk goes on behind it. What
+counts as "a whole batch follows" must not be fooled by a message whose body looks like a batch:
+the place has to be named by the index, or its header by ``.check``, or else an unbroken chain of
+whole batches has to lead from it to the end of the file.
+"""
+
+import re
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.log.check import HOLE, header_check, is_entry_intact, read_checks
+from penstock.log.damage import DAMAGE_MAX, Damage
+from penstock.log.entries import EntryFile
+from penstock.log.files import Disk
+from penstock.log.index import RELATIVE_MAX, START, Place, SegmentIndex
+from penstock.model.limits import BATCH_BYTES_MAX, MIB
+from penstock.record.batch import CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, MAGIC, BatchHeader
+from penstock.record.crc32c import crc32c
+
+WINDOW_BYTES = 4 * MIB
+CANDIDATES_MAX = 1_000  # places tried for one gap; more look-alikes than that are an attack
+ZEROS_REASON = "zeros up to the end of the file: space that was never written"
+
+
+def header_fault(header: BatchHeader, offset: int) -> str | None:
+    """Why a header cannot be the one that belongs at ``offset``, or None."""
+    if header.magic != MAGIC:
+        return f"magic {header.magic} where a batch should start"
+    if header.base_offset != offset:
+        return f"offset {header.base_offset} where {offset} should follow"
+    if not HEADER_BYTES <= header.total_bytes <= BATCH_BYTES_MAX:
+        return f"a batch of {header.total_bytes} bytes"
+    if header.last_offset_delta < 0:
+        return f"a batch that spans {header.last_offset_delta + 1} offsets"
+    return None
+
+
+@dataclass(slots=True)
+class Source:
+    """The files of one segment, as a scan sees them."""
+
+    path: Path
+    base_offset: int
+    fd: int
+    size: int
+    disk: Disk
+    checks: EntryFile
+    index: SegmentIndex
+    interval_bytes: int
+
+
+@dataclass(slots=True)
+class Scan:
+    """Where the walk stands, and what it found. The side files as they should be, from the first
+    scanned batch on, are in ``checks`` and ``places``."""
+
+    position: int
+    offset: int
+    ordinal: int
+    epoch: int = -(2**31)
+    max_timestamp: int = -1
+    first_timestamp: int = -1
+    last: Place | None = None
+    checks: "array[int]" = field(default_factory=lambda: array("I"))
+    places: list[tuple[Place, int]] = field(default_factory=list)
+    damage: list[Damage] = field(default_factory=list)
+    tail_reason: str | None = None  # why the walk stopped before the end of the file
+
+
+class Scanner:
+    def __init__(self, source: Source, start: Place = START, *, max_timestamp: int = -1) -> None:
+        self.source = source
+        self.scan = Scan(
+            start.position,
+            source.base_offset + start.relative,
+            start.ordinal,
+            max_timestamp=max_timestamp,
+        )
+        self._first_ordinal = start.ordinal
+        self._known = read_checks(
+            source.checks, start.ordinal, max(0, source.checks.count - start.ordinal)
+        )
+        self._indexed_position = start.position - source.interval_bytes
+        self._by_check: dict[int, int] | None = None
+
+    def run(self) -> Scan:
+        scan, source = self.scan, self.source
+        size = WINDOW_BYTES
+        while scan.position < source.size:
+            window = source.disk.pread(source.fd, size, scan.position)
+            reason, size = self._walk(window, scan.position + len(window) >= source.size)
+            if reason is not None and not self._step_over(reason):
+                break
+        return scan
+
+    def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
+        """Take whole batches from the window. Returns why the next one is bad (None: it is not
+        all in the window) and how large the next window has to be."""
+        scan, known, first = self.scan, self._known, self._first_ordinal
+        view = memoryview(window)
+        limit = len(window)
+        unpack, at = HEADER.unpack_from, 0
+        offset, epoch, ordinal = scan.offset, scan.epoch, scan.ordinal
+        while True:
+            if limit - at < HEADER_BYTES:
+                if is_end and at < limit:
+                    return f"{limit - at} bytes, too few for a batch", WINDOW_BYTES
+                return None, WINDOW_BYTES
+            fields = unpack(view, at)
+            total = fields[1] + LENGTH_FROM
+            end = at + total
+            if (
+                fields[0] != offset
+                or fields[3] != MAGIC
+                or not HEADER_BYTES <= total <= BATCH_BYTES_MAX
+                or fields[6] < 0
+            ):
+                fault = header_fault(tuple.__new__(BatchHeader, fields), offset)
+                return fault or "not a batch", WINDOW_BYTES
+            if fields[2] < epoch:
+                return f"leader epoch {fields[2]} behind epoch {epoch}", WINDOW_BYTES
+            check = crc32c(view[at : at + HEADER_BYTES]) or 1
+            if (
+                ordinal - first < len(known)
+                and known[ordinal - first] != check
+                and is_entry_intact(self.source.checks, ordinal)
+            ):
+                return "the header is not the one that was written", WINDOW_BYTES
+            if end > limit:
+                if is_end:
+                    return f"a batch cut short by {end - limit} bytes", WINDOW_BYTES
+                return None, max(WINDOW_BYTES, total)
+            if crc32c(view[at + CRC_FROM : end]) != fields[4]:
+                return "the CRC does not match", WINDOW_BYTES
+            self._accept(fields, check)
+            offset, epoch, ordinal, at = scan.offset, scan.epoch, scan.ordinal, end
+
+    def _accept(self, fields: tuple[int, ...], check: int) -> None:
+        scan = self.scan
+        base_offset = fields[0]
+        if fields[8] > scan.max_timestamp:
+            scan.max_timestamp = fields[8]
+        position = scan.position
+        if position == 0:
+            scan.first_timestamp = fields[7]
+        place = Place(base_offset - self.source.base_offset, position, scan.ordinal)
+        scan.last = place
+        if position - self._indexed_position >= self.source.interval_bytes:
+            scan.places.append((place, scan.max_timestamp))
+            self._indexed_position = position
+        scan.checks.append(check)
+        scan.ordinal += 1
+        scan.epoch = fields[2]
+        scan.offset = base_offset + fields[6] + 1
+        scan.position = position + fields[1] + LENGTH_FROM
+
+    # ── Behind a bad batch ───────────────────────────────────────────────────────────────────
+
+    def _step_over(self, reason: str) -> bool:
+        """Find the next whole batch and note the damage in front of it. False: none follows."""
+        scan, source = self.scan, self.source
+        if self._is_zero_from(scan.position):
+            scan.tail_reason = ZEROS_REASON
+            return False
+        place = self._next_whole() if len(scan.damage) < DAMAGE_MAX else None
+        if place is None:
+            scan.tail_reason = reason
+            return False
+        next_offset = source.base_offset + place.relative
+        scan.damage.append(
+            Damage(
+                source.path.name,
+                scan.position,
+                place.position - scan.position,
+                scan.offset,
+                next_offset,
+                reason,
+            )
+        )
+        scan.checks.extend([HOLE] * (place.ordinal - scan.ordinal))
+        scan.position, scan.ordinal, scan.offset = place.position, place.ordinal, next_offset
+        # The batch behind a hole is always indexed, so that reads find their way past it.
+        self._indexed_position = place.position - source.interval_bytes
+        return True
+
+    def _is_zero_from(self, position: int) -> bool:
+        source = self.source
+        while position < source.size:
+            chunk = source.disk.pread(source.fd, MIB, position)
+            if not chunk or chunk.count(0) != len(chunk):
+                return not chunk
+            position += len(chunk)
+        return True
+
+    def _next_whole(self) -> Place | None:
+        """The nearest place behind the bad batch that can be trusted to start one."""
+        indexed = self._next_indexed()
+        limit = self.source.size if indexed is None else indexed.position
+        return self._search(limit) or indexed
+
+    def _next_indexed(self) -> Place | None:
+        index = self.source.index
+        number = index.offsets.last_at_most(self.scan.position, column=1)
+        for at in range(0 if number is None else number + 1, index.count):
+            place = index.place(at)
+            if place is None or place.position <= self.scan.position:
+                continue
+            header = self._whole_at(place.position)
+            if (
+                header is not None
+                and header.base_offset == self.source.base_offset + place.relative
+                and place.ordinal > self.scan.ordinal
+            ):
+                return place
+        return None
+
+    def _whole_at(self, position: int) -> BatchHeader | None:
+        """The header of a whole batch behind the present offset, if one starts there."""
+        scan, source = self.scan, self.source
+        raw = source.disk.pread(source.fd, HEADER_BYTES, position)
+        if len(raw) < HEADER_BYTES:
+            return None
+        header = tuple.__new__(BatchHeader, HEADER.unpack(raw))
+        relative = header.next_offset - source.base_offset
+        if (
+            header_fault(header, header.base_offset) is not None
+            or header.base_offset <= scan.offset
+            or header.leader_epoch < scan.epoch
+            or relative > RELATIVE_MAX
+            or position + header.total_bytes > source.size
+        ):
+            return None
+        body = source.disk.pread(source.fd, header.total_bytes - CRC_FROM, position + CRC_FROM)
+        return header if crc32c(body) == header.crc else None
+
+    def _search(self, limit: int) -> Place | None:
+        """Look at every byte up to ``limit`` for a header that ``.check`` knows, or one from
+        which whole batches lead to the end of the file."""
+        scan, source = self.scan, self.source
+        data = source.disk.pread(source.fd, limit - scan.position, scan.position)
+        pattern = re.compile(
+            b"(?=" + re.escape(scan.offset.to_bytes(8, "big")[:3]) + b".{5}[\x00\x01].{7}\x02)",
+            re.DOTALL,
+        )
+        tried = 0
+        for match in pattern.finditer(data, 1):
+            position = scan.position + match.start()
+            raw = source.disk.pread(source.fd, HEADER_BYTES, position)
+            if len(raw) < HEADER_BYTES:
+                break
+            ordinal = self._ordinal_of(header_check(raw))
+            if ordinal is None and tried >= CANDIDATES_MAX:
+                continue
+            tried += ordinal is None
+            header = self._whole_at(position)
+            if header is None:
+                continue
+            if ordinal is None:
+                if not self._leads_to_end(position, header):
+                    continue
+                ordinal = scan.ordinal + 1
+            return Place(header.base_offset - source.base_offset, position, ordinal)
+        return None
+
+    def _ordinal_of(self, check: int) -> int | None:
+        """Which of the batches still to come has this header."""
+        if self._by_check is None:
+            first = self._first_ordinal
+            self._by_check = {known: first + at for at, known in enumerate(self._known)}
+        ordinal = self._by_check.get(check)
+        if ordinal is None or ordinal <= self.scan.ordinal:
+            return None
+        return ordinal if is_entry_intact(self.source.checks, ordinal) else None
+
+    def _leads_to_end(self, position: int, header: BatchHeader) -> bool:
+        while True:
+            position += header.total_bytes
+            if position == self.source.size:
+                return True
+            following = self._whole_at(position)
+            if following is None or following.base_offset != header.next_offset:
+                return False
+            header = following

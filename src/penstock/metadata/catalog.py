@@ -1,0 +1,280 @@
+"""Topics by name, by id and by ARN, all in memory: the ``model.ports.Catalog`` of this node.
+
+Keys in the store:
+
+    /topics/{account}/{region}/{name}   the topic as JSON
+    /tombs/{topic_id}                   the same with ``deleted_at_ms``: this topic's data may go
+
+A delete removes the one and writes the other in a single transaction. A broker removes data on
+the tombstone and never because a topic is missing: a catalog that is behind, or was restored from
+a backup, must not cost anybody a log. A tombstone goes when the data behind it is gone and it is
+old enough; who knows the clock and the disk calls ``sweep``.
+"""
+
+import logging
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.errors import (
+    Overloaded,
+    Throttled,
+    TopicExists,
+    TopicNotFound,
+    VersionConflict,
+)
+from penstock.model.limits import DELETED_NAME_MS
+from penstock.model.topic import Topic
+
+TOPICS_PREFIX = "/topics/"
+TOMBS_PREFIX = "/tombs/"
+
+TOPICS_MAX = 100_000  # about 2 KB each in memory
+TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any guard on a name, so that a guard survives
+TOMBSTONES_MAX = 10_000  # beyond it the oldest go early; only their names' guard is lost
+TRIES_MAX = 32  # of a change that others keep overtaking
+
+NameKey = tuple[str, str, str]
+Listener = Callable[[Topic | None, Topic | None], None]
+
+log = logging.getLogger(__name__)
+
+_decode = msgspec.json.Decoder(Topic).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def topic_key(account: str, region: str, name: str) -> str:
+    assert "/" not in account + region + name, "names were checked where they came in"
+    return f"{TOPICS_PREFIX}{account}/{region}/{name}"
+
+
+def tomb_key(topic_id: str) -> str:
+    return f"{TOMBS_PREFIX}{topic_id}"
+
+
+class StoredCatalog:
+    """Implements ``model.ports.Catalog`` over any store."""
+
+    def __init__(
+        self, store: Store, *, recreate_guard_ms: int = 0, topics_max: int = TOPICS_MAX
+    ) -> None:
+        self._store = store
+        self._recreate_guard_ms = recreate_guard_ms
+        self._topics_max = topics_max
+        self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
+        self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
+        # Views of the topics:
+        self._by_name: dict[NameKey, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
+        self._by_arn: dict[str, Topic] = {}
+        self._names: dict[tuple[str, str], list[str]] = {}  # sorted
+        # View of the tombstones: the newest one of each name that is still guarded.
+        self._deleted: dict[NameKey, Topic] = {}
+        self._listeners: list[Listener] = []
+        self._tomb_listeners: list[Callable[[Topic], None]] = []
+
+    async def start(self) -> None:
+        """Returns when all topics are in memory."""
+        # Tombstones first: who sees a topic missing can always look whether it was deleted.
+        await self._tombs.start()
+        await self._topics.start()
+
+    async def stop(self) -> None:
+        await self._topics.stop()
+        await self._tombs.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be behind the store (for the health endpoint), or None."""
+        return self._topics.trouble or self._tombs.trouble
+
+    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
+
+    def find(self, account: str, region: str, name: str) -> Topic | None:
+        return self._by_name.get((account, region, name))
+
+    def find_arn(self, arn: str) -> Topic | None:
+        return self._by_arn.get(arn)
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
+        names = self._names.get((account, region), [])
+        found = []
+        for position in range(bisect_left(names, prefix), len(names)):
+            name = names[position]
+            if not name.startswith(prefix):
+                break
+            found.append(self._by_name[account, region, name])
+        return found
+
+    def all_topics(self) -> Sequence[Topic]:
+        return list(self._by_id.values())
+
+    def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
+        """Whether the name's guard still holds. A clock set back does not prolong it."""
+        tomb = self._deleted.get((account, region, name))
+        if tomb is None or tomb.deleted_at_ms is None:
+            return False
+        return 0 <= now_ms - tomb.deleted_at_ms < self._recreate_guard_ms
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        """The deleted topic of this id: its data may be removed."""
+        return self._tombs.get(tomb_key(topic_id))
+
+    def tombstones(self) -> Sequence[Topic]:
+        return list(self._tombs.values())
+
+    def forget_deleted(self) -> None:
+        """Free all guarded names at once. The tombstones stay: they still order data removed."""
+        self._deleted.clear()
+
+    def on_change(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
+        """Called once for each topic whose data may be removed from now on."""
+        self._tomb_listeners.append(listener)
+
+    # ── Changing: the store first ────────────────────────────────────────────────────────────
+
+    async def create(self, topic: Topic) -> Topic:
+        assert topic.deleted_at_ms is None
+        key = topic_key(topic.account, topic.region, topic.name)
+        for _ in range(TRIES_MAX):
+            if len(self._topics) >= self._topics_max:
+                raise Overloaded(f"This node holds its maximum of {self._topics_max} queues.")
+            try:
+                version = await self._store.put(key, _encode(topic), if_version=0)
+            except VersionConflict as exc:
+                # Learn who has the name, so that the caller can compare; or it has just gone.
+                if await self._topics.refresh(key) is not None:
+                    raise TopicExists(f"The queue {topic.name} exists already.") from exc
+            else:
+                self._topics.apply(key, topic, version=version)
+                return topic
+        raise Throttled(f"The queue {topic.name} is being created and deleted elsewhere.")
+
+    async def change(
+        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
+    ) -> Topic:
+        key = topic_key(account, region, name)
+        for _ in range(TRIES_MAX):
+            before, version = await self._newest(key, name)
+            after = change(before)
+            assert (after.topic_id, after.arn) == (before.topic_id, before.arn)
+            if after == before:
+                return before
+            try:
+                version = await self._store.put(key, _encode(after), if_version=version)
+            except VersionConflict:
+                await self._topics.refresh(key)
+                continue
+            self._topics.apply(key, after, version=version)
+            return after
+        raise Throttled(f"The queue {name} is being changed elsewhere.")
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        """Returns the topic as its tombstone has it."""
+        key = topic_key(account, region, name)
+        for _ in range(TRIES_MAX):
+            topic, version = await self._newest(key, name)
+            tomb = msgspec.structs.replace(topic, deleted_at_ms=now_ms)
+            tomb_at = tomb_key(topic.topic_id)
+            try:
+                version = await self._store.txn(
+                    compare=((key, version),), puts=((tomb_at, _encode(tomb)),), deletes=(key,)
+                )
+            except VersionConflict as exc:
+                if await self._topics.refresh(key) is None:
+                    raise TopicNotFound(name) from exc
+                continue
+            self._tombs.apply(tomb_at, tomb, version=version)
+            self._topics.apply(key, None, version=version)
+            return tomb
+        raise Throttled(f"The queue {name} is being changed elsewhere.")
+
+    async def sweep(self, *, now_ms: int, is_gone: Callable[[str], bool]) -> int:
+        """Remove tombstones that are old, or too many, and whose data ``is_gone`` (by topic id).
+        Returns how many went. Called now and then by whoever removes the data."""
+        tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
+        surplus = len(tombs) - TOMBSTONES_MAX
+        keys = [
+            tomb_key(tomb.topic_id)
+            for place, tomb in enumerate(tombs)
+            if (place < surplus or now_ms - (tomb.deleted_at_ms or 0) >= TOMBSTONE_MS)
+            and is_gone(tomb.topic_id)
+        ]
+        for start in range(0, len(keys), CHANGES_PER_TXN_MAX):
+            some = keys[start : start + CHANGES_PER_TXN_MAX]
+            version = await self._store.txn(deletes=some)
+            for key in some:
+                self._tombs.apply(key, None, version=version)
+        return len(keys)
+
+    async def _newest(self, key: str, name: str) -> tuple[Topic, int]:
+        topic = self._topics.get(key)
+        if topic is None:
+            # Perhaps another node made it a moment ago and the watch is still on its way.
+            topic = await self._topics.refresh(key)
+        if topic is None:
+            raise TopicNotFound(name)
+        return topic, self._topics.version(key)
+
+    # ── Following: own changes and those of others, each once ────────────────────────────────
+
+    def _on_topic_change(self, key: str, before: Topic | None, after: Topic | None) -> None:
+        if before is not None and after is not None and before.topic_id != after.topic_id:
+            # Deleted and made anew while we were not looking: listeners hear of both.
+            self._on_topic_change(key, before, None)
+            before = None
+        if before is not None:
+            self._forget(before)
+        if after is not None:
+            self._remember(after)
+        for listener in self._listeners:
+            try:
+                listener(before, after)
+            except Exception:
+                # The change is durable and in force: one deaf listener must not stop the others.
+                log.exception("catalog listener failed")
+
+    def _on_tomb_change(self, _key: str, before: Topic | None, after: Topic | None) -> None:
+        tomb = after or before
+        assert tomb is not None
+        name = (tomb.account, tomb.region, tomb.name)
+        known = self._deleted.get(name)
+        if after is None:
+            if known is not None and known.topic_id == tomb.topic_id:
+                del self._deleted[name]
+            return
+        if known is None or (known.deleted_at_ms or 0) <= (after.deleted_at_ms or 0):
+            self._deleted[name] = after
+        for listener in self._tomb_listeners:
+            try:
+                listener(after)
+            except Exception:
+                log.exception("tombstone listener failed")
+
+    def _remember(self, topic: Topic) -> None:
+        place = (topic.account, topic.region)
+        name_key = (*place, topic.name)
+        if name_key not in self._by_name:
+            insort(self._names.setdefault(place, []), topic.name)
+        self._by_name[name_key] = topic
+        self._by_id[topic.topic_id] = topic
+        self._by_arn[topic.arn] = topic
+
+    def _forget(self, topic: Topic) -> None:
+        place = (topic.account, topic.region)
+        del self._by_name[(*place, topic.name)]
+        del self._by_id[topic.topic_id]
+        del self._by_arn[topic.arn]
+        names = self._names[place]
+        del names[bisect_left(names, topic.name)]
+        if not names:
+            del self._names[place]

@@ -1,0 +1,74 @@
+"""Tasks that move dead letters back, as the store keeps them: a restart goes on with those that
+were running, and an operator can still see the last ones that ended.
+
+What a task does is the broker's business. Here: one entry per task under ``/moves/{task_id}``, the
+newest hundred of each source, all in memory because ``Backend.moves`` answers at once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import Store
+from penstock.model.ports import MoveTask
+
+MOVES_PREFIX = "/moves/"
+MOVES_PER_SOURCE_MAX = 100
+UNFINISHED = frozenset({"RUNNING", "CANCELLING"})
+
+_decode = msgspec.json.Decoder(MoveTask).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def move_key(task_id: str) -> str:
+    return f"{MOVES_PREFIX}{task_id}"
+
+
+class MoveTasks:
+    def __init__(self, store: Store, *, per_source_max: int = MOVES_PER_SOURCE_MAX) -> None:
+        self._store = store
+        self._per_source_max = per_source_max
+        self._by_source: dict[str, dict[str, MoveTask]] = {}
+        self._tasks = Cache(store, MOVES_PREFIX, decode=_decode, on_change=self._on_change)
+
+    async def start(self) -> None:
+        await self._tasks.start()
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    def get(self, task_id: str) -> MoveTask | None:
+        return self._tasks.get(move_key(task_id))
+
+    def list(self, source_arn: str) -> Sequence[MoveTask]:
+        """Newest first, ended ones included."""
+        tasks = self._by_source.get(source_arn, {})
+        return sorted(tasks.values(), key=lambda task: (-task.started_at_ms, task.task_id))
+
+    def unfinished(self) -> Sequence[MoveTask]:
+        """What a starting broker has to go on with."""
+        return [task for task in self._tasks.values() if task.status in UNFINISHED]
+
+    async def put(self, task: MoveTask) -> None:
+        """Store the task as it is now; beyond the bound the oldest ended ones of its source go."""
+        key = move_key(task.task_id)
+        version = await self._store.put(key, _encode(task))
+        self._tasks.apply(key, task, version=version)
+        for old in self.list(task.source_arn)[self._per_source_max :]:
+            if old.status not in UNFINISHED:
+                await self.delete(old.task_id)
+
+    async def delete(self, task_id: str) -> None:
+        key = move_key(task_id)
+        version = await self._store.delete(key)
+        self._tasks.apply(key, None, version=version)
+
+    def _on_change(self, _key: str, before: MoveTask | None, after: MoveTask | None) -> None:
+        if before is not None:
+            tasks = self._by_source[before.source_arn]
+            del tasks[before.task_id]
+            if not tasks:
+                del self._by_source[before.source_arn]
+        if after is not None:
+            self._by_source.setdefault(after.source_arn, {})[after.task_id] = after

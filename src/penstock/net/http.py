@@ -1,0 +1,404 @@
+"""The HTTP listener: bytes to ``HttpRequest``, ``HttpReply`` to bytes, and every bound in between.
+
+It is an ``asyncio.Protocol`` on httptools (llhttp), because a framework costs several times the
+rest of the request path. What it guarantees to whoever answers: a request is whole, within its
+size, came within its deadlines, and had one Host, one length and one of each header that decides
+something. What it guarantees to other connections: a bad one is answered, closed and forgotten.
+
+Deadlines are kept by one sweep over all connections rather than by a timer per request: a
+connection only notes, on the sweep's coarse clock, when its phase began.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+
+from penstock.model import limits
+from penstock.net.exchange import HttpReply, HttpRequest
+
+Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+
+SWEEP_SECONDS = 0.5
+PIPELINED_MAX = 32  # requests read ahead of the one being answered, then the socket is left unread
+WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
+LINGER_SECONDS_MAX = 1.0  # how long we read on after refusing, so that the answer is not reset away
+
+# Phases of a connection; each but ANSWERING has a deadline.
+IDLE, HEAD, BODY, ANSWERING, LINGERING = range(5)
+
+# Headers that may appear once only: two of them are two readings of one request.
+_SINGLE = frozenset({"host", "content-length", "authorization", "x-amz-target", "x-amz-date"})
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    header_bytes_max: int = limits.HEADER_BYTES_MAX
+    request_bytes_max: int = limits.REQUEST_BYTES_MAX
+    connections_max: int = limits.CONNECTIONS_MAX
+    header_seconds_max: float = limits.HEADER_SECONDS_MAX
+    body_seconds_max: float = limits.BODY_SECONDS_MAX
+    idle_seconds_max: float = limits.IDLE_SECONDS_MAX
+
+
+class _Refused(Exception):
+    """Raised inside parser callbacks; carries the status that the connection ends with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class HttpListener:
+    """Listens on one address. ``answer`` is called once per request, in a task of its own that is
+    cancelled when the client goes away."""
+
+    def __init__(self, answer: Answer, *, config: HttpConfig, name: str, seed: bytes) -> None:
+        self.answer = answer
+        self.config = config
+        self.name = name
+        self.connections: set[_Connection] = set()
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
+        self.date = b""
+        self.is_draining = False
+        self.is_tls = False
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        text = seed.hex()  # ten random bytes: request ids differ between processes
+        self._request_prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
+        self._request_count = 0
+        self._all_closed = asyncio.Event()
+
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str:
+        """Bind and serve; returns the bound ``host:port``."""
+        self.is_tls = tls is not None
+        self._server = await self.loop.create_server(
+            lambda: _Connection(self),
+            host,
+            port,
+            ssl=tls,
+            backlog=4_096,
+            reuse_address=True,
+            ssl_handshake_timeout=None if tls is None else 5.0,
+        )
+        self._sweep()
+        bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
+        return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+    def next_request_id(self) -> str:
+        self._request_count += 1
+        return f"{self._request_prefix}{self._request_count:012x}"
+
+    async def drain(self, *, seconds_max: float) -> None:
+        """Stop accepting, let requests under way finish, then close what is left."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), seconds_max)
+            except TimeoutError:
+                pass
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def opened(self, connection: "_Connection") -> bool:
+        if len(self.connections) >= self.config.connections_max or self.is_draining:
+            return False
+        self.connections.add(connection)
+        self._all_closed.clear()
+        return True
+
+    def closed(self, connection: "_Connection") -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_closed.set()
+
+    def _sweep(self) -> None:
+        self.now = self.loop.time()
+        self.date = formatdate(usegmt=True).encode("ascii")
+        for connection in list(self.connections):
+            connection.check_deadline(self.now)
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
+        self._config = listener.config
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._parser = httptools.HttpRequestParser(self)
+        self._phase = IDLE
+        self._phase_since = listener.now
+        self._stalled_since: float | None = None
+        self._peer = ""
+        # The request being read:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._unparsed_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        # Requests read and not yet answered, in order; the first is being answered by _task:
+        self._waiting: deque[tuple[HttpRequest, bool]] = deque()
+        self._task: asyncio.Task[HttpReply] | None = None
+        self._keep_alive = True
+        self._is_reading_paused = False
+
+    # ── asyncio.Protocol ─────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = peer[0] if isinstance(peer, tuple) else ""
+        if not self._listener.opened(self):
+            self._transport.write(_plain(503, "too many connections, try again later"))
+            self._transport.close()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._listener.closed(self)
+        self._waiting.clear()
+        if self._task is not None:
+            # A parked receive must not take a message for someone who has left.
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase == LINGERING:
+            return
+        if self._phase == IDLE:
+            self._enter(HEAD)
+        try:
+            self._parser.feed_data(data)
+            if self._phase == HEAD:
+                # The parser holds back an unfinished header: count what it was given as well.
+                self._unparsed_bytes += len(data)
+                if self._unparsed_bytes > self._config.header_bytes_max:
+                    self._refuse(431, "request header too large")
+        except httptools.HttpParserUpgrade as upgrade:
+            # We speak HTTP/1.1 only: an offer to upgrade is ignored and the request is answered.
+            rest = data[upgrade.args[0] :]
+            self._parser = httptools.HttpRequestParser(self)
+            if rest:
+                self.data_received(rest)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if not isinstance(cause, _Refused):
+                raise
+            self._refuse(cause.status, str(cause))
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed request: {error}")
+
+    def eof_received(self) -> bool:
+        # A closed socket and a half-closed one look the same from here. HTTP clients do not half
+        # close, and a parked receive must not take a message for one that has left.
+        return False
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self._listener.now
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+
+    # ── httptools callbacks ──────────────────────────────────────────────────────────────────
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = {}
+        self._body = []
+        self._body_bytes = 0
+        if self._phase == IDLE:
+            self._enter(HEAD)
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._config.header_bytes_max:
+            raise _Refused(431, "request header too large")
+        key = name.decode("latin-1").lower()
+        text = value.decode("latin-1")
+        headers = self._headers
+        if key in headers:
+            if key in _SINGLE:
+                raise _Refused(400, f"header {key} given twice")
+            headers[key] += ", " + text
+        else:
+            headers[key] = text
+
+    def on_headers_complete(self) -> None:
+        self._header_bytes = self._unparsed_bytes = 0
+        headers = self._headers
+        if "host" not in headers and self._parser.get_http_version() == "1.1":
+            raise _Refused(400, "header host is missing")
+        length = headers.get("content-length")
+        if length is not None:
+            if "transfer-encoding" in headers:
+                raise _Refused(400, "content-length and transfer-encoding together")
+            if int(length) > self._config.request_bytes_max:
+                raise _Refused(413, "request body too large")
+        if self._phase == HEAD:
+            self._enter(BODY)
+        if headers.get("expect", "").lower() == "100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._config.request_bytes_max:
+            raise _Refused(413, "request body too large")
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        body = self._body
+        url = self._url.decode("latin-1")
+        if not url.startswith("/"):
+            # The absolute form, as sent to proxies: keep what follows the authority.
+            scheme, separator, rest = url.partition("://")
+            if not separator or scheme not in ("http", "https"):
+                raise _Refused(400, "malformed request target")
+            slash = rest.find("/")
+            url = rest[slash:] if slash >= 0 else "/"
+        path, _, query = url.partition("?")
+        request = HttpRequest(
+            method=self._parser.get_method().decode("ascii"),
+            path=path,
+            query=query,
+            headers=self._headers,
+            body=body[0] if len(body) == 1 else b"".join(body),
+            peer=self._peer,
+            request_id=self._listener.next_request_id(),
+            is_tls=self._listener.is_tls,
+        )
+        self._waiting.append((request, self._parser.should_keep_alive()))
+        if self._task is None:
+            self._answer_next()
+        elif len(self._waiting) >= PIPELINED_MAX and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    # ── answering ────────────────────────────────────────────────────────────────────────────
+
+    def _answer_next(self) -> None:
+        request, self._keep_alive = self._waiting.popleft()
+        self._enter(ANSWERING)
+        listener = self._listener
+        task: asyncio.Task[HttpReply] = listener.loop.create_task(
+            cast(Any, listener.answer(request))
+        )
+        self._task = task
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: "asyncio.Task[HttpReply]") -> None:
+        self._task = None
+        transport = self._transport
+        if task.cancelled() or transport.is_closing():
+            if not transport.is_closing():
+                transport.close()
+            return
+        error = task.exception()
+        if error is not None:
+            # Answering code turns every error into a reply; what still comes here is a defect.
+            self._listener.loop.call_exception_handler(
+                {"message": "a request handler failed", "exception": error}
+            )
+            transport.write(_plain(500, "internal error"))
+            transport.close()
+            return
+        keep_alive = self._keep_alive and not self._listener.is_draining
+        transport.write(self._encode(task.result(), keep_alive=keep_alive))
+        if not keep_alive:
+            transport.close()
+            return
+        self._enter(IDLE)
+        if self._is_reading_paused and len(self._waiting) < PIPELINED_MAX:
+            self._is_reading_paused = False
+            transport.resume_reading()
+        if self._waiting:
+            self._answer_next()
+
+    def _encode(self, reply: HttpReply, *, keep_alive: bool) -> bytes:
+        status = reply.status
+        head = (
+            f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+            f"Content-Type: {reply.content_type}\r\n"
+            f"Content-Length: {len(reply.body)}\r\n"
+        )
+        for name, value in reply.headers:
+            head += f"{name}: {value}\r\n"
+        if not keep_alive:
+            head += "Connection: close\r\n"
+        return b"%bDate: %b\r\n\r\n%b" % (
+            head.encode("latin-1", "replace"),
+            self._listener.date,
+            reply.body,
+        )
+
+    # ── bounds ───────────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, phase: int) -> None:
+        self._phase = phase
+        self._phase_since = self._listener.now
+
+    def check_deadline(self, now: float) -> None:
+        config = self._config
+        elapsed = now - self._phase_since
+        phase = self._phase
+        if self._stalled_since is not None and now - self._stalled_since > WRITE_STALL_SECONDS_MAX:
+            self.abort()
+        elif phase == ANSWERING:
+            return
+        elif phase == IDLE and elapsed > config.idle_seconds_max:
+            self._transport.close()
+        elif phase == HEAD and elapsed > config.header_seconds_max:
+            self._refuse(408, "the request header took too long")
+        elif phase == BODY and elapsed > config.body_seconds_max:
+            self._refuse(408, "the request body took too long")
+        elif phase == LINGERING and elapsed > LINGER_SECONDS_MAX:
+            self.abort()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer and end the connection. Nothing that follows on it is looked at, so that a second
+        request hidden behind a malformed first one is never executed."""
+        if self._phase == LINGERING or self._transport.is_closing():
+            return
+        if self._task is not None:
+            # An earlier request of this connection is still being answered: no answer may
+            # overtake it, so the connection just ends.
+            self.abort()
+            return
+        self._waiting.clear()
+        self._enter(LINGERING)
+        self._transport.write(_plain(status, message))
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def close_if_idle(self) -> None:
+        if self._phase in (IDLE, LINGERING) and self._task is None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+def _plain(status: int, message: str) -> bytes:
+    body = (message + "\n").encode("utf-8", "replace")
+    return (
+        f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
+        "Content-Type: text/plain; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode("latin-1") + body

@@ -1,0 +1,174 @@
+"""The one place where the parts of a node are constructed and connected.
+
+On one machine the frontend holds the broker itself; in a cluster it will hold something that calls
+one. Nothing else in the program knows which.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+
+from penstock.broker.calls import Broker
+from penstock.broker.disk import DiskBudget
+from penstock.broker.surroundings import Surroundings
+from penstock.frontend.admin.api import AdminApi
+from penstock.frontend.admin.health import Health
+from penstock.frontend.context import FrontendConfig
+from penstock.frontend.pipeline import Frontend
+from penstock.log.log import LogConfig
+from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.moves import MoveTasks
+from penstock.metadata.sqlite import SqliteStore
+from penstock.net.http import HttpConfig, HttpListener
+from penstock.node.config import Config, Mode, parse_listen
+from penstock.node.entropy import Entropy
+from penstock.node.folder import DataFolder
+from penstock.node.settings import Loaded
+from penstock.telemetry.clock import SystemClock
+from penstock.telemetry.metrics import Meter
+
+log_ = logging.getLogger(__name__)
+
+POOL_THREADS = 4  # fdatasync and opening logs; more only queue in the kernel
+DRAIN_SECONDS_MAX = 10.0
+TOMB_SWEEP_SECONDS = 60.0
+
+
+class Node:
+    """Everything one process runs. ``start`` returns once requests are served."""
+
+    def __init__(self, loaded: Loaded[Config]) -> None:
+        self._loaded = loaded
+        self._config = loaded.config
+        self._clock = SystemClock()
+        self._meter = Meter()
+        self._health = Health()
+        self._folder = DataFolder(Path(self._config.node.data))
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
+        self._entropy = Entropy()
+        self.http_url = ""
+        self.admin_url = ""
+
+    async def start(self) -> None:
+        config = self._config
+        self._store = await SqliteStore.open(self._folder.metadata_path)
+        self._catalog = StoredCatalog(self._store, recreate_guard_ms=config.queue.recreate_guard_ms)
+        self._tasks = MoveTasks(self._store)
+        await self._catalog.start()
+        await self._tasks.start()
+        self._broker = Broker(self._surroundings(), self._tasks, entropy=self._entropy)
+        # The admin address opens first: a long recovery can be watched on it.
+        await self._start_admin()
+        await self._broker.start()
+        await self._start_http()
+        self._health.ready()
+        self._sweeper = asyncio.create_task(self._sweep_tombs(), name="tombstone sweep")
+
+    async def drain(self) -> None:
+        """Turn away, finish what is under way, write everything down."""
+        self._health.drain()
+        if self._config.node.drain_ms:
+            await asyncio.sleep(self._config.node.drain_ms / 1_000)
+        self._http.is_draining = True
+        self._broker.partitions.end_waits()
+        await self._http.drain(seconds_max=DRAIN_SECONDS_MAX)
+        self._sweeper.cancel()
+        await self._broker.stop()
+        await self._admin.drain(seconds_max=1.0)
+        await self._tasks.stop()
+        await self._catalog.stop()
+        await self._store.close()
+        self._pool.shutdown()
+        self._folder.release()
+
+    def _surroundings(self) -> Surroundings:
+        config = self._config
+        return Surroundings(
+            folder=self._folder.path,
+            clock=self._clock,
+            pool=self._pool,
+            disk=DiskBudget(self._folder.path, self._clock),
+            catalog=self._catalog,
+            meter=self._meter,
+            log=LogConfig(
+                segment_bytes_max=config.log.segment_bytes_max,
+                segment_age_ms_max=config.log.segment_age_ms_max,
+                tail_bytes_max=config.log.tail_bytes_max,
+            ),
+            fsync_default=config.log.fsync,
+            fsync_interval_ms=config.log.fsync_interval_ms,
+            clean_interval_ms=config.log.retention_check_ms,
+            in_flight_max=config.queue.in_flight_max,
+            is_elapsed_trusted=self._folder.renew_anchor(self._clock),
+        )
+
+    async def _start_http(self) -> None:
+        config = self._config
+        frontend = Frontend(
+            backend=self._broker,
+            catalog=self._catalog,
+            clock=self._clock,
+            config=FrontendConfig(
+                account=config.node.account,
+                region=config.node.region,
+                external_url=config.http.external_url or None,
+                is_dev=config.node.mode is Mode.DEV,
+                recreate_guard_ms=config.queue.recreate_guard_ms,
+                partitions_default=config.queue.partitions,
+                admin_url=self.admin_url,
+            ),
+            meter=self._meter,
+            entropy=self._entropy,
+            perf=perf_counter,
+        )
+        self._http = self._listener(frontend, "http")
+        host, port = parse_listen(config.http.listen)
+        self.http_url = f"http://{await self._http.start(host, port)}"
+
+    async def _start_admin(self) -> None:
+        api = AdminApi(
+            backend=self._broker,
+            catalog=self._catalog,
+            meter=self._meter,
+            health=self._health,
+            loaded=self._loaded,
+        )
+        self._admin = self._listener(api, "admin")
+        listen = self._config.admin.listen
+        if listen:
+            host, port = parse_listen(listen)
+            self.admin_url = f"http://{await self._admin.start(host, port)}"
+            return
+        host, port = parse_listen(self._config.http.listen)
+        try:
+            bound = await self._admin.start(host, port + 1 if port else 0)
+        except OSError:
+            bound = await self._admin.start(host, 0)  # nobody asked for that port by name
+        self.admin_url = f"http://{bound}"
+
+    def _listener(self, answerer: Frontend | AdminApi, name: str) -> HttpListener:
+        http = self._config.http
+        return HttpListener(
+            answerer.handle,
+            config=HttpConfig(
+                request_bytes_max=http.request_bytes_max,
+                connections_max=http.connections_max,
+                header_seconds_max=http.header_ms_max / 1_000,
+                body_seconds_max=http.body_ms_max / 1_000,
+                idle_seconds_max=http.idle_ms_max / 1_000,
+            ),
+            name=name,
+            seed=self._entropy(10),
+        )
+
+    async def _sweep_tombs(self) -> None:
+        """Forget deletions whose folders are gone and whose names are no longer guarded."""
+        topics = self._folder.path / "topics"
+        while True:
+            await asyncio.sleep(TOMB_SWEEP_SECONDS)
+            await self._catalog.sweep(
+                now_ms=self._clock.wall_ms(),
+                is_gone=lambda topic_id: not (topics / topic_id).exists(),
+            )

@@ -1,0 +1,268 @@
+"""Every setting of a node: one frozen struct per section, each value with its default, its bounds
+and the sentence that ``penstock generate config`` prints above it. Parsed once at start and handed
+down by section; nothing else reads the environment. How values are found is in ``settings.py``.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from penstock.model import limits, names
+from penstock.model.topic import Fsync
+from penstock.node import settings
+from penstock.node.settings import ConfigInvalid, Loaded, Origin, OriginKind, Row, describe, note
+from penstock.telemetry.logs import LogFormat
+
+__all__ = [
+    "SYSTEM_FILE",
+    "AdminConfig",
+    "Config",
+    "ConfigInvalid",
+    "HttpConfig",
+    "LogConfig",
+    "LogLevel",
+    "Mode",
+    "NodeConfig",
+    "Origin",
+    "OriginKind",
+    "QueueConfig",
+    "Row",
+    "TelemetryConfig",
+    "config_files",
+    "describe",
+    "load",
+    "parse_listen",
+    "render_toml",
+]
+
+SYSTEM_FILE = Path("/etc/penstock/penstock.toml")
+
+
+class Mode(StrEnum):
+    DEV = "dev"
+    PROD = "prod"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``host:port`` with an IPv6 host in brackets. Raises ValueError with the reason."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("expected host:port with a port from 0 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address stands in brackets, as in [::1]:9324")
+    if not host or any(character.isspace() for character in host):
+        raise ValueError("expected host:port; 0.0.0.0 is every IPv4 address of this machine")
+    return host, int(port)
+
+
+def _check_listen(text: str) -> str | None:
+    try:
+        parse_listen(text)
+    except ValueError as exc:
+        return str(exc)
+    return None
+
+
+def _check_listen_or_empty(text: str) -> str | None:
+    return _check_listen(text) if text else None
+
+
+def _check_account(text: str) -> str | None:
+    return None if names.is_account(text) else "expected twelve digits"
+
+
+def _check_region(text: str) -> str | None:
+    return None if names.is_region(text) else "expected 1 to 32 of a-z, 0-9 and -"
+
+
+def _check_url(text: str) -> str | None:
+    if not text:
+        return None
+    scheme, found, rest = text.partition("://")
+    if scheme in ("http", "https") and found and rest and not rest.startswith("/"):
+        return None
+    return "expected http://host:port or https://host"
+
+
+def _check_data(text: str) -> str | None:
+    return "expected the path of a folder" if not text or "\0" in text else None
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    data: Annotated[
+        str, note("Folder of all logs and metadata; created when missing.", check=_check_data)
+    ] = "./penstock-data"
+    name: Annotated[
+        str, note("Name of this node in logs and metrics; empty: the host's name.", max_length=128)
+    ] = ""
+    mode: Annotated[Mode, note("dev offers a call that resets all queues; prod leaves it out.")] = (
+        Mode.DEV
+    )
+    account: Annotated[
+        str, note("Account of callers whose key names none.", check=_check_account)
+    ] = names.ACCOUNT_DEFAULT
+    region: Annotated[
+        str, note("Region of callers whose signature names none.", check=_check_region)
+    ] = names.REGION_DEFAULT
+    drain_ms: Annotated[
+        int,
+        note(
+            "At a stop: how long to go on serving while /readyz already answers 404, so that a"
+            " load balancer can turn away first.",
+            ge=0,
+            le=600_000,
+        ),
+    ] = 0
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    listen: Annotated[
+        str, note("Address of the SQS endpoint. Port 0 takes any free one.", check=_check_listen)
+    ] = "127.0.0.1:9324"
+    external_url: Annotated[
+        str,
+        note(
+            "What clients reach this endpoint by, as it stands in queue URLs; empty: the Host"
+            " header of each request.",
+            check=_check_url,
+        ),
+    ] = ""
+    connections_max: Annotated[
+        int, note("Connections open at once; more are refused.", ge=1, le=1_000_000)
+    ] = limits.CONNECTIONS_MAX
+    header_ms_max: Annotated[
+        int, note("Time a client has to send the head of a request.", ge=100, le=600_000)
+    ] = int(limits.HEADER_SECONDS_MAX * 1_000)
+    body_ms_max: Annotated[
+        int, note("Time a client has to send the body of a request.", ge=100, le=3_600_000)
+    ] = int(limits.BODY_SECONDS_MAX * 1_000)
+    idle_ms_max: Annotated[
+        int, note("Time a connection may stay open without a request.", ge=100, le=3_600_000)
+    ] = int(limits.IDLE_SECONDS_MAX * 1_000)
+    request_bytes_max: Annotated[
+        int, note("Largest body of a request, before decoding.", ge=1_024, le=64 * limits.MIB)
+    ] = limits.REQUEST_BYTES_MAX
+
+
+class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
+    listen: Annotated[
+        str,
+        note(
+            "Address of health checks, metrics and the admin API; empty: the host of http.listen"
+            " and its port plus one, or any free port when that one is taken.",
+            check=_check_listen_or_empty,
+        ),
+    ] = ""
+    token: Annotated[
+        str,
+        note(
+            "When set, metrics and the admin API want it as a bearer token; health checks stay"
+            " open. The file form keeps it out of this one.",
+            is_secret=True,
+            max_length=4_096,
+        ),
+    ] = ""
+
+
+class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
+    fsync: Annotated[
+        Fsync,
+        note(
+            "When an append is answered: always = once it is on disk; interval = once written,"
+            " synced at fsync_interval_ms; never = once written, synced by the kernel."
+        ),
+    ] = Fsync.ALWAYS
+    fsync_interval_ms: Annotated[
+        int, note("How much a power cut may cost with fsync = interval.", ge=1, le=60_000)
+    ] = 100
+    segment_bytes_max: Annotated[
+        int,
+        note(
+            "A log goes on in a new file beyond this size; whole files are what retention removes.",
+            ge=64 * limits.KIB,
+            le=1_024 * limits.MIB,
+        ),
+    ] = limits.SEGMENT_BYTES_MAX
+    segment_age_ms_max: Annotated[
+        int, note("A log goes on in a new file after this time.", ge=1_000)
+    ] = limits.SEGMENT_AGE_MS_MAX
+    tail_bytes_max: Annotated[
+        int,
+        note("Newest part of each partition's log kept in memory.", ge=0, le=1_024 * limits.MIB),
+    ] = limits.TAIL_BYTES_MAX
+    retention_check_ms: Annotated[
+        int, note("How often expired messages and finished files are removed.", ge=10)
+    ] = 30_000
+
+
+class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
+    partitions: Annotated[
+        int, note("Partitions of a new queue, where its creator does not say.", ge=1, le=256)
+    ] = 1
+    in_flight_max: Annotated[
+        int,
+        note(
+            "Messages of one queue that may be leased at once.", ge=1, le=10 * limits.IN_FLIGHT_MAX
+        ),
+    ] = limits.IN_FLIGHT_MAX
+    recreate_guard_ms: Annotated[
+        int,
+        note(
+            "How long the name of a deleted queue stays refused. The public cloud has 60000.",
+            ge=0,
+            le=limits.DELETED_NAME_MS,
+        ),
+    ] = 0
+
+
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    level: Annotated[LogLevel, note("Least important log lines that are still written.")] = (
+        LogLevel.INFO
+    )
+    format: Annotated[
+        LogFormat,
+        note("Shape of log lines: json, console, or auto = console on a terminal, else json."),
+    ] = LogFormat.AUTO
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    node: NodeConfig = NodeConfig()
+    http: HttpConfig = HttpConfig()
+    admin: AdminConfig = AdminConfig()
+    log: LogConfig = LogConfig()
+    queue: QueueConfig = QueueConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+
+def config_files(explicit: Path | None, *, system: Path = SYSTEM_FILE) -> list[Path]:
+    """The files to read, weakest first. The system's may be missing; the one asked for may not."""
+    files = [system] if system.is_file() else []
+    return [*files, explicit] if explicit is not None else files
+
+
+def load(
+    flags: Mapping[str, object], env: Mapping[str, str], files: Sequence[Path] = ()
+) -> Loaded[Config]:
+    """Flags by dotted key (``{"http.listen": ...}``, None: not given). Raises ConfigInvalid."""
+    return settings.load(Config, flags=flags, env=env, files=files)
+
+
+def render_toml() -> str:
+    """A file with every setting at its default, commented out."""
+    head = (
+        "# Penstock configuration. Every value here is the default: uncomment what should differ.\n"
+        "# Stronger than this file: PENSTOCK_SECTION__KEY in the environment, then flags.\n\n"
+    )
+    return head + settings.render_toml(Config)

@@ -1,0 +1,60 @@
+"""The data folder as a whole: one process at a time, and what the last one knew of the clock."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from penstock.model.errors import PenstockError
+from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
+
+LOCK_NAME = "lock"
+ANCHOR_NAME = "clock.json"
+METADATA_NAME = "metadata.sqlite3"
+
+
+class FolderUnusable(PenstockError):
+    pass
+
+
+class DataFolder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise FolderUnusable(
+                f"the data folder {path} cannot be used: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise FolderUnusable(
+                f"the data folder {path} is in use by another penstock process; "
+                "stop it, or choose another folder with --data"
+            ) from error
+
+    @property
+    def metadata_path(self) -> Path:
+        return self.path / METADATA_NAME
+
+    def renew_anchor(self, clock: SystemClock) -> bool:
+        """Note how the wall clock stands to the machine's own now; returns whether it has run
+        evenly since the last process noted it."""
+        now = clock.anchor()
+        file = self.path / ANCHOR_NAME
+        try:
+            before = msgspec.json.decode(file.read_bytes(), type=ClockAnchor)
+            is_trusted = elapsed_trustworthy(before, now)
+        except (OSError, msgspec.MsgspecError):
+            is_trusted = False
+        new = file.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(now))
+        new.replace(file)
+        return is_trusted
+
+    def release(self) -> None:
+        os.close(self._lock)

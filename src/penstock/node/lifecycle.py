@@ -1,0 +1,119 @@
+"""A node's life: read the configuration, start, say ``ready``, serve until told to stop, drain.
+
+The exit code is part of the contract: 0 after a drain, 1 when the node could not start or had to
+give up, 2 when the configuration is wrong.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from penstock import __version__
+from penstock.model.errors import PenstockError
+from penstock.node import config as node_config
+from penstock.node.compose import Node
+from penstock.node.config import Config
+from penstock.node.settings import ConfigInvalid, Loaded, describe
+from penstock.telemetry import logs
+
+log_ = logging.getLogger(__name__)
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+# Requests make short-lived objects that reference counting frees; a collector that looks after
+# every 700 of them only costs time.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+def serve(
+    flags: dict[str, object], *, config_file: str | None, print_config: bool, hints: bool
+) -> int:
+    try:
+        files = node_config.config_files(Path(config_file) if config_file else None)
+        loaded = node_config.load(flags, os.environ, files)
+    except ConfigInvalid as error:
+        print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    if print_config:
+        for row in describe(loaded):
+            print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
+        return EXIT_OK
+    telemetry = loaded.config.telemetry
+    logs.configure(telemetry.level, telemetry.format, node=loaded.config.node.name)
+    _raise_file_limit()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(loaded, hints=hints))
+
+
+async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _asked_to_stop, stop)
+    try:
+        node = Node(loaded)
+        await node.start()
+    except (PenstockError, OSError) as error:
+        print(f"penstock: cannot start: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    _announce(node, loaded.config, hints=hints)
+    await stop.wait()
+    log_.info("draining")
+    await node.drain()
+    log_.info("stopped")
+    return EXIT_OK
+
+
+def _asked_to_stop(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        # Asked twice: whatever is committed is safe; do not keep the operator waiting.
+        os._exit(EXIT_FAILED)
+    stop.set()
+
+
+def _announce(node: Node, config: Config, *, hints: bool) -> None:
+    if config.node.mode is node_config.Mode.DEV:
+        log_.warning("development mode: any credentials are accepted")
+    lines = [f"ready http={node.http_url} admin={node.admin_url}"]
+    if hints:
+        lines += _hints(node.http_url, config)
+    print("\n".join(lines), flush=True)  # noqa: T201
+
+
+def _hints(url: str, config: Config) -> list[str]:
+    return [
+        "",
+        f"Penstock {__version__}, data in {config.node.data}. Try it from another terminal:",
+        "",
+        "  python:  import boto3",
+        f'           sqs = boto3.client("sqs", endpoint_url="{url}", region_name="us-east-1",',
+        '                              aws_access_key_id="x", aws_secret_access_key="x")',
+        '           url = sqs.create_queue(QueueName="hello")["QueueUrl"]',
+        '           sqs.send_message(QueueUrl=url, MessageBody="first")',
+        '           print(sqs.receive_message(QueueUrl=url)["Messages"])',
+        "",
+        "  shell:   AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x AWS_DEFAULT_REGION=us-east-1 \\",
+        f"             aws --endpoint-url {url} sqs create-queue --queue-name hello",
+        "",
+        "Ctrl-C stops it; nothing that was answered is lost.",
+    ]
+
+
+def _raise_file_limit() -> None:
+    """Every partition and every connection holds files; take what we are allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log_.warning("open files stay limited", extra={"limit": soft, "reason": str(error)})

@@ -1,0 +1,324 @@
+"""How a configuration gets its values: declared structs in, one checked struct and the origin of
+every value out. Knows nothing of Penstock's own settings; those are declared in ``config.py``.
+
+Order, weakest first: the declared default, files in the order given, the environment
+(``PENSTOCK_SECTION__KEY``), flags. A key nobody declared is an error with the nearest name, since
+a misspelt setting that is silently ignored is found only in production. A secret may be given as
+``key_file``: the path of a file that holds it, as service managers and orchestrators provide.
+"""
+
+import os
+import textwrap
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+import msgspec
+
+from penstock.model.errors import PenstockError
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+ENV_PREFIX = "PENSTOCK_"
+ENV_SEPARATOR = "__"
+FILE_SUFFIX = "_file"
+MASK = "********"
+CONFIG_BYTES_MAX = 1_048_576  # of a configuration or secret file; more is the wrong file
+
+
+class ConfigInvalid(PenstockError):
+    """One line: which key, what is wrong, and where the value came from."""
+
+
+class OriginKind(StrEnum):
+    DEFAULT = "default"
+    FILE = "file"
+    ENV = "env"
+    FLAG = "flag"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    kind: OriginKind
+    where: str = ""  # path, variable or key
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}" if self.where else str(self.kind)
+
+
+DEFAULT = Origin(OriginKind.DEFAULT)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One setting as an operator sees it."""
+
+    key: str
+    value: str
+    origin: str
+
+
+class Loaded(msgspec.Struct, Generic[C], frozen=True):
+    config: C
+    origins: Mapping[str, Origin]  # by dotted key
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One declared value."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    is_secret: bool
+    check: Callable[[Any], str | None] | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}"
+
+
+Given = dict[str, tuple[object, Origin]]  # by dotted key; later layers overwrite
+
+
+def note(
+    help_text: str,
+    *,
+    check: Callable[[Any], str | None] | None = None,
+    is_secret: bool = False,
+    **bounds: Any,
+) -> msgspec.Meta:
+    """What a declaration says beside its type. ``check`` returns what is wrong, or None; bounds
+    are those of msgspec (``ge``, ``le``, ``min_length`` and so on)."""
+    return msgspec.Meta(
+        description=help_text, extra={"check": check, "is_secret": is_secret}, **bounds
+    )
+
+
+def declared(config_type: type[msgspec.Struct]) -> dict[str, Setting]:
+    """All settings of a struct of sections, by dotted key, in the order they were written."""
+    settings: dict[str, Setting] = {}
+    for section in msgspec.structs.fields(config_type):
+        for field in msgspec.structs.fields(section.type):
+            meta = _meta(field.type)
+            extra = meta.extra or {}
+            setting = Setting(
+                section=section.name,
+                name=field.name,
+                type=field.type,
+                default=field.default,
+                help=meta.description or "",
+                is_secret=extra.get("is_secret", False),
+                check=extra.get("check"),
+            )
+            assert setting.help, f"{setting.key} says what it is for"
+            assert field.default is not msgspec.NODEFAULT, f"{setting.key} has a default"
+            settings[setting.key] = setting
+    return settings
+
+
+def _meta(annotation: Any) -> msgspec.Meta:
+    if get_origin(annotation) is Annotated:
+        for part in get_args(annotation)[1:]:
+            if isinstance(part, msgspec.Meta):
+                return part
+    raise AssertionError(f"{annotation} carries a note")
+
+
+def load(
+    config_type: type[C],
+    *,
+    flags: Mapping[str, object],
+    env: Mapping[str, str],
+    files: Sequence[Path],
+) -> Loaded[C]:
+    """``flags`` by dotted key; a flag that is None was not given. Raises ConfigInvalid."""
+    settings = declared(config_type)
+    given: Given = {}
+    for path in files:
+        given.update(_from_file(settings, path))
+    given.update(_from_env(settings, env))
+    given.update(_from_flags(settings, flags))
+    origins: dict[str, Origin] = {}
+    sections: dict[str, dict[str, object]] = {}
+    for key, setting in settings.items():
+        value, origins[key] = setting.default, DEFAULT
+        if key in given:
+            raw, origin = given[key]
+            value, origins[key] = _checked(setting, raw, origin), origin
+        sections.setdefault(setting.section, {})[setting.name] = value
+    built = {
+        field.name: field.type(**sections[field.name])
+        for field in msgspec.structs.fields(config_type)
+    }
+    return Loaded(config_type(**built), origins)
+
+
+def describe(loaded: Loaded[Any]) -> list[Row]:
+    """Every setting with its value and origin; secrets masked."""
+    rows = []
+    for key, setting in declared(type(loaded.config)).items():
+        value = getattr(getattr(loaded.config, setting.section), setting.name)
+        text = MASK if setting.is_secret and value else _text(value)
+        rows.append(Row(key, text, str(loaded.origins[key])))
+    return rows
+
+
+def render_toml(config_type: type[msgspec.Struct]) -> str:
+    """The default configuration as a file, every value commented out."""
+    lines: list[str] = []
+    section = ""
+    for setting in declared(config_type).values():
+        if setting.section != section:
+            section = setting.section
+            lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
+        lines += textwrap.wrap(setting.help, 96, initial_indent="# ", subsequent_indent="# ")
+        if setting.is_secret:
+            lines.append(f'#{setting.name}{FILE_SUFFIX} = ""')
+        lines.append(f"#{setting.name} = {_toml(setting.default)}")
+    return "\n".join(lines) + "\n"
+
+
+# ── Layers ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_file(settings: Mapping[str, Setting], path: Path) -> Given:
+    origin = Origin(OriginKind.FILE, str(path))
+    try:
+        document = tomllib.loads(_read(path, origin).decode())
+    except UnicodeDecodeError as exc:
+        raise ConfigInvalid(f"{path}: is not UTF-8 text") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigInvalid(f"{path}: {_line(exc)}") from exc
+    given: Given = {}
+    for section, values in document.items():
+        if not isinstance(values, dict):
+            raise _unknown(settings, section, origin)
+        for name, value in values.items():
+            _give(given, settings, f"{section}.{name}", value, origin)
+    return given
+
+
+def _from_env(settings: Mapping[str, Setting], env: Mapping[str, str]) -> Given:
+    """Only variables with the separator are settings: PENSTOCK_CONTEXT and the like are not."""
+    given: Given = {}
+    for variable in sorted(env):
+        rest = variable.removeprefix(ENV_PREFIX)
+        if rest == variable or ENV_SEPARATOR not in rest:
+            continue
+        key = rest.lower().replace(ENV_SEPARATOR, ".", 1)
+        _give(given, settings, key, env[variable], Origin(OriginKind.ENV, variable))
+    return given
+
+
+def _from_flags(settings: Mapping[str, Setting], flags: Mapping[str, object]) -> Given:
+    given: Given = {}
+    for key, value in flags.items():
+        if value is not None:
+            _give(given, settings, key, value, Origin(OriginKind.FLAG, key))
+    return given
+
+
+def _give(
+    given: Given, settings: Mapping[str, Setting], key: str, value: object, origin: Origin
+) -> None:
+    """Put a value into its layer. A secret's file is read here, so that ``key`` and ``key_file``
+    of one layer cannot both be given without notice."""
+    target = key
+    if key not in settings:
+        target = key.removesuffix(FILE_SUFFIX)
+        if target == key or target not in settings or not settings[target].is_secret:
+            raise _unknown(settings, key, origin)
+        value = _secret(key, value, origin)
+    if target in given:
+        raise ConfigInvalid(f"{target}: given twice, directly and as a file ({origin})")
+    given[target] = (value, origin)
+
+
+def _secret(key: str, path: object, origin: Origin) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigInvalid(f"{key}: expected a path ({origin})")
+    try:
+        # The newline an editor leaves at the end is never meant.
+        return _read(Path(path), origin, key).decode().rstrip("\r\n")
+    except UnicodeDecodeError as exc:
+        raise ConfigInvalid(f"{key}: {path} is not UTF-8 text ({origin})") from exc
+
+
+def _read(path: Path, origin: Origin, key: str = "") -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        where = f"{key}: {path}" if key else str(path)
+        suffix = f" ({origin})" if key else ""
+        raise ConfigInvalid(f"{where}: cannot be read: {why}{suffix}") from exc
+    if len(content) > CONFIG_BYTES_MAX:
+        raise ConfigInvalid(f"{path}: larger than {CONFIG_BYTES_MAX} bytes ({origin})")
+    return content
+
+
+# ── Values ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
+    # Files are typed, so 1 is no "1" there; the environment has nothing but text.
+    is_strict = origin.kind is OriginKind.FILE
+    if isinstance(raw, os.PathLike):
+        raw = os.fspath(raw)
+    why: str | None
+    try:
+        value = msgspec.convert(raw, setting.type, strict=is_strict)
+    except msgspec.ValidationError as exc:
+        why = _choices(setting.type) or _expected(exc)
+    else:
+        why = setting.check(value) if setting.check is not None else None
+        if why is None:
+            return value
+    shown = "" if setting.is_secret else f", got {_text(raw)!r}"
+    raise ConfigInvalid(f"{setting.key}: {why}{shown} ({origin})")
+
+
+def _expected(exc: msgspec.ValidationError) -> str:
+    """msgspec's sentence without the type it got: the value itself is shown instead."""
+    text = _line(exc).partition(", got")[0].replace("`", "")
+    return text[:1].lower() + text[1:]
+
+
+def _choices(annotation: Any) -> str | None:
+    """For an enumeration, what may be said; msgspec only says that it was wrong."""
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        return "expected one of " + ", ".join(str(member.value) for member in plain)
+    return None
+
+
+def _unknown(settings: Mapping[str, Setting], key: str, origin: Origin) -> ConfigInvalid:
+    import difflib  # only here: nobody should pay for it at a start that goes well
+
+    names = [*settings, *(f"{k}{FILE_SUFFIX}" for k, s in settings.items() if s.is_secret)]
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if not near:  # right name, wrong section
+        tail = key.rpartition(".")[2]
+        near = [name for name in names if name.rpartition(".")[2] == tail][:1]
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return ConfigInvalid(f"{key}: no such setting{hint} ({origin})")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for DEL, which no default contains.
+        return msgspec.json.encode(value).decode()
+    return _text(value)
+
+
+def _line(exc: Exception) -> str:
+    return " ".join(str(exc).split())

@@ -1,0 +1,64 @@
+"""Control batches: what happened to records, written into the same log behind them.
+
+    record key = version i16 (0) · type i16          record value = opaque, the type's own
+
+A Kafka client skips batches with the control bit by itself. Types 0 and 1 are Kafka's transaction
+markers; ours start at 64 and are listed where they are made and folded (``cursor/``).
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from penstock.record.batch import ATTR_CONTROL, encode_batch, parse_header
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import iter_records
+from penstock.record.varint import encode_varint
+
+TYPE_ABORT = 0
+TYPE_COMMIT = 1
+TYPE_OWN_FIRST = 64
+
+KEY = struct.Struct(">hh")
+KEY_VERSION = 0
+assert KEY.size == 4
+
+_KEY_LENGTH = encode_varint(KEY.size)
+
+
+def encode_control_batch(
+    entries: Sequence[tuple[int, bytes]], *, base_offset: int, leader_epoch: int, timestamp: int
+) -> bytes:
+    """One batch with one record per (type, value)."""
+    records = []
+    for delta, (kind, value) in enumerate(entries):
+        body = b"".join(
+            (
+                b"\x00\x00",  # attributes, time delta
+                encode_varint(delta),
+                _KEY_LENGTH,
+                KEY.pack(KEY_VERSION, kind),
+                encode_varint(len(value)),
+                value,
+                b"\x00",  # no headers
+            )
+        )
+        records.append(encode_varint(len(body)) + body)
+    return encode_batch(
+        records,
+        base_offset=base_offset,
+        leader_epoch=leader_epoch,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        attributes=ATTR_CONTROL,
+    )
+
+
+def iter_control(batch: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(offset, type, value) of each record of a control batch."""
+    assert parse_header(batch).is_control, "the caller looks at the header first"
+    for record in iter_records(batch):
+        key = record.key
+        if key is None or len(key) < KEY.size:
+            raise MalformedBatch(f"the control record at offset {record.offset} has no type")
+        _version, kind = KEY.unpack_from(key)
+        yield record.offset, kind, record.value or b""

@@ -1,0 +1,118 @@
+"""One record inside a batch.
+
+    ┌────────┬────────────┬──────────┬──────────┬─────────────┬───────────────┬─────────────────┐
+    │ length │ attributes │ time     │ offset   │ key length, │ value length, │ header count,   │
+    │ varint │ i8 = 0     │ delta    │ delta    │ key         │ value         │ headers         │
+    │        │            │ varint   │ varint   │ (−1: null)  │ (−1: null)    │                 │
+    └────────┴────────────┴──────────┴──────────┴─────────────┴───────────────┴─────────────────┘
+    header = key length, key, value length (−1: null), value
+
+``length`` counts what stands behind it. All varints are zig-zag. What comes in here may have been
+made by anyone, so every length is held against the bytes that are left.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.model.limits import BATCH_BYTES_MAX
+from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
+from penstock.record.compression import decompress
+from penstock.record.malformed import MalformedBatch
+from penstock.record.varint import decode_varint, encode_varint
+
+Header = tuple[bytes, bytes | None]
+
+# What the records of one batch may come to when decompressed: room for honest ratios, and a wall
+# in front of a bomb.
+RECORDS_BYTES_MAX = 4 * BATCH_BYTES_MAX
+HEADERS_PER_RECORD_MAX = 4_096
+
+
+class RawRecord(NamedTuple):
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+
+def encode_record(
+    *,
+    offset_delta: int,
+    timestamp_delta: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[Header] = (),
+) -> bytes:
+    parts = [b"\x00", encode_varint(timestamp_delta), encode_varint(offset_delta)]
+    parts += (b"\x01",) if key is None else (encode_varint(len(key)), key)
+    parts += (b"\x01",) if value is None else (encode_varint(len(value)), value)
+    parts.append(encode_varint(len(headers)))
+    for name, content in headers:
+        parts += (encode_varint(len(name)), name)
+        parts += (b"\x01",) if content is None else (encode_varint(len(content)), content)
+    body = b"".join(parts)
+    return encode_varint(len(body)) + body
+
+
+def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
+    """The records of a whole batch, decompressed."""
+    end = header.total_bytes
+    if not HEADER_BYTES <= end <= len(batch):
+        raise MalformedBatch(f"a batch of {end} bytes in a buffer of {len(batch)}")
+    return decompress(header.codec, batch[HEADER_BYTES:end], bytes_max=bytes_max)
+
+
+def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterator[RawRecord]:
+    """The records of one whole batch. Does not check the CRC: whoever read the batch did."""
+    header = parse_header(batch)
+    blob = records_blob(batch, header, bytes_max=bytes_max)
+    append_time = header.max_timestamp if header.is_append_time else None
+    position = 0
+    for _ in range(header.count):
+        size, position = decode_varint(blob, position)
+        end = position + size
+        if size < 0 or end > len(blob):
+            raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+        # The attributes byte is unused; a record too short to hold it fails in the next field.
+        timestamp_delta, position = decode_varint(blob, position + 1)
+        offset_delta, position = decode_varint(blob, position)
+        if not 0 <= offset_delta <= header.last_offset_delta:
+            raise MalformedBatch(f"offset delta {offset_delta} is outside of the batch")
+        key, position = _field(blob, position, end)
+        value, position = _field(blob, position, end)
+        headers, position = _headers(blob, position, end)
+        if position != end:
+            raise MalformedBatch("a record's fields do not add up to its length")
+        timestamp = header.base_timestamp + timestamp_delta if append_time is None else append_time
+        yield RawRecord(header.base_offset + offset_delta, timestamp, key, value, headers)
+    if position != len(blob):
+        raise MalformedBatch(f"{len(blob) - position} bytes behind the last record")
+
+
+def _field(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    size, position = decode_varint(blob, position)
+    if size < 0:
+        if size != -1:
+            raise MalformedBatch(f"a field of {size} bytes")
+        return None, position
+    stop = position + size
+    if stop > end:
+        raise MalformedBatch(f"a field of {size} bytes runs past the end of its record")
+    return blob[position:stop], stop
+
+
+def _headers(blob: bytes, position: int, end: int) -> tuple[Sequence[Header], int]:
+    count, position = decode_varint(blob, position)
+    if count == 0:
+        return (), position
+    if not 0 < count <= HEADERS_PER_RECORD_MAX:
+        raise MalformedBatch(f"{count} headers in one record")
+    headers = []
+    for _ in range(count):
+        name, position = _field(blob, position, end)
+        if name is None:
+            raise MalformedBatch("a header has no name")
+        content, position = _field(blob, position, end)
+        headers.append((name, content))
+    return headers, position

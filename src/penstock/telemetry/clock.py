@@ -1,0 +1,52 @@
+"""The clock of a running node, and how to tell after a restart whether it can be trusted.
+
+Leases and delays run on CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it goes on while a laptop sleeps,
+so a lease does not outlive its time because the lid was closed. Both clocks restart with the
+machine. A node that comes back therefore asks: was it the same boot, and did the wall clock run
+on evenly? Only then may the time that passed be subtracted from what was left of a lease.
+"""
+
+import time
+from pathlib import Path
+
+import msgspec
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+JUMP_MS_MAX = 1_000  # slewing by a time daemon stays below this; a step does not
+
+
+class ClockAnchor(msgspec.Struct, frozen=True):
+    boot_id: str  # empty where the kernel tells none: then nothing is ever trusted
+    offset_ms: int  # wall clock minus boot clock: constant unless the wall clock is set
+
+
+class SystemClock:
+    """Implements ``model.ports.Clock``."""
+
+    __slots__ = ()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def mono_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def anchor(self) -> ClockAnchor:
+        """To be stored at a clean stop and compared at the next start."""
+        return clock_anchor(self)
+
+
+def clock_anchor(clock: SystemClock | None = None) -> ClockAnchor:
+    clock = clock or SystemClock()
+    try:
+        boot_id = BOOT_ID.read_text("ascii").strip()
+    except OSError:
+        boot_id = ""
+    return ClockAnchor(boot_id, clock.wall_ms() - clock.mono_ms())
+
+
+def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:
+    """Whether the boot clock measured the time between two anchors without a gap."""
+    if not before.boot_id or before.boot_id != now.boot_id:
+        return False
+    return abs(before.offset_ms - now.offset_ms) <= JUMP_MS_MAX

@@ -1,0 +1,137 @@
+"""Every metric name Penstock has, declared once, with the sentence an operator reads beside it.
+
+Names follow Prometheus: base units last, ``_total`` on counters. A label that clients choose has
+a cap where it is counted (``metrics.py``). Series per queue are their own families with the word
+``object`` in front, and are written only by ``/metrics/objects``: a node with a hundred thousand
+queues must stay cheap to scrape, and a sum over a family must not count anything twice.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class MetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Family(msgspec.Struct, frozen=True):
+    name: str
+    kind: MetricKind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+# Twelve bounds from half a millisecond to five seconds; above them is one more, +Inf.
+BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def _declare(kind: MetricKind, name: str, help_text: str, *labels: str) -> Family:
+    assert name not in _FAMILIES, "a metric is declared once"
+    assert (kind is MetricKind.COUNTER) == name.endswith("_total"), "counters end in _total"
+    family = Family(f"penstock_{name}", kind, help_text, labels)
+    _FAMILIES[name] = family
+    return family
+
+
+def _counter(name: str, help_text: str, *labels: str) -> Family:
+    return _declare(MetricKind.COUNTER, name, help_text, *labels)
+
+
+def _gauge(name: str, help_text: str, *labels: str) -> Family:
+    return _declare(MetricKind.GAUGE, name, help_text, *labels)
+
+
+def _histogram(name: str, help_text: str, *labels: str) -> Family:
+    return _declare(MetricKind.HISTOGRAM, name, help_text, *labels)
+
+
+# ── Node ─────────────────────────────────────────────────────────────────────────────────────
+BUILD_INFO = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python")
+START_TIME = _gauge("start_time_seconds", "When this process started, in seconds since 1970.")
+READY = _gauge("ready", "1 while the node answers /readyz with 200.")
+EVENT_LOOP_LAG = _histogram(
+    "event_loop_lag_seconds", "How late the event loop ran a timer: time requests spend waiting."
+)
+
+# ── Requests ─────────────────────────────────────────────────────────────────────────────────
+REQUESTS = _counter(
+    "requests_total", "Requests answered, by API call and result.", "api", "protocol", "code"
+)
+REQUEST_DURATION = _histogram(
+    "request_duration_seconds",
+    "Time from a request being read to its reply, long polls included.",
+    "api",
+    "protocol",
+)
+CONNECTIONS = _gauge("connections", "Client connections open now.")
+WAITS = _gauge("waits", "Receive calls parked until a message comes.")
+
+# ── Messages ─────────────────────────────────────────────────────────────────────────────────
+MESSAGES_SENT = _counter("messages_sent_total", "Messages accepted from producers.")
+MESSAGES_RECEIVED = _counter("messages_received_total", "Messages handed to consumers.")
+MESSAGES_DELETED = _counter("messages_deleted_total", "Messages acknowledged by consumers.")
+MESSAGES_DEAD_LETTERED = _counter(
+    "messages_dead_lettered_total", "Messages moved away after too many attempts."
+)
+MESSAGES_EXPIRED = _counter("messages_expired_total", "Messages dropped at their retention.")
+DEDUP_HITS = _counter("dedup_hits_total", "Messages recognised as sent before and not stored.")
+BYTES_IN = _counter("bytes_in_total", "Bytes of message bodies and attributes accepted.")
+BYTES_OUT = _counter("bytes_out_total", "Bytes of message bodies and attributes handed out.")
+
+# ── Queues, summed over this node ────────────────────────────────────────────────────────────
+QUEUES = _gauge("queues", "Queues this node knows.")
+QUEUE_MESSAGES = _gauge("queue_messages", "Messages in all queues of this node.", "state")
+QUEUE_OLDEST_AGE = _gauge(
+    "queue_oldest_message_age_seconds", "Age of the oldest message in any queue of this node."
+)
+
+# ── Log and disk ─────────────────────────────────────────────────────────────────────────────
+APPEND_DURATION = _histogram(
+    "log_append_duration_seconds", "Time from an append to its durability, sync included."
+)
+FSYNC_DURATION = _histogram("log_fsync_duration_seconds", "Time of one sync of a log to disk.")
+LOG_SIZE = _gauge("log_size_bytes", "Bytes of all logs on this node.")
+LOG_WRITTEN = _counter("log_written_bytes_total", "Bytes appended to logs.")
+DISK_FREE = _gauge("disk_free_bytes", "Bytes free where the data folder is.")
+PARTITIONS_DAMAGED = _gauge("partitions_damaged", "Partitions closed because their log is damaged.")
+
+# ── One queue each: only from /metrics/objects ───────────────────────────────────────────────
+_QUEUE_LABELS = ("account", "region", "queue")
+OBJECT_QUEUE_MESSAGES = _gauge(
+    "object_queue_messages", "Messages in one queue.", *_QUEUE_LABELS, "state"
+)
+OBJECT_QUEUE_OLDEST_AGE = _gauge(
+    "object_queue_oldest_message_age_seconds", "Age of its oldest message.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_LOG_SIZE = _gauge(
+    "object_queue_log_size_bytes", "Bytes of its logs on this node.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_WAITS = _gauge(
+    "object_queue_waits", "Receive calls parked on this queue.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_SENT = _counter(
+    "object_queue_messages_sent_total", "Messages accepted for this queue.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_RECEIVED = _counter(
+    "object_queue_messages_received_total", "Messages handed out by this queue.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_DELETED = _counter(
+    "object_queue_messages_deleted_total", "Messages acknowledged in this queue.", *_QUEUE_LABELS
+)
+OBJECT_QUEUE_DEAD_LETTERED = _counter(
+    "object_queue_messages_dead_lettered_total",
+    "Messages moved away from this queue after too many attempts.",
+    *_QUEUE_LABELS,
+)
+OBJECT_QUEUE_EXPIRED = _counter(
+    "object_queue_messages_expired_total",
+    "Messages this queue dropped at their retention.",
+    *_QUEUE_LABELS,
+)
+
+FAMILIES: tuple[Family, ...] = tuple(_FAMILIES.values())

@@ -1,0 +1,239 @@
+"""Message bodies and attributes: what may be sent, how it is counted, hashed and selected.
+
+Clients recompute the MD5 sums and reject a message on a mismatch, so the byte layout below is a
+contract. Checks work on UTF-8 bytes, where they are a handful of C calls whatever the length.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import md5
+
+from penstock.model.limits import ATTRIBUTES_PER_MESSAGE_MAX
+from penstock.model.message import Attribute
+from penstock.wire.aws.faults import Fault, fault, missing
+from penstock.wire.aws.shapes import MessageAttributeValue
+
+TRACE_HEADER = "AWSTraceHeader"
+
+_NAME_CHARS_MAX = 256
+_NUMBER_DIGITS_MAX = 38
+_NUMBER_CHARS_MAX = 256  # leading zeros do not count as digits, so they need their own bound
+_NUMBER_EXPONENT_MAX = 126
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+_RESERVED = ("aws.", "amazon.")
+_TYPE = re.compile(r"(String|Number|Binary)(?:\..+)?\Z", re.DOTALL)
+_NUMBER = re.compile(r"[+-]?([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?\Z")
+
+# XML 1.0 characters only. In UTF-8 that forbids these bytes, and U+FFFE and U+FFFF; surrogates
+# cannot be encoded in the first place.
+_FORBIDDEN_BYTES = bytes(code for code in range(0x20) if code not in (0x09, 0x0A, 0x0D))
+_FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
+
+
+# ── Bodies ───────────────────────────────────────────────────────────────────────────────────
+
+
+def body_bytes(text: str | None) -> bytes:
+    """The body as it will be stored. Raises MissingParameter or InvalidMessageContents."""
+    if not text:
+        raise missing("MessageBody")
+    body = _checked_utf8(text)
+    if body is None:
+        raise fault("InvalidMessageContents")
+    return body
+
+
+def _checked_utf8(text: str) -> bytes | None:
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        return None
+    if len(raw.translate(None, _FORBIDDEN_BYTES)) != len(raw):
+        return None
+    if len(raw) != len(text) and any(tail in raw for tail in _FORBIDDEN_TAILS):
+        return None
+    return raw
+
+
+def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> int:
+    """What counts against the limits: body, and each attribute's name, type and value."""
+    if not attributes:
+        return len(body)
+    return len(body) + sum(
+        len(name) + len(one.data_type.encode()) + len(one.value) for name, one in attributes.items()
+    )
+
+
+# ── MD5 ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def md5_of_body(body: bytes) -> str:
+    return md5(body, usedforsecurity=False).hexdigest()
+
+
+def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
+    """Per attribute, by name: length and bytes of the name, of the type, then one byte for how the
+    value travels (1 text, 2 binary), then length and bytes of the value. Lengths are u32be."""
+    digest = md5(usedforsecurity=False)
+    for name in sorted(attributes, key=str.encode):
+        attribute = attributes[name]
+        for part in (name.encode(), attribute.data_type.encode()):
+            digest.update(len(part).to_bytes(4, "big") + part)
+        digest.update(b"\x02" if attribute.is_binary else b"\x01")
+        digest.update(len(attribute.value).to_bytes(4, "big") + attribute.value)
+    return digest.hexdigest()
+
+
+# ── Sending ──────────────────────────────────────────────────────────────────────────────────
+
+
+def read_attributes(
+    values: Mapping[str, MessageAttributeValue] | None,
+) -> dict[str, Attribute] | None:
+    """The attributes of a message being sent, checked. Raises InvalidParameterValue."""
+    if not values:
+        return None
+    if len(values) > ATTRIBUTES_PER_MESSAGE_MAX:
+        raise _invalid(
+            f"Number of message attributes [{len(values)}] exceeds the allowed maximum "
+            f"[{ATTRIBUTES_PER_MESSAGE_MAX}]."
+        )
+    return {name: _read_attribute(name, value) for name, value in values.items()}
+
+
+def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Attribute | None:
+    """The one system attribute that can be sent. Its MD5 is ``md5_of_attributes`` of a map with
+    just this one, under the name ``AWSTraceHeader``."""
+    if not values:
+        return None
+    for name in values:
+        if name != TRACE_HEADER:
+            raise _invalid(f"Message system attribute name '{name[:_NAME_CHARS_MAX]}' is invalid.")
+    attribute = _read_value(TRACE_HEADER, values[TRACE_HEADER])
+    if attribute.data_type != "String":
+        raise _invalid(f"The message system attribute '{TRACE_HEADER}' must be of type String.")
+    return attribute
+
+
+def _read_attribute(name: str, value: MessageAttributeValue) -> Attribute:
+    if not 0 < len(name) <= _NAME_CHARS_MAX:
+        raise _invalid(
+            f"Message (user) attribute name must have 1 to {_NAME_CHARS_MAX} characters."
+        )
+    if _NAME.match(name) is None:
+        raise _invalid(
+            f"The message attribute name '{name}' is invalid. Attribute name can contain A-Z, a-z, "
+            "0-9, underscore (_), hyphen (-), and period (.) characters."
+        )
+    if name.lower().startswith(_RESERVED):
+        raise _invalid(
+            f"The message attribute name '{name}' is invalid. Names beginning with AWS. or Amazon. "
+            "are reserved."
+        )
+    return _read_value(name, value)
+
+
+def _read_value(name: str, value: MessageAttributeValue) -> Attribute:
+    data_type = value.data_type
+    if not data_type:
+        raise _invalid(
+            f"The message attribute '{name}' must contain non-empty message attribute type."
+        )
+    match = _TYPE.match(data_type)
+    if match is None or len(data_type) > _NAME_CHARS_MAX or _checked_utf8(data_type) is None:
+        raise _invalid(
+            f"The message attribute '{name}' has an invalid message attribute type, the set of "
+            "supported type prefixes is Binary, Number, and String."
+        )
+    if value.string_list_values or value.binary_list_values:
+        raise _invalid("Message attribute list values in SendMessage operation are not supported.")
+    kind = match[1]
+    if kind == "Binary":
+        return Attribute(data_type, _read_binary(name, value))
+    return Attribute(data_type, _read_text(name, value, kind))
+
+
+def _read_binary(name: str, value: MessageAttributeValue) -> bytes:
+    if value.string_value is not None:
+        raise _wrong_field(name, "Binary", "Binary")
+    if not value.binary_value:
+        raise _empty(name, "Binary")
+    return value.binary_value
+
+
+def _read_text(name: str, value: MessageAttributeValue, kind: str) -> bytes:
+    if value.binary_value is not None:
+        raise _wrong_field(name, kind, "String")
+    text = value.string_value
+    if not text:
+        raise _empty(name, kind)
+    raw = _checked_utf8(text)
+    if raw is None:
+        raise fault(
+            "InvalidMessageContents",
+            f"Invalid binary character found in the value of message attribute '{name}'.",
+        )
+    if kind == "Number" and not _is_number(text):
+        raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
+    return raw
+
+
+def _is_number(text: str) -> bool:
+    """At most 38 significant digits, with or without fraction and exponent."""
+    match = _NUMBER.match(text) if len(text) <= _NUMBER_CHARS_MAX else None
+    if match is None:
+        return False
+    digits = match[1] + (match[2] or "")
+    if not digits or len(digits.lstrip("0")) > _NUMBER_DIGITS_MAX:
+        return False
+    return match[3] is None or abs(int(match[3])) <= _NUMBER_EXPONENT_MAX
+
+
+def _wrong_field(name: str, kind: str, field: str) -> Fault:
+    return _invalid(f"The message attribute '{name}' with type '{kind}' must use field '{field}'.")
+
+
+def _empty(name: str, kind: str) -> Fault:
+    return _invalid(
+        f"The message attribute '{name}' must contain non-empty message attribute value for "
+        f"message attribute type '{kind}'."
+    )
+
+
+def _invalid(message: str) -> Fault:
+    return fault("InvalidParameterValue", message)
+
+
+# ── Receiving ────────────────────────────────────────────────────────────────────────────────
+
+
+def select(
+    attributes: Mapping[str, Attribute] | None, names: Iterable[str]
+) -> dict[str, Attribute]:
+    """Those that ``names`` asks for: ``All``, ``.*`` and ``*`` mean each one, ``prefix.*`` those
+    that begin with the prefix. A name nobody has is no error."""
+    if not attributes:
+        return {}
+    selected: set[str] = set()
+    for asked in names:
+        if asked in ("All", ".*", "*"):
+            return dict(attributes)
+        if asked.endswith(".*"):
+            prefix = asked[:-2]
+            selected.update(name for name in attributes if name.startswith(prefix))
+        elif asked in attributes:
+            selected.add(asked)
+    return {name: attribute for name, attribute in attributes.items() if name in selected}
+
+
+def write_attributes(attributes: Mapping[str, Attribute]) -> dict[str, MessageAttributeValue]:
+    """As a received message shows them."""
+    return {name: _write_value(attribute) for name, attribute in attributes.items()}
+
+
+def _write_value(attribute: Attribute) -> MessageAttributeValue:
+    if attribute.is_binary:
+        return MessageAttributeValue(binary_value=attribute.value, data_type=attribute.data_type)
+    text = attribute.value.decode(errors="replace")  # Kafka producers may put any bytes there
+    return MessageAttributeValue(string_value=text, data_type=attribute.data_type)

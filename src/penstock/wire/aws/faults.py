@@ -1,0 +1,279 @@
+"""The error tree as AWS clients know it: one table of faults, and one from our errors to them.
+
+A fault has two names. JSON clients read the shape (``__type``), query clients and everything that
+went through the SDKs' compatibility layer read the code; both come from one row here, so they
+cannot drift apart. The texts are what SQS says where clients or their tests look at the text.
+
+Fault
+├── modelled                 the 28 shapes of the service model
+└── unmodelled               what the service answers besides: parameters, signatures, our own state
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from penstock.model import errors
+
+QUEUE_DOES_NOT_EXIST = "The specified queue does not exist."
+_RECEIPT_EXPIRED = "The receipt handle has expired."
+_NOT_AVAILABLE = "Message does not exist or is not available for visibility timeout change."
+
+
+class FaultSpec(msgspec.Struct, frozen=True):
+    shape: str  # JSON __type, without its namespace
+    code: str  # query code; also what a batch entry's Code says
+    status: int
+    message: str
+
+    @property
+    def is_sender(self) -> bool:
+        """Whether the client is to blame: asking the same again will fail again."""
+        return self.status < 500
+
+
+class Fault(Exception):
+    """A refusal, ready to be encoded in either protocol."""
+
+    def __init__(
+        self,
+        *,
+        shape: str,
+        code: str,
+        status: int,
+        message: str,
+        is_sender: bool,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.shape = shape
+        self.code = code
+        self.status = status
+        self.message = message
+        self.is_sender = is_sender
+        self.retry_after_s = retry_after_s
+
+    def __repr__(self) -> str:
+        return f"Fault({self.shape!r}, {self.status}, {self.message!r})"
+
+
+_ECHO_MAX = 1_024  # a receipt handle is at most this long
+_LEGACY = "AWS.SimpleQueueService."
+
+# shape: (query code, HTTP status)
+_CODES: Mapping[str, tuple[str, int]] = {
+    # modelled
+    "QueueDoesNotExist": (_LEGACY + "NonExistentQueue", 400),
+    "QueueNameExists": ("QueueAlreadyExists", 400),
+    "QueueDeletedRecently": (_LEGACY + "QueueDeletedRecently", 400),
+    "BatchEntryIdsNotDistinct": (_LEGACY + "BatchEntryIdsNotDistinct", 400),
+    "BatchRequestTooLong": (_LEGACY + "BatchRequestTooLong", 400),
+    "EmptyBatchRequest": (_LEGACY + "EmptyBatchRequest", 400),
+    "InvalidBatchEntryId": (_LEGACY + "InvalidBatchEntryId", 400),
+    "TooManyEntriesInBatchRequest": (_LEGACY + "TooManyEntriesInBatchRequest", 400),
+    "MessageNotInflight": (_LEGACY + "MessageNotInflight", 400),
+    "UnsupportedOperation": (_LEGACY + "UnsupportedOperation", 400),
+    "PurgeQueueInProgress": (_LEGACY + "PurgeQueueInProgress", 403),
+    "OverLimit": ("OverLimit", 403),
+    "RequestThrottled": ("RequestThrottled", 403),
+    "InvalidSecurity": ("InvalidSecurity", 403),
+    "ReceiptHandleIsInvalid": ("ReceiptHandleIsInvalid", 404),
+    "InvalidAddress": ("InvalidAddress", 404),
+    "ResourceNotFoundException": ("ResourceNotFoundException", 404),
+    "InvalidAttributeName": ("InvalidAttributeName", 400),
+    "InvalidAttributeValue": ("InvalidAttributeValue", 400),
+    "InvalidMessageContents": ("InvalidMessageContents", 400),
+    "InvalidIdFormat": ("InvalidIdFormat", 400),
+    "KmsDisabled": ("KMS.DisabledException", 400),
+    "KmsInvalidState": ("KMS.InvalidStateException", 400),
+    "KmsNotFound": ("KMS.NotFoundException", 400),
+    "KmsThrottled": ("KMS.ThrottlingException", 400),
+    "KmsAccessDenied": ("KMS.AccessDeniedException", 400),
+    "KmsInvalidKeyUsage": ("KMS.InvalidKeyUsageException", 400),
+    "KmsOptInRequired": ("KMS.OptInRequired", 403),
+    # unmodelled: the request itself
+    "InvalidParameterValueException": ("InvalidParameterValue", 400),
+    "MissingRequiredParameterException": ("MissingParameter", 400),
+    "InvalidAction": ("InvalidAction", 400),
+    "MissingAction": ("MissingAction", 400),
+    "UnknownOperationException": ("UnknownOperationException", 400),
+    "SerializationException": ("SerializationException", 400),
+    "MalformedInput": ("MalformedInput", 400),
+    "MalformedQueryString": ("MalformedQueryString", 400),
+    "RequestEntityTooLarge": ("RequestEntityTooLarge", 413),
+    # unmodelled: who is asking
+    "AccessDeniedException": ("AccessDenied", 403),
+    "MissingAuthenticationTokenException": ("MissingAuthenticationToken", 403),
+    "IncompleteSignatureException": ("IncompleteSignature", 400),
+    "UnrecognizedClientException": ("InvalidClientTokenId", 403),
+    "InvalidSignatureException": ("SignatureDoesNotMatch", 403),
+    "RequestExpired": ("RequestExpired", 400),
+    # unmodelled: us
+    "InternalFailure": ("InternalFailure", 500),
+    "ServiceUnavailable": ("ServiceUnavailable", 503),
+}
+
+# What to say when the caller has nothing more precise.
+_TEXTS: Mapping[str, str] = {
+    "QueueDoesNotExist": QUEUE_DOES_NOT_EXIST,
+    "QueueNameExists": (
+        "A queue already exists with the same name and a different value for an attribute."
+    ),
+    "QueueDeletedRecently": (
+        "You must wait 60 seconds after deleting a queue before you can create another with "
+        "the same name."
+    ),
+    "BatchEntryIdsNotDistinct": "Two or more batch entries in the request have the same Id.",
+    "BatchRequestTooLong": "Batch requests cannot be longer than 1048576 bytes.",
+    "EmptyBatchRequest": "There should be at least one entry in the request.",
+    "InvalidBatchEntryId": (
+        "A batch entry id can only contain alphanumeric characters, hyphens and underscores. "
+        "It can be at most 80 letters long."
+    ),
+    "TooManyEntriesInBatchRequest": "Maximum number of entries per request are 10.",
+    "MessageNotInflight": "The message referred to is not in flight.",
+    "UnsupportedOperation": "The operation is not supported.",
+    "PurgeQueueInProgress": "Only one PurgeQueue operation is allowed every 60 seconds.",
+    "OverLimit": "The request exceeds a limit of the queue.",
+    "RequestThrottled": "The request was denied due to request throttling.",
+    "InvalidSecurity": "The request was not made over HTTPS or did not use SigV4 for signing.",
+    "ReceiptHandleIsInvalid": "The input receipt handle is invalid.",
+    "InvalidAddress": "The address is not valid for this endpoint.",
+    "ResourceNotFoundException": (
+        "The resource that you specified for the SourceArn parameter doesn't exist."
+    ),
+    "InvalidAttributeName": "Unknown Attribute.",
+    "InvalidAttributeValue": "Invalid value for the attribute.",
+    "InvalidMessageContents": (
+        "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to "
+        "#xD7FF | #xE000 to #xFFFD | #x10000 to #x10FFFF."
+    ),
+    "InvalidIdFormat": "The specified receipt handle isn't valid.",
+    "KmsDisabled": "The key is disabled.",
+    "KmsInvalidState": "The state of the key does not allow this request.",
+    "KmsNotFound": "The key does not exist.",
+    "KmsThrottled": "The key service throttled the request.",
+    "KmsAccessDenied": "The caller may not use the key.",
+    "KmsInvalidKeyUsage": "The key cannot be used this way.",
+    "KmsOptInRequired": "The key needs a subscription to its service.",
+    "InvalidParameterValueException": "The value of a parameter is invalid.",
+    "MissingRequiredParameterException": "The request must contain a required parameter.",
+    "MissingAction": "The request names no action.",
+    "InvalidAction": "The action is not valid for this endpoint.",
+    "UnknownOperationException": "The operation is not known to this endpoint.",
+    "SerializationException": "The request body could not be read.",
+    "MalformedInput": "The request could not be read.",
+    "MalformedQueryString": "The query string could not be read.",
+    "RequestEntityTooLarge": "The request is too large.",
+    "AccessDeniedException": "Access to the resource is denied.",
+    "MissingAuthenticationTokenException": "Request is missing Authentication Token",
+    "IncompleteSignatureException": "The request signature does not conform to AWS standards.",
+    "UnrecognizedClientException": "The security token included in the request is invalid.",
+    "InvalidSignatureException": (
+        "The request signature we calculated does not match the signature you provided. Check "
+        "your AWS Secret Access Key and signing method."
+    ),
+    "RequestExpired": "The request has expired.",
+    "InternalFailure": "The request failed because of an unknown error or failure.",
+    "ServiceUnavailable": "The request failed due to a temporary failure of the server.",
+}
+
+_SPECS = tuple(
+    FaultSpec(shape=shape, code=code, status=status, message=_TEXTS[shape])
+    for shape, (code, status) in _CODES.items()
+)
+
+# By the name people use: the shape, and for the unmodelled ones the shorter query code too.
+FAULTS: Mapping[str, FaultSpec] = MappingProxyType(
+    {spec.code: spec for spec in _SPECS} | {spec.shape: spec for spec in _SPECS}
+)
+
+
+def fault(name: str, message: str | None = None, *, retry_after_s: int | None = None) -> Fault:
+    """The fault of that name; its own text where the caller has nothing more precise."""
+    spec = FAULTS[name]
+    return Fault(
+        shape=spec.shape,
+        code=spec.code,
+        status=spec.status,
+        message=spec.message if message is None else message,
+        is_sender=spec.is_sender,
+        retry_after_s=retry_after_s,
+    )
+
+
+def missing(parameter: str) -> Fault:
+    return fault("MissingParameter", f"The request must contain the parameter {parameter}.")
+
+
+def invalid_value(value: object, parameter: str, reason: str) -> Fault:
+    """The sentence SQS refuses most parameters with. Long values are cut: the text is echoed."""
+    return fault(
+        "InvalidParameterValue",
+        f"Value {_cut(str(value))} for parameter {parameter} is invalid. Reason: {reason}",
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _ECHO_MAX else text[:_ECHO_MAX] + "…"
+
+
+class _Mapped(msgspec.Struct, frozen=True):
+    name: str
+    message: str | None = None  # None: what the error says
+    retry_after_s: int | None = None
+
+
+# Looked up along the error's ancestry, so that a new leaf is answered as its parent is. Errors of
+# ours never show their text: a path or a position in a file is the operator's business.
+_TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
+    errors.MissingParameter: _Mapped("MissingParameter"),
+    errors.InvalidMessage: _Mapped("InvalidMessageContents"),
+    errors.InvalidReceipt: _Mapped("ReceiptHandleIsInvalid"),
+    errors.ExpiredReceipt: _Mapped("InvalidParameterValue"),
+    errors.NotLeased: _Mapped("InvalidParameterValue"),
+    errors.InvalidRequest: _Mapped("InvalidParameterValue"),
+    errors.TopicNotFound: _Mapped("QueueDoesNotExist", QUEUE_DOES_NOT_EXIST),
+    errors.NotFound: _Mapped("ResourceNotFoundException"),
+    errors.TopicExists: _Mapped("QueueNameExists"),
+    errors.TopicDeletedRecently: _Mapped("QueueDeletedRecently"),
+    errors.PurgeInProgress: _Mapped("PurgeQueueInProgress"),
+    errors.VersionConflict: _Mapped(
+        "ServiceUnavailable", "The resource was changed at the same time.", 1
+    ),
+    errors.Conflict: _Mapped("InvalidParameterValue"),
+    errors.InFlightLimit: _Mapped("OverLimit"),
+    errors.DiskFull: _Mapped(
+        "ServiceUnavailable", "The server has no room left for new messages.", 5
+    ),
+    errors.Draining: _Mapped("ServiceUnavailable", "The server is about to stop.", 1),
+    errors.Overloaded: _Mapped("ServiceUnavailable", None, 1),
+    errors.Damaged: _Mapped("ServiceUnavailable", "The queue's storage needs its operator."),
+    errors.PenstockError: _Mapped("InternalFailure", FAULTS["InternalFailure"].message),
+}
+
+# What is wrong with a receipt, when the error itself does not say it in AWS's words.
+_RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
+    errors.ExpiredReceipt: _RECEIPT_EXPIRED,
+    errors.NotLeased: _NOT_AVAILABLE,
+}
+
+
+def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
+    """The fault that answers ``error``. With ``receipt``, the handle the client sent, refusals of
+    receipts name it the way SQS does."""
+    if isinstance(error, errors.Throttled):
+        retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
+        return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)
+    reason = _RECEIPT_REASONS.get(type(error))
+    if reason is not None and receipt is not None:
+        return invalid_value(receipt, "ReceiptHandle", reason)
+    if isinstance(error, errors.InvalidReceipt) and receipt is not None:
+        return fault(
+            "ReceiptHandleIsInvalid",
+            f'The input receipt handle "{_cut(receipt)}" is not a valid receipt handle.',
+        )
+    row = next(_TABLE[one] for one in type(error).__mro__ if one in _TABLE)
+    message = row.message if row.message is not None else (str(error) or reason)
+    return fault(row.name, message, retry_after_s=row.retry_after_s)

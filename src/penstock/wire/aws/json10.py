@@ -1,0 +1,77 @@
+"""AWS JSON 1.0: the request style of every current SDK.
+
+A body is decoded straight into the operation's typed request, by a decoder built once. Numbers may
+come as strings, unknown members are ignored, null means absent. Nesting is bounded by the decoder's
+own recursion limit, which a body of a million brackets meets long before memory does.
+
+Who may ask, and whether the fields make sense together, is for the frontend.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
+
+CONTENT_TYPE = "application/x-amz-json-1.0"
+TARGET_PREFIX = "AmazonSQS."
+
+Headers = tuple[tuple[str, str], ...]
+
+# strict=False: "30" is as good as 30. It never turns a number into a string.
+_DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
+    operation.name: msgspec.json.Decoder(operation.request, strict=False)
+    for operation in OPERATIONS.values()
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class _FaultBody(msgspec.Struct):
+    type: str = msgspec.field(name="__type")
+    message: str
+
+
+def operation_of(target: str) -> Operation:
+    """The operation an ``X-Amz-Target`` header names."""
+    if not target.startswith(TARGET_PREFIX):
+        raise fault("UnknownOperationException", "The X-Amz-Target header names no SQS operation.")
+    name = target[len(TARGET_PREFIX) :]
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise fault(
+            "UnknownOperationException", f"The operation {name[:80]} is not known to this endpoint."
+        )
+    return operation
+
+
+def decode(operation: Operation, body: bytes) -> Request:
+    """The typed request in ``body``; an empty body is an empty object. Raises a
+    SerializationException fault that says what was found where."""
+    try:
+        return _DECODERS[operation.name].decode(body or b"{}")
+    except msgspec.ValidationError as error:
+        raise fault("SerializationException", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise fault("SerializationException", f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise fault("SerializationException", "The body is nested too deeply.") from None
+
+
+def encode_reply(reply: Reply | None) -> bytes:
+    return b"{}" if reply is None else _encode(reply)
+
+
+def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
+    """Body and headers. Clients that grew up with the query protocol look for the code in
+    ``x-amzn-query-error``: without it one SDK crashes and another reports a different code."""
+    blame = "Sender" if refusal.is_sender else "Receiver"
+    headers: Headers = (
+        ("x-amzn-query-error", f"{refusal.code};{blame}"),
+        ("x-amzn-errortype", refusal.shape),
+    )
+    if refusal.retry_after_s is not None:
+        headers += (("retry-after", str(refusal.retry_after_s)),)
+    # A refused value may be echoed, and half a surrogate pair must not turn a 400 into a 500.
+    message = refusal.message.encode(errors="replace").decode()
+    return _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message)), headers

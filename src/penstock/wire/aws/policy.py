@@ -1,0 +1,247 @@
+"""JSON documents that queues carry: the access policy and the two redrive policies.
+
+Pure edits and checks of text. Whether a dead-letter target exists and is of the right kind needs
+the catalog, so the actions see to that; who may do what is decided where requests are authorized.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.model.names import is_account
+from penstock.model.topic import Redrive
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.queue_urls import parse_arn
+from penstock.wire.aws.shapes import OPERATIONS
+
+ACTIONS_MAX = 7
+ATTEMPTS_MAX = 1_000
+SOURCE_ARNS_MAX = 10
+STATEMENTS_MAX = 20  # as AWS; it also bounds what AddPermission can make of a policy
+
+# What a policy cannot give away: SQS refuses to grant these to another account.
+_OWNER_ONLY = frozenset(
+    (
+        "AddPermission",
+        "CancelMessageMoveTask",
+        "CreateQueue",
+        "DeleteQueue",
+        "ListMessageMoveTasks",
+        "ListQueueTags",
+        "ListQueues",
+        "RemovePermission",
+        "SetQueueAttributes",
+        "StartMessageMoveTask",
+        "TagQueue",
+        "UntagQueue",
+    )
+)
+_LABEL = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
+_COUNT = re.compile(r"[0-9]{1,9}\Z")
+
+
+# ── Access policy ────────────────────────────────────────────────────────────────────────────
+
+
+def check_policy(text: str) -> None:
+    """Raises InvalidAttributeValue unless ``text`` is a policy with statements."""
+    document = _json_object(text)
+    statements = None if document is None else _statements(document)
+    if not statements or not all(_is_statement(one) for one in statements):
+        raise fault("InvalidAttributeValue", "Invalid value for the parameter Policy.")
+
+
+def add_permission(
+    policy: str | None, *, arn: str, label: str, accounts: Sequence[str], actions: Sequence[str]
+) -> str:
+    """The policy of queue ``arn`` with one more statement, named ``label``."""
+    _check_grant(label, accounts, actions)
+    document: dict[str, Any] = (_json_object(policy) if policy else None) or {
+        "Version": "2008-10-17",
+        "Id": f"{arn}/SQSDefaultPolicy",
+    }
+    statements = _statements(document)
+    if any(_sid(one) == label for one in statements):
+        raise invalid_value(label, "Label", "Already exists.")
+    if len(statements) >= STATEMENTS_MAX:
+        raise fault(
+            "OverLimit",
+            f"{len(statements) + 1} statements were found, maximum allowed is {STATEMENTS_MAX}.",
+        )
+    statement = {
+        "Sid": label,
+        "Effect": "Allow",
+        "Principal": {"AWS": _one_or_many([f"arn:aws:iam::{one}:root" for one in accounts])},
+        "Action": _one_or_many([f"SQS:{one}" for one in actions]),
+        "Resource": arn,
+    }
+    return _text(document | {"Statement": [*statements, statement]})
+
+
+def remove_permission(policy: str | None, *, label: str) -> str | None:
+    """The policy without the statement ``label``; None when nothing is left of it."""
+    document = _json_object(policy) if policy else None
+    statements = [] if document is None else _statements(document)
+    kept = [one for one in statements if _sid(one) != label]
+    if document is None or len(kept) == len(statements):
+        raise invalid_value(label, "Label", "can't find label on existing policy.")
+    return _text(document | {"Statement": kept}) if kept else None
+
+
+def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) -> None:
+    if not accounts:
+        raise missing("AWSAccountIds")
+    if not actions:
+        raise missing("Actions")
+    if _LABEL.match(label) is None:
+        raise invalid_value(
+            label, "Label", "Can only include alphanumeric characters, hyphens, or underscores."
+        )
+    if len(actions) > ACTIONS_MAX:
+        raise fault(
+            "OverLimit", f"{len(actions)} Actions were found, maximum allowed is {ACTIONS_MAX}."
+        )
+    for account in accounts:
+        if not is_account(account):
+            raise invalid_value(account, "PrincipalId", "Unable to verify.")
+    for action in actions:
+        if action in _OWNER_ONLY:
+            raise invalid_value(
+                f"SQS:{action}",
+                "ActionName",
+                "Only the queue owner is allowed to invoke this action.",
+            )
+        if action != "*" and action not in OPERATIONS:
+            raise invalid_value(
+                f"SQS:{action}",
+                "ActionName",
+                "Please refer to the appropriate WSDL for a list of valid actions.",
+            )
+
+
+def _statements(document: dict[str, Any]) -> list[Any]:
+    """A policy with a single statement may have it without the list."""
+    statement = document.get("Statement", [])
+    return statement if isinstance(statement, list) else [statement]
+
+
+def _is_statement(statement: object) -> bool:
+    return isinstance(statement, dict) and statement.get("Effect") in ("Allow", "Deny")
+
+
+def _sid(statement: object) -> object:
+    return statement.get("Sid") if isinstance(statement, dict) else None
+
+
+def _one_or_many(values: list[str]) -> str | list[str]:
+    return values[0] if len(values) == 1 else values
+
+
+# ── Redrive policies ─────────────────────────────────────────────────────────────────────────
+
+
+def parse_redrive(text: str) -> Redrive | None:
+    """A RedrivePolicy; None for the empty text, which removes it."""
+    if not text:
+        return None
+    document = _json_object(text)
+    if document is None:
+        raise _bad_redrive(text, "Redrive policy is not a valid JSON map.")
+    for name in ("deadLetterTargetArn", "maxReceiveCount"):
+        if name not in document:
+            raise _bad_redrive(
+                text, f"Redrive policy does not contain mandatory attribute: {name}."
+            )
+    if len(document) != 2:
+        raise _bad_redrive(
+            text, "Only following attributes are supported: [deadLetterTargetArn, maxReceiveCount]."
+        )
+    target = document["deadLetterTargetArn"]
+    if not isinstance(target, str) or parse_arn(target) is None:
+        raise _bad_redrive(text, "Invalid value for deadLetterTargetArn.")
+    count = _count(document["maxReceiveCount"])
+    if count is None or not 1 <= count <= ATTEMPTS_MAX:
+        raise _bad_redrive(
+            text,
+            f"Invalid value for maxReceiveCount: {document['maxReceiveCount']}, valid values are "
+            f"from 1 to {ATTEMPTS_MAX} both inclusive.",
+        )
+    return Redrive(target_arn=target, attempts_max=count)
+
+
+def redrive_text(redrive: Redrive) -> str:
+    """As GetQueueAttributes shows it: the count is a number, however it was given."""
+    return _text(
+        {"deadLetterTargetArn": redrive.target_arn, "maxReceiveCount": redrive.attempts_max}
+    )
+
+
+class RedriveAllow(msgspec.Struct, frozen=True):
+    """Which queues may name this one as their dead-letter target."""
+
+    permission: str  # allowAll, denyAll or byQueue
+    source_arns: tuple[str, ...] = ()
+
+    def allows(self, source_arn: str) -> bool:
+        if self.permission == "byQueue":
+            return source_arn in self.source_arns
+        return self.permission == "allowAll"
+
+
+def parse_redrive_allow(text: str) -> RedriveAllow | None:
+    """A RedriveAllowPolicy; None for the empty text, which removes it."""
+    if not text:
+        return None
+    document = _json_object(text)
+    if document is None:
+        raise _bad_allow(text, "Redrive allow policy is not a valid JSON map.")
+    if not document.keys() <= {"redrivePermission", "sourceQueueArns"}:
+        raise _bad_allow(
+            text, "Only following attributes are supported: [redrivePermission, sourceQueueArns]."
+        )
+    permission = document.get("redrivePermission")
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise _bad_allow(text, "redrivePermission must be one of allowAll, denyAll, byQueue.")
+    arns = document.get("sourceQueueArns")
+    if permission != "byQueue":
+        if arns:
+            raise _bad_allow(text, "sourceQueueArns goes only with the permission byQueue.")
+        return RedriveAllow(permission)
+    if not isinstance(arns, list) or not 1 <= len(arns) <= SOURCE_ARNS_MAX:
+        raise _bad_allow(text, f"byQueue needs 1 to {SOURCE_ARNS_MAX} sourceQueueArns.")
+    if not all(isinstance(one, str) and parse_arn(one) is not None for one in arns):
+        raise _bad_allow(text, "sourceQueueArns must be ARNs of queues.")
+    return RedriveAllow(permission, tuple(arns))
+
+
+def _count(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and _COUNT.match(value) else None
+
+
+def _bad_redrive(text: str, reason: str) -> Fault:
+    return invalid_value(text, "RedrivePolicy", reason)
+
+
+def _bad_allow(text: str, reason: str) -> Fault:
+    return invalid_value(text, "RedriveAllowPolicy", reason)
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _text(document: dict[str, Any]) -> str:
+    return msgspec.json.encode(document).decode()

@@ -1,0 +1,261 @@
+"""The query protocol, inbound: a form or query string becomes the same typed request as JSON does.
+
+``Action=SendMessage&MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String…``: names
+are paths. The fields that belong to the operation are first hung into a tree by those paths, then
+read by the request's own type, with readers built once per type.
+
+Twenty years of clients spell lists in many ways; accepted are ``AttributeName.1``, the unnumbered
+``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
+Number and depth of the fields are bounded before anything is built. Replies are ``query_xml``'s;
+its two functions are offered here too, so that a protocol is one module to its caller.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import inspect
+
+from penstock.wire.aws.faults import fault, invalid_value, missing
+from penstock.wire.aws.query_names import key_name, singular, without_none
+from penstock.wire.aws.query_xml import CONTENT_TYPE, encode_fault, encode_reply
+from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
+
+__all__ = [
+    "CONTENT_TYPE",
+    "FIELDS_MAX",
+    "decode",
+    "encode_fault",
+    "encode_reply",
+    "fields_of",
+    "operation_of",
+]
+
+# The largest honest request is a batch of ten messages with ten attributes each: about 400 fields.
+FIELDS_MAX = 1_000
+_DEPTH_MAX = 12  # SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.DataType is six
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
+_INDEX = re.compile(r"[0-9]{1,9}\Z")
+
+Tree = dict[str, "str | Tree"]
+Node = str | Tree
+Reader = Callable[[Node, str], Any]  # (what was sent, its name for error texts) → value
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
+    """The fields of a query string and of a form body; where both name one, the body wins."""
+    if query.count("&") + body.count(b"&") + 2 > FIELDS_MAX:
+        raise fault("MalformedInput", f"A request has at most {FIELDS_MAX} fields.")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
+        pairs += parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+    except ValueError:  # includes bytes that are not UTF-8
+        raise fault("MalformedInput", "The fields are not percent-encoded UTF-8.") from None
+    return dict(pairs)
+
+
+def operation_of(fields: Mapping[str, str]) -> Operation:
+    """The operation that ``Action`` names."""
+    name = fields.get("Action")
+    if not name:
+        raise fault("MissingAction", "The request must contain the parameter Action.")
+    operation = OPERATIONS.get(name)
+    if operation is None:
+        raise fault("InvalidAction", f"The action {name[:80]} is not valid for this endpoint.")
+    return operation
+
+
+def decode(operation: Operation, fields: Mapping[str, str]) -> Request:
+    """The typed request in ``fields``; fields that the operation does not know are ignored."""
+    request = operation.request
+    return _read_struct(request, _tree(fields, _ROOTS[operation.name]), "")
+
+
+def _tree(fields: Mapping[str, str], roots: frozenset[str]) -> Tree:
+    tree: Tree = {}
+    for name, value in fields.items():
+        path = name.split(".", _DEPTH_MAX)
+        if path[0] not in roots:
+            continue
+        if len(path) > _DEPTH_MAX:
+            raise fault("MalformedInput", "A field name is nested too deeply.")
+        node = tree
+        for step in path[:-1]:
+            below = node.setdefault(step, {})
+            if isinstance(below, str):
+                raise fault("MalformedInput", "A field is both a value and a structure.")
+            node = below
+        if path[-1] in node:
+            raise fault("MalformedInput", "A field is both a value and a structure.")
+        node[path[-1]] = value
+    return tree
+
+
+# ── Readers of one value ─────────────────────────────────────────────────────────────────────
+
+
+def _read_text(node: Node, name: str) -> str:
+    if isinstance(node, str):
+        return node
+    raise fault("MalformedInput", f"The parameter {name} must have a single value.")
+
+
+def _read_integer(node: Node, name: str) -> int:
+    text = _read_text(node, name)
+    if _INTEGER.match(text) is None:
+        raise invalid_value(text, name, "Must be an integer.")
+    return int(text)
+
+
+def _read_binary(node: Node, name: str) -> bytes:
+    text = _read_text(node, name)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise fault("InvalidParameterValue", f"The value of {name} is not valid base64.") from None
+
+
+# ── Readers of lists and maps ────────────────────────────────────────────────────────────────
+
+
+def _elements(node: Node, name: str, *, wrapper: str, single: frozenset[str]) -> list[Node]:
+    """The elements of a list in the order of their numbers. ``wrapper`` is the extra step some
+    clients put in between; a node with one of the keys in ``single`` is an unnumbered element."""
+    if isinstance(node, str):
+        return [node] if node else []  # "AttributeName=" is how SDKs spell an empty list
+    wrapped = node.get(wrapper)
+    if wrapped is not None and len(node) == 1:
+        return _elements(wrapped, name, wrapper="", single=single)
+    if not single.isdisjoint(node):
+        return [node]
+    for index in node:
+        if _INDEX.match(index) is None:
+            raise fault("MalformedInput", f"The elements of {name} must be numbered.")
+    return [node[index] for index in sorted(node, key=int)]
+
+
+_NO_KEYS: frozenset[str] = frozenset()
+
+
+def _list_reader(read: Reader, keys: frozenset[str]) -> Reader:
+    def read_list(node: Node, name: str) -> list[Any]:
+        elements = _elements(node, name, wrapper="member", single=keys)
+        return [read(element, f"{name}.{i}") for i, element in enumerate(elements, 1)]
+
+    return read_list
+
+
+def _map_reader(read: Reader, key: str) -> Reader:
+    keys = (key, "key")
+    values = ("Value", "value")
+    single = frozenset(keys + values)
+
+    def read_map(node: Node, name: str) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        elements = _elements(node, name, wrapper="entry", single=single)
+        for i, element in enumerate(elements, 1):
+            if isinstance(element, str):
+                raise fault("MalformedInput", f"The parameter {name}.{i} must be a structure.")
+            entry_key = _read_text(_first(element, keys, f"{name}.{i}"), f"{name}.{i}.{key}")
+            if entry_key in result:
+                raise fault("InvalidParameterValue", f"{name} {entry_key[:256]} is given twice.")
+            entry_value = _first(element, values, f"{name}.{i}")
+            result[entry_key] = read(entry_value, f"{name}.{i}.Value")
+        return result
+
+    return read_map
+
+
+def _first(element: Tree, names: tuple[str, ...], parent: str) -> Node:
+    for name in names:
+        if name in element:
+            return element[name]
+    raise missing(f"{parent}.{names[0]}")
+
+
+# ── Readers of structures, built once per type ───────────────────────────────────────────────
+
+
+class _FieldReader(msgspec.Struct, frozen=True):
+    field: str
+    names: tuple[str, ...]  # the name to read, best first, then its variants
+    read: Reader
+
+
+_FIELD_READERS: dict[type[msgspec.Struct], tuple[_FieldReader, ...]] = {}
+
+
+def _read_struct(struct: type[S], node: Node, name: str) -> S:
+    if isinstance(node, str):
+        raise fault("MalformedInput", f"The parameter {name} must be a structure.")
+    prefix = f"{name}." if name else ""
+    values: dict[str, Any] = {}
+    for reader in _FIELD_READERS[struct]:
+        for spelling in reader.names:
+            if spelling in node:
+                values[reader.field] = reader.read(node[spelling], prefix + reader.names[0])
+                break
+    return struct(**values)
+
+
+def _struct_reader(struct: type[msgspec.Struct]) -> Reader:
+    _prepare(struct)
+
+    def read_struct(node: Node, name: str) -> msgspec.Struct:
+        return _read_struct(struct, node, name)
+
+    return read_struct
+
+
+def _reader(type_info: inspect.Type) -> Reader:
+    type_info = without_none(type_info)
+    if isinstance(type_info, inspect.StrType):
+        return _read_text
+    if isinstance(type_info, inspect.IntType):
+        return _read_integer
+    if isinstance(type_info, inspect.BytesType):
+        return _read_binary
+    assert isinstance(type_info, inspect.StructType), f"no form spelling for {type_info}"
+    return _struct_reader(type_info.cls)
+
+
+def _field_reader(field: inspect.Field) -> _FieldReader:
+    """How one field of a request is spelled and read."""
+    name = field.encode_name
+    type_info = without_none(field.type)
+    if isinstance(type_info, inspect.DictType):
+        read = _map_reader(_reader(type_info.value_type), key_name(name))
+        return _FieldReader(field.name, (singular(name), name), read)
+    if not isinstance(type_info, inspect.ListType):
+        return _FieldReader(field.name, (name,), _reader(type_info))
+    item = without_none(type_info.item_type)
+    if not isinstance(item, inspect.StructType):
+        read = _list_reader(_reader(item), _NO_KEYS)
+        return _FieldReader(field.name, (singular(name), name), read)
+    keys = frozenset(one.encode_name for one in item.fields)
+    read = _list_reader(_reader(item), keys)
+    return _FieldReader(field.name, (singular(name, item.cls), name, "Entry"), read)
+
+
+def _prepare(struct: type[msgspec.Struct]) -> None:
+    if struct in _FIELD_READERS:
+        return
+    type_info = inspect.type_info(struct)
+    assert isinstance(type_info, inspect.StructType)
+    _FIELD_READERS[struct] = tuple(_field_reader(field) for field in type_info.fields)
+
+
+def _roots(struct: type[msgspec.Struct]) -> frozenset[str]:
+    _prepare(struct)
+    return frozenset(name for reader in _FIELD_READERS[struct] for name in reader.names)
+
+
+_ROOTS: Mapping[str, frozenset[str]] = {
+    operation.name: _roots(operation.request) for operation in OPERATIONS.values()
+}

@@ -1,0 +1,138 @@
+"""The query protocol, outbound: typed replies and faults as XML.
+
+Lists are flattened (the element is repeated, nothing wraps it), maps are ``<Attribute><Name/>
+<Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
+structs that JSON encodes, so the two protocols cannot come to say different things.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from penstock.wire.aws.faults import QUEUE_DOES_NOT_EXIST, Fault
+from penstock.wire.aws.query_names import key_name, singular, without_none
+from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply
+from penstock.wire.aws.xml_text import element, escape
+
+CONTENT_TYPE = "text/xml"
+NAMESPACE = "http://queue.amazonaws.com/doc/2012-11-05/"
+_DECLARATION = '<?xml version="1.0"?>'
+
+Headers = tuple[tuple[str, str], ...]
+Writer = Callable[[Any], str]  # value → markup
+
+
+def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
+    name = operation.name
+    result = "" if reply is None else f"<{name}Result>{_write_struct(reply)}</{name}Result>"
+    return (
+        f'{_DECLARATION}<{name}Response xmlns="{NAMESPACE}">{result}'
+        f"<ResponseMetadata>{element('RequestId', request_id)}</ResponseMetadata></{name}Response>"
+    ).encode()
+
+
+def encode_fault(
+    refusal: Fault, *, request_id: str, namespace: str = NAMESPACE
+) -> tuple[bytes, Headers]:
+    message = refusal.message
+    if message == QUEUE_DOES_NOT_EXIST:
+        # This protocol has always said it so, and clients' tests compare the whole sentence.
+        message = "The specified queue does not exist for this wsdl version."
+    blame = "Sender" if refusal.is_sender else "Receiver"
+    document = (
+        f'{_DECLARATION}<ErrorResponse xmlns="{namespace}"><Error><Type>{blame}</Type>'
+        f"{element('Code', refusal.code)}{element('Message', message)}<Detail/></Error>"
+        f"{element('RequestId', request_id)}</ErrorResponse>"
+    )
+    retry_after_s = refusal.retry_after_s
+    headers: Headers = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
+    return document.encode(), headers
+
+
+# ── Writers, built once per type ─────────────────────────────────────────────────────────────
+
+
+class _FieldWriter(msgspec.Struct, frozen=True):
+    field: str
+    write: Writer
+
+
+_FIELD_WRITERS: dict[type[msgspec.Struct], tuple[_FieldWriter, ...]] = {}
+
+
+def _write_struct(struct: msgspec.Struct) -> str:
+    parts: list[str] = []
+    for writer in _FIELD_WRITERS[type(struct)]:
+        value = getattr(struct, writer.field)
+        if value is not None:
+            parts.append(writer.write(value))
+    return "".join(parts)
+
+
+def _write_boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _write_binary(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _content(type_info: inspect.Type) -> Writer:
+    """What stands between the tags of one value of this type."""
+    if isinstance(type_info, inspect.StrType):
+        return escape
+    if isinstance(type_info, inspect.BoolType):
+        return _write_boolean
+    if isinstance(type_info, inspect.IntType):
+        return str
+    if isinstance(type_info, inspect.BytesType):
+        return _write_binary
+    assert isinstance(type_info, inspect.StructType), f"no XML spelling for {type_info}"
+    _prepare(type_info.cls)
+    return _write_struct
+
+
+def _element_writer(name: str, content: Writer) -> Writer:
+    return lambda value: f"<{name}>{content(value)}</{name}>"
+
+
+def _list_writer(name: str, content: Writer) -> Writer:
+    return lambda values: "".join(f"<{name}>{content(value)}</{name}>" for value in values)
+
+
+def _map_writer(name: str, key: str, content: Writer) -> Writer:
+    return lambda entries: "".join(
+        f"<{name}>{element(key, one)}<Value>{content(value)}</Value></{name}>"
+        for one, value in entries.items()
+    )
+
+
+def _field_writer(field: inspect.Field) -> Writer:
+    name = field.encode_name
+    type_info = without_none(field.type)
+    if isinstance(type_info, inspect.DictType):
+        content = _content(without_none(type_info.value_type))
+        return _map_writer(singular(name), key_name(name), content)
+    if isinstance(type_info, inspect.ListType):
+        item = without_none(type_info.item_type)
+        cls = item.cls if isinstance(item, inspect.StructType) else None
+        return _list_writer(singular(name, cls), _content(item))
+    return _element_writer(name, _content(type_info))
+
+
+def _prepare(struct: type[msgspec.Struct]) -> None:
+    if struct in _FIELD_WRITERS:
+        return
+    type_info = inspect.type_info(struct)
+    assert isinstance(type_info, inspect.StructType)
+    _FIELD_WRITERS[struct] = tuple(
+        _FieldWriter(field.name, _field_writer(field)) for field in type_info.fields
+    )
+
+
+for _operation in OPERATIONS.values():
+    if _operation.reply is not None:
+        _prepare(_operation.reply)

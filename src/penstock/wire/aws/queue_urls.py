@@ -1,0 +1,82 @@
+"""Queue URLs: every form clients send, and the one we answer with.
+
+The host is never checked, because a queue is reached by whatever name its network gives it; it is
+only looked at for a region. Which account and region apply when a URL names none is the caller's
+decision. ARNs are read here too: they are the other way to name a queue.
+"""
+
+import re
+from functools import lru_cache
+
+import msgspec
+
+from penstock.model.names import is_account, is_queue_name, is_region
+from penstock.wire.aws.faults import fault
+
+_URL_CHARS_MAX = 1_024
+_CACHED_MAX = 4_096  # of at most 1 KiB each: a producer sends the same URL with every message
+
+_URL = re.compile(
+    r"(?:[A-Za-z][A-Za-z0-9+.-]*://(?P<host>[^/?#]+))?"
+    r"/(?:queue/(?P<region>[^/?#]+)/)?"
+    r"(?P<account>[^/?#]+)/(?P<name>[^/?#]+)/?\Z"
+)
+# Any word is a region in a signature or in /queue/<region>/…, but in a host only what looks like
+# one of theirs counts: the second label of sqs.example.com is no region.
+_HOST_REGION = re.compile(
+    r"(?:sqs\.(?P<modern>[a-z]+(?:-[a-z]+)+-[0-9]+)\.|(?P<legacy>[a-z]+(?:-[a-z]+)+-[0-9]+)\.queue\.)"
+)
+
+
+class QueueAddress(msgspec.Struct, frozen=True, gc=False):
+    account: str | None  # None: the caller's own
+    region: str | None  # None: that of the signature, else the default
+    name: str
+
+
+@lru_cache(maxsize=_CACHED_MAX)
+def parse(url: str) -> QueueAddress:
+    """Where ``url`` points: a full URL, the path of one, or a bare queue name. Raises the fault
+    InvalidAddress when it is none of these, QueueDoesNotExist when no queue can have that name."""
+    if len(url) > _URL_CHARS_MAX:
+        raise fault("InvalidAddress", "The address is too long to be one of a queue.")
+    if "/" not in url:
+        if url and ":" not in url:
+            return _address(None, None, url)
+        raise _not_an_address(url)
+    match = _URL.match(url)
+    if match is None or not is_account(match["account"]):
+        raise _not_an_address(url)
+    region = match["region"]
+    if region is not None and not is_region(region):
+        raise _not_an_address(url)
+    if region is None and match["host"] is not None:
+        in_host = _HOST_REGION.match(match["host"].lower())
+        region = None if in_host is None else in_host["modern"] or in_host["legacy"]
+    return _address(match["account"], region, match["name"])
+
+
+def build(base_url: str, *, account: str, name: str) -> str:
+    """The URL clients are given. ``base_url`` is scheme and host, as the client reached us."""
+    return f"{base_url.rstrip('/')}/{account}/{name}"
+
+
+def parse_arn(arn: str) -> QueueAddress | None:
+    """``arn:aws:sqs:<region>:<account>:<name>``; None when it is not the ARN of a queue."""
+    parts = arn.split(":", 6)
+    if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
+        return None
+    region, account, name = parts[3:]
+    if not (is_region(region) and is_account(account) and is_queue_name(name)):
+        return None
+    return QueueAddress(account, region, name)
+
+
+def _address(account: str | None, region: str | None, name: str) -> QueueAddress:
+    if not is_queue_name(name):
+        raise fault("QueueDoesNotExist")
+    return QueueAddress(account, region, name)
+
+
+def _not_an_address(url: str) -> Exception:
+    return fault("InvalidAddress", f"The address {url} is not valid for this endpoint.")

@@ -1,0 +1,397 @@
+"""Typed requests and replies of the 23 SQS operations, the same for both request styles.
+
+Field names are ours (snake_case); the AWS spelling is derived by ``wire_name`` and written out only
+where AWS departs from its own habit (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test
+holds every struct against the service model of the vendor's own SDK.
+
+Every request field is optional, and null means absent: whether a field is required is for the
+action to say, because the error it must give differs from case to case. Requests are not frozen:
+a request posted to a queue's own path gets its ``queue_url`` filled in by the frontend. In replies
+None means "left out", and so should an empty list or map: clients are used to the key being gone.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    TextMap = dict[str, str]
+else:
+    # Queue attributes travel as strings, yet hand-written clients send 30 or true. The decoder
+    # lets those through and __post_init__ turns them into text, so that readers see only str.
+    TextMap = dict[str, str | int | float | bool]
+
+_ACRONYMS = {"md5": "MD5", "aws": "AWS"}
+
+
+def wire_name(field: str) -> str:
+    """``md5_of_message_body`` → ``MD5OfMessageBody``."""
+    return "".join(_ACRONYMS.get(word, word.capitalize()) for word in field.split("_"))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _as_text(attributes: TextMap | None) -> TextMap | None:
+    if attributes is None:
+        return None
+    return {name: _text(value) for name, value in attributes.items()}
+
+
+class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
+    """Any structure that crosses the wire. Outside the garbage collector: no shape can be part of
+    a cycle, and a busy node makes tens of thousands of them a second."""
+
+
+class Request(Shape):
+    """What an operation is asked."""
+
+
+class QueueRequest(Request):
+    """A request about one queue."""
+
+    queue_url: str | None = None
+
+
+class Reply(Shape):
+    """What an operation answers, where it answers anything."""
+
+
+# ── Parts of requests and replies ────────────────────────────────────────────────────────────
+
+
+class MessageAttributeValue(Shape):
+    """A message attribute, or a message system attribute: AWS gives both the same members."""
+
+    string_value: str | None = None
+    binary_value: bytes | None = None
+    string_list_values: list[str] | None = None
+    binary_list_values: list[bytes] | None = None
+    data_type: str | None = None
+
+
+class SendMessageBatchRequestEntry(Shape):
+    id: str | None = None
+    message_body: str | None = None
+    delay_seconds: int | None = None
+    message_attributes: dict[str, MessageAttributeValue] | None = None
+    message_system_attributes: dict[str, MessageAttributeValue] | None = None
+    message_deduplication_id: str | None = None
+    message_group_id: str | None = None
+
+
+class DeleteMessageBatchRequestEntry(Shape):
+    id: str | None = None
+    receipt_handle: str | None = None
+
+
+class ChangeMessageVisibilityBatchRequestEntry(Shape):
+    id: str | None = None
+    receipt_handle: str | None = None
+    visibility_timeout: int | None = None
+
+
+class SendMessageBatchResultEntry(Shape):
+    id: str
+    message_id: str
+    md5_of_message_body: str
+    md5_of_message_attributes: str | None = None
+    md5_of_message_system_attributes: str | None = None
+    sequence_number: str | None = None
+
+
+class DeleteMessageBatchResultEntry(Shape):
+    id: str
+
+
+class ChangeMessageVisibilityBatchResultEntry(Shape):
+    id: str
+
+
+class BatchResultErrorEntry(Shape):
+    """One refused entry of a batch. ``code`` is a fault's query code in both protocols."""
+
+    id: str
+    sender_fault: bool
+    code: str
+    message: str | None = None
+
+
+class ReceivedMessage(Shape):
+    """``Message`` to AWS; renamed here, because a message without a lease is model.message's."""
+
+    message_id: str
+    receipt_handle: str
+    md5_of_body: str
+    body: str
+    attributes: dict[str, str] | None = None
+    md5_of_message_attributes: str | None = None
+    message_attributes: dict[str, MessageAttributeValue] | None = None
+
+
+class MessageMoveTaskEntry(Shape):
+    """``ListMessageMoveTasksResultEntry`` to AWS."""
+
+    task_handle: str | None = None
+    status: str | None = None
+    source_arn: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+    approximate_number_of_messages_moved: int | None = None
+    approximate_number_of_messages_to_move: int | None = None
+    failure_reason: str | None = None
+    started_timestamp: int | None = None
+
+
+# ── Messages ─────────────────────────────────────────────────────────────────────────────────
+
+
+class SendMessageRequest(QueueRequest):
+    message_body: str | None = None
+    delay_seconds: int | None = None
+    message_attributes: dict[str, MessageAttributeValue] | None = None
+    message_system_attributes: dict[str, MessageAttributeValue] | None = None
+    message_deduplication_id: str | None = None
+    message_group_id: str | None = None
+
+
+class SendMessageReply(Reply):
+    md5_of_message_body: str | None = None
+    md5_of_message_attributes: str | None = None
+    md5_of_message_system_attributes: str | None = None
+    message_id: str | None = None
+    sequence_number: str | None = None
+
+
+class SendMessageBatchRequest(QueueRequest):
+    entries: list[SendMessageBatchRequestEntry] | None = None
+
+
+class SendMessageBatchReply(Reply):
+    successful: list[SendMessageBatchResultEntry] | None = None
+    failed: list[BatchResultErrorEntry] | None = None
+
+
+class ReceiveMessageRequest(QueueRequest):
+    attribute_names: list[str] | None = None
+    message_system_attribute_names: list[str] | None = None
+    message_attribute_names: list[str] | None = None
+    max_number_of_messages: int | None = None
+    visibility_timeout: int | None = None
+    wait_time_seconds: int | None = None
+    receive_request_attempt_id: str | None = None
+
+
+class ReceiveMessageReply(Reply):
+    messages: list[ReceivedMessage] | None = None
+
+
+class DeleteMessageRequest(QueueRequest):
+    receipt_handle: str | None = None
+
+
+class DeleteMessageBatchRequest(QueueRequest):
+    entries: list[DeleteMessageBatchRequestEntry] | None = None
+
+
+class DeleteMessageBatchReply(Reply):
+    successful: list[DeleteMessageBatchResultEntry] | None = None
+    failed: list[BatchResultErrorEntry] | None = None
+
+
+class ChangeMessageVisibilityRequest(QueueRequest):
+    receipt_handle: str | None = None
+    visibility_timeout: int | None = None
+
+
+class ChangeMessageVisibilityBatchRequest(QueueRequest):
+    entries: list[ChangeMessageVisibilityBatchRequestEntry] | None = None
+
+
+class ChangeMessageVisibilityBatchReply(Reply):
+    successful: list[ChangeMessageVisibilityBatchResultEntry] | None = None
+    failed: list[BatchResultErrorEntry] | None = None
+
+
+# ── Queues ───────────────────────────────────────────────────────────────────────────────────
+
+
+class CreateQueueRequest(Request):
+    queue_name: str | None = None
+    attributes: TextMap | None = None
+    tags: dict[str, str] | None = msgspec.field(default=None, name="tags")
+
+    def __post_init__(self) -> None:
+        self.attributes = _as_text(self.attributes)
+
+
+class CreateQueueReply(Reply):
+    queue_url: str | None = None
+
+
+class DeleteQueueRequest(QueueRequest):
+    pass
+
+
+class GetQueueUrlRequest(Request):
+    queue_name: str | None = None
+    queue_owner_aws_account_id: str | None = None
+
+
+class GetQueueUrlReply(Reply):
+    queue_url: str | None = None
+
+
+class ListQueuesRequest(Request):
+    queue_name_prefix: str | None = None
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class ListQueuesReply(Reply):
+    queue_urls: list[str] | None = None
+    next_token: str | None = None
+
+
+class GetQueueAttributesRequest(QueueRequest):
+    attribute_names: list[str] | None = None
+
+
+class GetQueueAttributesReply(Reply):
+    attributes: dict[str, str] | None = None
+
+
+class SetQueueAttributesRequest(QueueRequest):
+    attributes: TextMap | None = None
+
+    def __post_init__(self) -> None:
+        self.attributes = _as_text(self.attributes)
+
+
+class PurgeQueueRequest(QueueRequest):
+    pass
+
+
+class AddPermissionRequest(QueueRequest):
+    label: str | None = None
+    aws_account_ids: list[str] | None = None
+    actions: list[str] | None = None
+
+
+class RemovePermissionRequest(QueueRequest):
+    label: str | None = None
+
+
+class TagQueueRequest(QueueRequest):
+    tags: dict[str, str] | None = None
+
+
+class UntagQueueRequest(QueueRequest):
+    tag_keys: list[str] | None = None
+
+
+class ListQueueTagsRequest(QueueRequest):
+    pass
+
+
+class ListQueueTagsReply(Reply):
+    tags: dict[str, str] | None = None
+
+
+# ── Dead letters ─────────────────────────────────────────────────────────────────────────────
+
+
+class ListDeadLetterSourceQueuesRequest(QueueRequest):
+    next_token: str | None = None
+    max_results: int | None = None
+
+
+class ListDeadLetterSourceQueuesReply(Reply):
+    queue_urls: list[str] | None = msgspec.field(default=None, name="queueUrls")
+    next_token: str | None = None
+
+
+class StartMessageMoveTaskRequest(Request):
+    source_arn: str | None = None
+    destination_arn: str | None = None
+    max_number_of_messages_per_second: int | None = None
+
+
+class StartMessageMoveTaskReply(Reply):
+    task_handle: str | None = None
+
+
+class CancelMessageMoveTaskRequest(Request):
+    task_handle: str | None = None
+
+
+class CancelMessageMoveTaskReply(Reply):
+    approximate_number_of_messages_moved: int | None = None
+
+
+class ListMessageMoveTasksRequest(Request):
+    source_arn: str | None = None
+    max_results: int | None = None
+
+
+class ListMessageMoveTasksReply(Reply):
+    results: list[MessageMoveTaskEntry] | None = None
+
+
+# ── The operations ───────────────────────────────────────────────────────────────────────────
+
+
+class Operation(msgspec.Struct, frozen=True):
+    name: str
+    request: type[Request]
+    reply: type[Reply] | None = None
+
+    @property
+    def names_queue(self) -> bool:
+        return issubclass(self.request, QueueRequest)
+
+
+_OPERATIONS = (
+    Operation("AddPermission", AddPermissionRequest),
+    Operation("CancelMessageMoveTask", CancelMessageMoveTaskRequest, CancelMessageMoveTaskReply),
+    Operation("ChangeMessageVisibility", ChangeMessageVisibilityRequest),
+    Operation(
+        "ChangeMessageVisibilityBatch",
+        ChangeMessageVisibilityBatchRequest,
+        ChangeMessageVisibilityBatchReply,
+    ),
+    Operation("CreateQueue", CreateQueueRequest, CreateQueueReply),
+    Operation("DeleteMessage", DeleteMessageRequest),
+    Operation("DeleteMessageBatch", DeleteMessageBatchRequest, DeleteMessageBatchReply),
+    Operation("DeleteQueue", DeleteQueueRequest),
+    Operation("GetQueueAttributes", GetQueueAttributesRequest, GetQueueAttributesReply),
+    Operation("GetQueueUrl", GetQueueUrlRequest, GetQueueUrlReply),
+    Operation(
+        "ListDeadLetterSourceQueues",
+        ListDeadLetterSourceQueuesRequest,
+        ListDeadLetterSourceQueuesReply,
+    ),
+    Operation("ListMessageMoveTasks", ListMessageMoveTasksRequest, ListMessageMoveTasksReply),
+    Operation("ListQueueTags", ListQueueTagsRequest, ListQueueTagsReply),
+    Operation("ListQueues", ListQueuesRequest, ListQueuesReply),
+    Operation("PurgeQueue", PurgeQueueRequest),
+    Operation("ReceiveMessage", ReceiveMessageRequest, ReceiveMessageReply),
+    Operation("RemovePermission", RemovePermissionRequest),
+    Operation("SendMessage", SendMessageRequest, SendMessageReply),
+    Operation("SendMessageBatch", SendMessageBatchRequest, SendMessageBatchReply),
+    Operation("SetQueueAttributes", SetQueueAttributesRequest),
+    Operation("StartMessageMoveTask", StartMessageMoveTaskRequest, StartMessageMoveTaskReply),
+    Operation("TagQueue", TagQueueRequest),
+    Operation("UntagQueue", UntagQueueRequest),
+)
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType({one.name: one for one in _OPERATIONS})

@@ -1,0 +1,35 @@
+"""STS GetCallerIdentity: the one question of another AWS service that SQS clients and their tests
+ask of the same endpoint, to learn which account they are."""
+
+import msgspec
+
+from penstock.wire.aws.xml_text import element
+
+NAMESPACE = "https://sts.amazonaws.com/doc/2011-06-15/"
+ACTION = "GetCallerIdentity"
+TARGET = "AWSSecurityTokenServiceV20110615.GetCallerIdentity"
+
+
+class CallerIdentity(msgspec.Struct, frozen=True, rename="pascal"):
+    arn: str
+    user_id: str
+    account: str
+
+
+def root_identity(account: str) -> CallerIdentity:
+    """Who a caller is while nobody checks credentials: the account itself."""
+    return CallerIdentity(arn=f"arn:aws:iam::{account}:root", user_id=account, account=account)
+
+
+def encode_xml(identity: CallerIdentity, *, request_id: str) -> bytes:
+    return (
+        f'<?xml version="1.0"?><GetCallerIdentityResponse xmlns="{NAMESPACE}">'
+        f"<GetCallerIdentityResult>{element('Arn', identity.arn)}"
+        f"{element('UserId', identity.user_id)}{element('Account', identity.account)}"
+        f"</GetCallerIdentityResult><ResponseMetadata>{element('RequestId', request_id)}"
+        "</ResponseMetadata></GetCallerIdentityResponse>"
+    ).encode()
+
+
+def encode_json(identity: CallerIdentity) -> bytes:
+    return msgspec.json.encode(identity)

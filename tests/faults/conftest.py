@@ -1,0 +1,25 @@
+"""Fault tests share a marker, one worker (they want the machine's disk and cores for themselves)
+and a seed: printed with every run, taken from PENSTOCK_FAULTS_SEED to repeat one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.faults)
+            item.add_marker(pytest.mark.xdist_group("faults"))
+
+
+@pytest.fixture
+def seed() -> str:
+    """What chance is drawn from. Threads and kills still race: a seed repeats the plan of a run,
+    not its every interleaving."""
+    chosen = os.environ.get("PENSTOCK_FAULTS_SEED") or os.urandom(4).hex()
+    print(f"PENSTOCK_FAULTS_SEED={chosen}")
+    return chosen

@@ -1,0 +1,161 @@
+"""A full disk: sends are refused with a reason, consumers go on, and once there is room again so do
+sends. The server keeps a reserve for leases and deletes, so that a queue can always be emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from tests.harness.checker import check
+from tests.harness.client import Fault, RawClient
+from tests.harness.disk import LoopDisk, unavailable
+from tests.harness.load import Consumer, Load, Producer
+from tests.harness.patience import eventually
+from tests.harness.server import Server
+
+LACKING = unavailable()
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING or "")
+
+DISK_MIB = 64
+BODY_BYTES = 100_000
+SENDS_MAX = DISK_MIB * 1_048_576 // BODY_BYTES  # more than fits
+ENV = {"PENSTOCK_LOG__SEGMENT_BYTES_MAX": "1048576", "PENSTOCK_LOG__RETENTION_CHECK_MS": "100"}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LoopDisk]:
+    with LoopDisk(tmp_path, mib=DISK_MIB) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def ledgers(tmp_path: Path) -> Path:
+    folder = tmp_path / "ledgers"
+    folder.mkdir()
+    return folder
+
+
+def fill(producer: Producer) -> int:
+    """Send until the server refuses; how many were taken."""
+    for taken in range(SENDS_MAX):
+        if not producer.call(producer.bodies(1)):
+            return taken
+    raise AssertionError(f"{SENDS_MAX} messages of {BODY_BYTES} bytes were taken: disk never full")
+
+
+def consume(consumer: Consumer, count: int) -> None:
+    """Receive and delete; every call must be answered although the disk is full."""
+    left = count
+    while left > 0:
+        got = consumer.receive(min(10, left), 60)
+        assert got, "no message although the queue is not empty"
+        for each in got:
+            assert consumer.delete(each), "a delete was refused on a full disk"
+        left -= len(got)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full-standard", "full-groups.fifo"])
+def test_a_full_disk_refuses_sends_and_serves_consumers(
+    disk: LoopDisk, ledgers: Path, seed: str, name: str
+) -> None:
+    with Server(disk.path / "data", env=ENV) as server:
+        load = Load(server.port, ledgers, seed=seed)
+        try:
+            queue = load.create_queue(name)
+            groups = 3 if queue.is_fifo else 0
+            producer = load.producer("p", queue, groups=groups, payload_bytes=BODY_BYTES)
+            consumer = load.consumer("c", queue)
+            taken = fill(producer)
+            assert taken > 100, f"only {taken} messages fitted on {DISK_MIB} MiB"
+
+            with pytest.raises(Fault) as refused:
+                RawClient(server.port).call("SendMessage", _request(queue.url, queue.is_fifo))
+            assert refused.value.status == 503
+            assert "disk" in refused.value.message.lower(), refused.value.message
+
+            # Deleting what fills the disk frees it: whole segments go once all in them is done.
+            consume(consumer, taken * 3 // 4)
+            refused_bodies = producer.bodies(1)
+            eventually(
+                lambda: producer.call(refused_bodies), seconds=15, what="a send after segments went"
+            )
+            server.restart()
+            load.drain()
+            verdict = check(load.events(), log=server.stderr)
+        finally:
+            load.close()
+        server.assert_no_traceback()
+    verdict.assert_clean()
+
+
+def _request(url: str, is_fifo: bool) -> dict[str, object]:
+    request: dict[str, object] = {"QueueUrl": url, "MessageBody": "x" * BODY_BYTES}
+    if is_fifo:
+        request |= {"MessageGroupId": "g", "MessageDeduplicationId": "never-taken"}
+    return request
+
+
+@pytest.mark.slow
+def test_sends_go_on_when_someone_else_makes_room(disk: LoopDisk, ledgers: Path, seed: str) -> None:
+    ballast = disk.path / "ballast"
+    ballast.write_bytes(b"\0" * (disk.free_bytes - 16 * 1_048_576))
+    with Server(disk.path / "data", env=ENV) as server:
+        load = Load(server.port, ledgers, seed=seed)
+        client = boto3.client(
+            "sqs",
+            endpoint_url=server.url,
+            region_name="us-east-1",
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+            config=Config(retries={"max_attempts": 0, "mode": "standard"}),
+        )
+        try:
+            queue = load.create_queue("ballast")
+            producer = load.producer("p", queue, payload_bytes=BODY_BYTES)
+            fill(producer)
+            with pytest.raises(ClientError) as refused:
+                client.send_message(QueueUrl=queue.url, MessageBody="x" * BODY_BYTES)
+            assert refused.value.response["Error"]["Code"] == "ServiceUnavailable"
+            assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+            assert "disk" in refused.value.response["Error"]["Message"].lower()
+            status, text = server.readyz()
+            assert status == 503 or "disk" in text.lower(), (status, text)
+
+            ballast.unlink()
+            eventually(
+                lambda: producer.call(producer.bodies(1)), seconds=10, what="a send after room"
+            )
+            load.drain()
+            verdict = check(load.events(), log=server.stderr)
+        finally:
+            load.close()
+            client.close()
+        assert server.stop() == 0, server.stderr_tail()
+        server.assert_no_traceback()
+    verdict.assert_clean()
+
+
+def test_a_server_starts_on_a_full_disk_and_gives_out_what_it_has(
+    disk: LoopDisk, ledgers: Path, seed: str
+) -> None:
+    with Server(disk.path / "data", env=ENV) as server:
+        load = Load(server.port, ledgers, seed=seed)
+        try:
+            queue = load.create_queue("full-restart")
+            fill(load.producer("p", queue, payload_bytes=BODY_BYTES))
+            server.kill()
+            server.start()
+            consumer = load.consumer("c", queue)
+            load_port = server.port
+            assert load_port == consumer.client.port
+            load.drain()
+            verdict = check(load.events(), log=server.stderr)
+        finally:
+            load.close()
+        server.assert_no_traceback()
+    verdict.assert_clean()
