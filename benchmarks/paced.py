@@ -121,6 +121,7 @@ class EndToEnd:
         channel.exchange(request, partial(self._on_sent, channel, due_at_ns))
 
     def _on_sent(self, channel: Channel, due_at_ns: int, status: int, body: bytes) -> None:
+        self._count_request()
         self._note("send", due_at_ns, status, body)
         if status != 200:
             self._unseen.discard(due_at_ns)
@@ -135,6 +136,7 @@ class EndToEnd:
         channel.exchange(request, partial(self._on_received, channel))
 
     def _on_received(self, channel: Channel, status: int, body: bytes) -> None:
+        self._count_request()
         for stamp in STAMPS.findall(body):
             self._note("end to end", int(stamp), status, body)
             self._unseen.discard(int(stamp))
@@ -155,6 +157,7 @@ class EndToEnd:
             self._receive(channel)
 
     def _on_deleted(self, channel: Channel, sent_at_ns: int, status: int, body: bytes) -> None:
+        self._count_request()
         self._tally.check_batch(body)
         self._note("delete batch", sent_at_ns, status, body)
         if not self._tally.is_over:
@@ -167,11 +170,14 @@ class EndToEnd:
         self._channels.append(channel)
         return channel
 
+    def _count_request(self) -> None:
+        if self._tally.is_measuring:
+            self._tally.request_count += 1
+
     def _note(self, name: str, since_ns: int, status: int, body: bytes) -> None:
         if status != 200:
             self._tally.fault(f"{status} {body.decode(errors='replace')}")
             return
         if self._tally.is_measuring and since_ns >= self._measured_from_ns:
-            self._tally.request_count += 1
             latency_us = (time.perf_counter_ns() - since_ns) // 1_000
             self._tally.histogram(name).record(latency_us)

@@ -15,7 +15,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_bytes(pid: int, field: str = "VmRSS") -> int:
-    """``VmRSS`` is what it holds now, ``VmHWM`` the most it ever held, ``RssAnon`` without files."""
+    """``VmRSS`` is what it holds now, ``VmHWM`` the most it ever held."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1_024

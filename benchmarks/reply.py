@@ -54,7 +54,7 @@ def _unsized(data: bytes, head_end: int, status: int, *, at_end: bool) -> Reply 
 
 def join_chunks(data: bytes, start: int) -> bytes | None:
     """The body of a chunked reply, or None while the last chunk is missing."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         line_end = data.find(b"\r\n", start)
         if line_end < 0:

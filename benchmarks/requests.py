@@ -34,6 +34,10 @@ class RequestMaker:
 
     def _head(self, action: str) -> bytes:
         scope = f"{self._stamp[:8]}/us-east-1/sqs/aws4_request"
+        signature = (
+            f"AWS4-HMAC-SHA256 Credential={_ACCESS_KEY}/{scope}, "
+            f"SignedHeaders={_SIGNED}, Signature={_SIGNATURE}"
+        )
         lines = (
             "POST / HTTP/1.1",
             f"Host: {self._address}",
@@ -43,8 +47,7 @@ class RequestMaker:
             "x-amzn-query-mode: true",
             f"User-Agent: {_AGENT}",
             f"X-Amz-Date: {self._stamp}",
-            f"Authorization: AWS4-HMAC-SHA256 Credential={_ACCESS_KEY}/{scope}, "
-            f"SignedHeaders={_SIGNED}, Signature={_SIGNATURE}",
+            f"Authorization: {signature}",
             f"amz-sdk-invocation-id: {_INVOCATION}",
             "amz-sdk-request: attempt=1",
             "Content-Length: ",

@@ -6,7 +6,7 @@ What they count goes to a ``Tally``; who drives them, and the clock, is ``load.p
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 
 from benchmarks.histogram import Histogram
 from benchmarks.requests import QueueRequests
@@ -81,7 +81,7 @@ def fifo_send(tally: Tally, queue: QueueRequests, serials: Iterator[int]) -> Scr
 def fifo_send_batch(tally: Tally, queue: QueueRequests, serials: Iterator[int]) -> Script:
     histogram = tally.histogram("fifo send batch")
     while True:
-        entries = [(s % GROUPS, b"d%d" % s) for s, _ in zip(serials, range(BATCH), strict=False)]
+        entries = [(s % GROUPS, b"d%d" % s) for s in islice(serials, BATCH)]
         reply = yield histogram, queue.send_fifo_batch(entries)
         tally.check_batch(reply)
         if reply is not None:

@@ -3,7 +3,6 @@ behaviour a client relies on; waiting is done by the server (long polls), never 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import threading
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-
 from tests.compat.conftest import CREDENTIALS, MakeQueue
 from tests.harness.server import Server
 
@@ -625,9 +623,3 @@ def test_regions_are_separate_namespaces(server: Server, queue_name: Any) -> Non
     with pytest.raises(there.exceptions.QueueDoesNotExist):
         there.get_queue_url(QueueName=name)
     here.delete_queue(QueueUrl=url)
-
-
-def test_a_move_task_handle_is_base64_json(sqs: Any) -> None:
-    handle = base64.b64encode(b'{"taskId":"x","sourceArn":"arn:aws:sqs:us-east-1:0:none"}').decode()
-    with pytest.raises(sqs.exceptions.ResourceNotFoundException):
-        sqs.cancel_message_move_task(TaskHandle=handle)

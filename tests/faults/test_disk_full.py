@@ -15,7 +15,7 @@ from tests.harness.client import Fault, RawClient
 from tests.harness.disk import LoopDisk, unavailable
 from tests.harness.load import Consumer, Load, Producer
 from tests.harness.patience import eventually
-from tests.harness.server import Server
+from tests.harness.server import Server, stable_port
 
 LACKING = unavailable()
 pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING or "")
@@ -63,7 +63,7 @@ def consume(consumer: Consumer, count: int) -> None:
 def test_a_full_disk_refuses_sends_and_serves_consumers(
     disk: LoopDisk, ledgers: Path, seed: str, name: str
 ) -> None:
-    with Server(disk.path / "data", env=ENV) as server:
+    with Server(disk.path / "data", env=ENV, port=stable_port()) as server:
         load = Load(server.port, ledgers, seed=seed)
         try:
             queue = load.create_queue(name)
@@ -104,7 +104,7 @@ def _request(url: str, is_fifo: bool) -> dict[str, object]:
 def test_sends_go_on_when_someone_else_makes_room(disk: LoopDisk, ledgers: Path, seed: str) -> None:
     ballast = disk.path / "ballast"
     ballast.write_bytes(b"\0" * (disk.free_bytes - 16 * 1_048_576))
-    with Server(disk.path / "data", env=ENV) as server:
+    with Server(disk.path / "data", env=ENV, port=stable_port()) as server:
         load = Load(server.port, ledgers, seed=seed)
         client = boto3.client(
             "sqs",
@@ -143,16 +143,13 @@ def test_sends_go_on_when_someone_else_makes_room(disk: LoopDisk, ledgers: Path,
 def test_a_server_starts_on_a_full_disk_and_gives_out_what_it_has(
     disk: LoopDisk, ledgers: Path, seed: str
 ) -> None:
-    with Server(disk.path / "data", env=ENV) as server:
+    with Server(disk.path / "data", env=ENV, port=stable_port()) as server:
         load = Load(server.port, ledgers, seed=seed)
         try:
             queue = load.create_queue("full-restart")
             fill(load.producer("p", queue, payload_bytes=BODY_BYTES))
             server.kill()
             server.start()
-            consumer = load.consumer("c", queue)
-            load_port = server.port
-            assert load_port == consumer.client.port
             load.drain()
             verdict = check(load.events(), log=server.stderr)
         finally:

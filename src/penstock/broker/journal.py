@@ -21,13 +21,13 @@ from concurrent.futures import Executor
 from functools import partial
 from time import perf_counter
 
-from penstock.log.log import Log, SyncJob
+from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.model import limits
 from penstock.model.errors import DiskFull, Overloaded, PenstockError
 from penstock.model.message import Message
 from penstock.model.ports import Clock
 from penstock.model.topic import Fsync
-from penstock.record.batch import ATTR_LOG_APPEND_TIME, encode_batch
+from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
 
@@ -39,42 +39,50 @@ LEADER_EPOCH = 0  # one node leads everything and always has
 FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
 
 
-class Flush:
-    """The appends of one turn, and who waits for them. Each waiter has a future of its own: a
-    cancelled task cancels the future it awaits, and that must not reach the others."""
+class Stage:
+    """One thing that happens to a flush, and who waits for it. Each waiter has a future of its own:
+    a cancelled task cancels the future it awaits, and that must not reach the others. Whoever asks
+    after it has happened, as a parked receive does, is answered at once."""
 
-    __slots__ = ("_loop", "committed", "sent", "written")
+    __slots__ = ("_error", "_futures", "_is_past", "_loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.sent: list[asyncio.Future[None]] = []  # the messages are committed
-        self.written: list[asyncio.Future[None]] = []  # the events are in the log
-        self.committed: list[asyncio.Future[None]] = []  # the events are committed
+        self._futures: list[asyncio.Future[None]] = []
+        self._is_past = False
+        self._error: BaseException | None = None
 
-    def wait_sent(self) -> asyncio.Future[None]:
+    def wait(self) -> asyncio.Future[None]:
         future = self._loop.create_future()
-        self.sent.append(future)
+        self._futures.append(future)
+        if self._is_past:
+            self.settle(self._error)
         return future
 
-    def wait_written(self) -> asyncio.Future[None]:
-        future = self._loop.create_future()
-        self.written.append(future)
-        return future
-
-    def wait_committed(self) -> asyncio.Future[None]:
-        future = self._loop.create_future()
-        self.committed.append(future)
-        return future
-
-
-def _settle(futures: list[asyncio.Future[None]], error: BaseException | None = None) -> None:
-    for future in futures:
-        if not future.done():
-            if error is None:
+    def settle(self, error: BaseException | None = None) -> None:
+        """It has happened, or never will. Only the first call counts."""
+        if not self._is_past:
+            self._is_past = True
+            self._error = error
+        for future in self._futures:
+            if future.done():
+                continue
+            if self._error is None:
                 future.set_result(None)
             else:
-                future.set_exception(error)
-    futures.clear()
+                future.set_exception(self._error)
+        self._futures.clear()
+
+
+class Flush:
+    """The appends of one turn."""
+
+    __slots__ = ("committed", "sent", "written")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.sent = Stage(loop)  # the messages are committed
+        self.written = Stage(loop)  # the events are in the log
+        self.committed = Stage(loop)  # the events are committed
 
 
 class Journal:
@@ -94,6 +102,7 @@ class Journal:
         self.fsync = fsync
         self.high_watermark = log.end_offset
         self.failure: PenstockError | None = None
+        self.appended_bytes = 0
         self._clock = clock
         self._pool = pool
         self._loop = asyncio.get_running_loop()
@@ -134,11 +143,6 @@ class Journal:
             self._loop.call_soon(self.flush)
         return flush
 
-    async def committed(self, offset: int) -> None:
-        """Return once everything below ``offset`` is committed."""
-        if self.high_watermark < offset:
-            await self.join().wait_committed()
-
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def flush(self) -> None:
@@ -156,20 +160,20 @@ class Journal:
         if events and events_error is None:
             events_error = self._append(partial(self._append_events, events, now_ms))
         if sent_error is not None:
-            _settle(flush.sent, sent_error)
+            flush.sent.settle(sent_error)
         if events_error is not None:
-            _settle(flush.written, events_error)
-            _settle(flush.committed, events_error)
+            flush.written.settle(events_error)
+            flush.committed.settle(events_error)
         if (sent_error is not None or events_error is not None) and self.failure is None:
             self._on_lost()
-        _settle(flush.written)
+        flush.written.settle()
         if self.fsync is Fsync.ALWAYS:
             self._committing.append((self.log.end_offset, flush))
             self._sync()
         else:
             self.high_watermark = self.log.end_offset
-            _settle(flush.sent)
-            _settle(flush.committed)
+            flush.sent.settle()
+            flush.committed.settle()
             self._on_high_watermark()
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
@@ -177,8 +181,8 @@ class Journal:
             append()
         except DiskFull as error:
             return error
-        except OSError as error:
-            self._fail(f"append failed: {error.strerror or error}")
+        except (OSError, AppendsRefused) as error:
+            self._fail(f"append failed: {error}")
             return self.failure
         return None
 
@@ -200,9 +204,10 @@ class Journal:
                 leader_epoch=LEADER_EPOCH,
                 base_timestamp=now_ms,
                 max_timestamp=now_ms,
-                attributes=ATTR_LOG_APPEND_TIME,
+                attributes=ATTR_APPEND_TIME,
             )
             self.log.append(batch, now_ms=now_ms)
+            self.appended_bytes += len(batch)
             end = start + len(records)
             self._on_appended(base_offset, self.log.end_offset, now_ms, messages[start:end])
             start = end
@@ -212,6 +217,7 @@ class Journal:
             events, base_offset=self.log.end_offset, leader_epoch=LEADER_EPOCH, timestamp=now_ms
         )
         self.log.append(batch, now_ms=now_ms)
+        self.appended_bytes += len(batch)
 
     # ── syncing ──────────────────────────────────────────────────────────────────────────────
 
@@ -223,7 +229,13 @@ class Journal:
     def _sync(self) -> None:
         if self._sync_task is not None:
             return  # what was just appended shares the next sync
-        job = self.log.begin_sync()
+        try:
+            job = self.log.begin_sync()
+        except DiskFull:
+            return  # of a side file; the next flush asks again
+        except (OSError, AppendsRefused) as error:
+            self._fail(f"sync failed: {error}")
+            return
         if job is None:
             self._advance(self.log.end_offset)
             return
@@ -237,6 +249,8 @@ class Journal:
             self._fail(f"fdatasync failed: {error}")
             return
         self._on_synced(task.result())
+        if self.failure is not None:
+            return
         self.log.finish_sync(job)
         self._advance(self.log.durable_offset)
         if self._committing:
@@ -248,8 +262,8 @@ class Journal:
             self.high_watermark = max(self.high_watermark, durable_offset)
         while committing and committing[0][0] <= durable_offset:
             _, flush = committing.popleft()
-            _settle(flush.sent)
-            _settle(flush.committed)
+            flush.sent.settle()
+            flush.committed.settle()
         self._on_high_watermark()
 
     def _fail(self, reason: str) -> None:
@@ -258,8 +272,8 @@ class Journal:
         log_.critical("partition failed", extra={"folder": str(self.log.folder), "reason": reason})
         while self._committing:
             _, flush = self._committing.popleft()
-            _settle(flush.sent, self.failure)
-            _settle(flush.committed, self.failure)
+            flush.sent.settle(self.failure)
+            flush.committed.settle(self.failure)
 
     async def end(self, reason: PenstockError) -> None:
         """Refuse everything from now on, and return when no sync is using the files."""
@@ -267,8 +281,8 @@ class Journal:
         self.flush()
         while self._committing:
             _, flush = self._committing.popleft()
-            _settle(flush.sent, reason)
-            _settle(flush.committed, reason)
+            flush.sent.settle(reason)
+            flush.committed.settle(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
 
@@ -277,7 +291,7 @@ class Journal:
         if self.failure is not None:
             return
         while True:
-            done = self.join().wait_committed()
+            done = self.join().committed.wait()
             self.flush()
             await done
             if self._sync_task is None:

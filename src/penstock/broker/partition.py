@@ -37,6 +37,7 @@ from penstock.record.message import decode_batch
 
 log_ = logging.getLogger(__name__)
 
+EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
 CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints: what a start may have to replay
 
 
@@ -90,7 +91,7 @@ class Partition:
         self._messages_end = log.end_offset  # behind the last batch of messages
         self._wake_timer: asyncio.TimerHandle | None = None
         self._wake_at_ms = 0
-        self._checkpoint_bytes = log.appended_bytes
+        self._checkpoint_bytes = 0
         self.journal = Journal(
             log,
             fsync=topic.fsync or surroundings.fsync_default,
@@ -113,8 +114,8 @@ class Partition:
         behind = 0
         for message in messages:
             offset = journal.next_offset
-            if message.dedup_id is not None:
-                key = dedup_key(message, self.topic.dedup_scope)
+            key = dedup_key(message, self.topic.dedup_scope)
+            if key is not None:
                 wall_ms = self._clock.wall_ms()
                 first = self._dedup.find(key, wall_ms=wall_ms)
                 if first is not None:
@@ -126,10 +127,10 @@ class Partition:
             flush = journal.add_message(message)
             results.append(Appended(self.index, offset, message.message_id))
         if flush is not None:
-            await flush.wait_sent()
+            await flush.sent.wait()
         elif behind > journal.high_watermark:
             # The first message of this id is not committed yet: no answer may promise it sooner.
-            await journal.join().wait_committed()
+            await journal.join().committed.wait()
         return results
 
     def _appended(
@@ -149,6 +150,7 @@ class Partition:
             len(messages),
             next_offset=next_offset,
             delays=delays,
+            appended_at_ms=now_ms,
             now_ms=self._clock.mono_ms(),
         )
         self.sent_count += len(messages)
@@ -167,6 +169,10 @@ class Partition:
         wall_ms = self._clock.wall_ms()
         taken = Taken([], [])
         deliveries = taken.deliveries
+        if self.topic.is_fifo:
+            # A lease locks its groups: what belongs into one receive must be in view before it.
+            while self._cursor.wants_feed and self._feed(now_ms, wall_ms):
+                pass
         while True:
             outcome = self._cursor.lease(
                 count=request.count - len(deliveries),
@@ -272,10 +278,10 @@ class Partition:
         if self.topic.is_fifo:
             self.wake()  # the group may go on
         if flush is not None:
-            await flush.wait_committed()
+            await flush.committed.wait()
         elif self.journal.high_watermark < self.log.end_offset:
             # Gone already, but perhaps by an ack that is not committed yet.
-            await self.journal.join().wait_committed()
+            await self.journal.join().committed.wait()
         if reason is AckReason.ACKED:
             self.acked_count += sum(result is None for result in outcome.reply)
         return outcome.reply
@@ -285,7 +291,7 @@ class Partition:
         flush = self._journal_events(outcome.events)
         self.wake()  # a release makes records available; any change may move the next wake
         if flush is not None:
-            await flush.wait_committed()
+            await flush.committed.wait()
         return outcome.reply
 
     async def purge(self) -> None:
@@ -293,7 +299,7 @@ class Partition:
         outcome = self._cursor.purge(end_offset=self.log.end_offset)
         flush = self._journal_events(outcome.events)
         if flush is not None:
-            await flush.wait_committed()
+            await flush.committed.wait()
 
     def _journal_events(self, events: Sequence[Event]) -> Flush | None:
         flush = None
@@ -335,7 +341,9 @@ class Partition:
     # ── looking ──────────────────────────────────────────────────────────────────────────────
 
     def counts(self) -> tuple[int, int, int]:
-        stats = self._cursor.stats(now_ms=self._clock.mono_ms())
+        stats = self._cursor.stats(
+            now_ms=self._clock.mono_ms(), queue_delay_ms=self.topic.settings.delay_ms
+        )
         return stats.visible, stats.in_flight, stats.delayed
 
     @property
@@ -356,6 +364,7 @@ class Partition:
         if start < 0:
             return [], end
         now_ms = self._clock.mono_ms()
+        wall_ms = self._clock.wall_ms()
         offset = max(start, self.log.start_offset)
         found: list[Peeked] = []
         read_bytes = 0
@@ -370,7 +379,13 @@ class Partition:
                     for record in decode_batch(data, origin=self._origin, from_offset=offset):
                         if len(found) == count:
                             return found, record.offset
-                        state = self._cursor.state_of(record.offset, now_ms=now_ms)
+                        state = self._cursor.state_of(
+                            record.offset,
+                            now_ms=now_ms,
+                            wall_ms=wall_ms,
+                            queue_delay_ms=self.topic.settings.delay_ms,
+                            record=record,
+                        )
                         if state is not None:
                             attempts = self._cursor.attempts_of(record.offset)
                             found.append(Peeked(self.index, record, state, attempts))
@@ -389,16 +404,16 @@ class Partition:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        return self.log.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
+        return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     async def checkpoint(self) -> None:
         """Write the cursor down as it is, once everything it has seen is committed."""
         self.journal.flush()
         end_offset = self.log.end_offset
-        self._checkpoint_bytes = self.log.appended_bytes
+        self._checkpoint_bytes = self.journal.appended_bytes
         snapshot = self._cursor.snapshot(now_ms=self._clock.mono_ms())
         if self.journal.high_watermark < end_offset:
-            await self.journal.join().wait_committed()
+            await self.journal.join().committed.wait()
         await self._loop.run_in_executor(
             self._surroundings.pool,
             lambda: write_checkpoint(
@@ -407,8 +422,10 @@ class Partition:
         )
 
     async def clean(self) -> int:
-        """Drop the segments that nobody needs any more. Returns the bytes freed."""
+        """Forget what is past its retention and drop the segments nobody needs any more. Returns
+        the bytes freed."""
         topic = self.topic
+        await self._expire()
         wall_ms = self._clock.wall_ms()
         cut = droppable(
             self.log.segments(),
@@ -420,11 +437,48 @@ class Partition:
         )
         if cut <= self.log.start_offset:
             return 0
-        outcome = self._cursor.trim(cut)
+        passed = await self._count_messages(self._cursor.head, cut)
+        if self._cursor.head > cut:
+            passed = 0
+        outcome = self._cursor.trim(cut, passed=passed)
         flush = self._journal_events(outcome.events)
         if flush is not None:
-            await flush.wait_committed()
+            self.expired_count += passed
+            self._meter.expired(passed)
+            await flush.committed.wait()
         return self.log.drop_before(cut)
+
+    async def _expire(self) -> None:
+        for _ in range(EXPIRY_ROUNDS_MAX):
+            now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+            outcome = self._cursor.expire(
+                retention_ms=self.topic.settings.retention_ms, now_ms=now_ms, wall_ms=wall_ms
+            )
+            flush = self._journal_events(outcome.events)
+            if flush is not None:
+                self.expired_count += outcome.reply
+                self._meter.expired(outcome.reply)
+                await flush.committed.wait()
+            if not (outcome.reply and self._cursor.wants_feed and self._feed(now_ms, wall_ms)):
+                return
+
+    async def _count_messages(self, start: int, end: int) -> int:
+        """Messages in [start, end), by batch headers, a little at a time."""
+        count = 0
+        while start < end:
+            try:
+                batches = self.log.read(start, bytes_max=limits.READ_BYTES_MAX, up_to=end)
+            except Damaged:
+                return count
+            if not batches:
+                return count
+            for data in batches:
+                header = parse_header(data)
+                if not header.is_control:
+                    count += header.next_offset - max(start, header.base_offset)
+                start = header.next_offset
+            await asyncio.sleep(0)  # other requests go on
+        return count
 
     def sync_soon(self) -> None:
         if self.journal.fsync is Fsync.INTERVAL:

@@ -131,9 +131,9 @@ class Queue:
         if flush is None:
             return
         if self.topic.is_fifo:
-            await flush.wait_committed()
+            await flush.committed.wait()
         else:
-            await flush.wait_written()
+            await flush.written.wait()
 
     async def _give_back(self, taken: Taken) -> None:
         for delivery in taken.deliveries:

@@ -13,8 +13,9 @@ import msgspec
 
 from penstock.broker.surroundings import Surroundings
 from penstock.cursor.dedup import DedupTable, dedup_key
-from penstock.cursor.events import decode, is_event_type
+from penstock.cursor.events import AckEvent, AckReason, TrimEvent, decode, is_event_type
 from penstock.cursor.lease import LeaseCursor
+from penstock.cursor.open import open_cursor, restore_cursor
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
@@ -87,16 +88,16 @@ def restore(log: Log, topic: Topic, index: int, *, surroundings: Surroundings) -
     if checkpoint is not None:
         elapsed_ms = _elapsed(checkpoint.wall_ms, surroundings)
         try:
-            cursor = LeaseCursor.restore(
+            cursor = restore_cursor(
                 checkpoint.snapshot, now_ms=clock.mono_ms(), elapsed_ms=elapsed_ms
             )
-        except ValueError as error:
+        except Damaged as error:
             log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
     if cursor is None:
-        cursor = LeaseCursor(
-            is_fifo=topic.is_fifo, dedup_scope=topic.dedup_scope, start_offset=log.start_offset
-        )
         start = log.start_offset
+        cursor = open_cursor(is_fifo=topic.is_fifo)
+        # Whatever stood before the log's start is gone.
+        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=clock.mono_ms())
     else:
         assert checkpoint is not None
         start = checkpoint.offset
@@ -146,6 +147,7 @@ def _replay(
 
 def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroundings) -> None:
     """Give the cursor back what events do not carry: group and due time of records in its table."""
+    clock = surroundings.clock
     records: list[Record] = []
     batch = b""
     batch_end = -1
@@ -154,13 +156,15 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroun
             try:
                 batch = log.read(offset, bytes_max=1)[0]
             except Damaged:
+                # Reported by whoever reads it; here it only must not be given out.
+                lost = AckEvent(AckReason.EXPIRED, (offset,))
+                cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                 continue
             batch_end = parse_header(batch).next_offset
         for record in decode_batch(batch, origin=origin, from_offset=offset):
             if record.offset == offset:
                 records.append(record)
             break
-    clock = surroundings.clock
     cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
 
 
@@ -179,9 +183,10 @@ def _remember_recent(
             if not header.is_control:
                 for record in decode_batch(batch, origin=origin):
                     message = record.message
-                    if message.dedup_id is not None:
+                    key = dedup_key(message, topic.dedup_scope)
+                    if key is not None:
                         dedup.remember(
-                            dedup_key(message, topic.dedup_scope),
+                            key,
                             record.offset,
                             message.message_id,
                             appended_at_ms=record.appended_at_ms,

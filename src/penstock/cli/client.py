@@ -18,6 +18,7 @@ from penstock.cli.failure import ExitCode, Failure, Refused, timed_out, unreacha
 from penstock.cli.signature import Credentials, Signer
 
 Json = dict[str, Any]
+Query = Mapping[str, object]  # None: left out
 
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 # What a server has over the wait it was asked for, before we call it silent.
@@ -71,7 +72,7 @@ class Connection:
     ) -> tuple[int, Mapping[str, str], bytes]:
         """Send and read all of the answer. ``wait_s`` is how long the server was asked to hold
         the request; the time limit starts behind it."""
-        limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S)
+        limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
         was_open = self._http.sock is not None
         try:
             return self._exchange(method, path, body, headers or {}, limit_s)
@@ -233,13 +234,14 @@ class Sqs:
 
 
 class Admin:
-    """Reads of the admin API. Everything that changes a queue goes through the SQS API."""
+    """Reads of the admin API. Everything that changes a queue goes through the SQS API. A server
+    that wants a token finds it in PENSTOCK_ADMIN_TOKEN: not a flag, other users could read it."""
 
-    def __init__(
-        self, url: str, *, region: str, account: str | None, timeout_s: float
-    ) -> None:
+    def __init__(self, url: str, *, region: str, account: str | None, timeout_s: float) -> None:
         self._connection = Connection(url, timeout_s=timeout_s)
         self._scope = {"region": region}
+        token = os.environ.get("PENSTOCK_ADMIN_TOKEN")
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
         if account is not None:
             self._scope["account"] = account
 
@@ -247,10 +249,12 @@ class Admin:
     def url(self) -> str:
         return self._connection.url
 
-    def get(self, path: str, *, what: str = "", wait_s: float = 0.0, **query: object) -> Json:
-        pairs = {key: str(value) for key, value in query.items() if value is not None}
+    def get(
+        self, path: str, query: Query | None = None, *, what: str = "", wait_s: float = 0.0
+    ) -> Json:
+        pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        status, _, data = self._connection.call("GET", target, wait_s=wait_s)
+        status, _, data = self._connection.call("GET", target, headers=self._headers, wait_s=wait_s)
         if status == 200:
             return _decode(data, self.url)
         raise _refused(what or f"cannot read {path}", status, data)
@@ -262,30 +266,39 @@ class Admin:
         return self.get("config")
 
     def queues(self, prefix: str = "") -> Iterator[Json]:
-        yield from self.get(
-            "queues", what="cannot list queues", prefix=prefix or None, **self._scope
-        )["queues"]
+        after = None
+        while True:
+            query = {**self._scope, "prefix": prefix or None, "after": after}
+            reply = self.get("queues", query, what="cannot list queues")
+            yield from reply["queues"]
+            after = reply.get("next")
+            if after is None:
+                return
 
     def queue(self, name: str) -> Json:
-        return self.get(f"queues/{quote(name, safe='')}", what=f"no queue '{name}'", **self._scope)
+        path = f"queues/{quote(name, safe='')}"
+        return self.get(path, self._scope, what=f"no queue '{name}'")
 
     def messages(
-        self, name: str, *, partition: int, start: int, count: int, wait_ms: int = 0
+        self, name: str, *, start: str, partition: int | None, count: int, wait_ms: int = 0
     ) -> Json:
+        query = {
+            **self._scope,
+            "partition": partition,
+            "start": start,
+            "count": count,
+            "wait_ms": wait_ms or None,
+        }
         return self.get(
             f"queues/{quote(name, safe='')}/messages",
+            query,
             what=f"cannot look into queue '{name}'",
             wait_s=wait_ms / 1_000,
-            partition=partition,
-            start=start,
-            count=count,
-            wait_ms=wait_ms or None,
-            **self._scope,
         )
 
     def probe(self, path: str) -> tuple[int, bytes]:
         """Status and body of a health endpoint, whatever they are."""
-        status, _, data = self._connection.call("GET", path)
+        status, _, data = self._connection.call("GET", path, headers=self._headers)
         return status, data
 
     def close(self) -> None:
@@ -293,7 +306,7 @@ class Admin:
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:
-    """AWS style (``__type``, ``message``) and the admin API's own (``error``, ``message``)."""
+    """AWS style (``__type``, ``message``) or the admin API's (the same two inside ``error``)."""
     try:
         value = json.loads(data)
     except ValueError:
@@ -301,6 +314,8 @@ def _refused(what: str, status: int, data: bytes) -> Refused:
     if not isinstance(value, dict):
         text = data[:200].decode("utf-8", "replace").strip()
         return Refused(what, status=status, fault="", message=text or f"HTTP status {status}")
+    if isinstance(value.get("error"), dict):
+        value = value["error"]
     fault = str(value.get("__type") or value.get("code") or "").rpartition("#")[2]
-    message = str(value.get("message") or value.get("Message") or value.get("error") or "")
+    message = str(value.get("message") or value.get("Message") or "")
     return Refused(what, status=status, fault=fault, message=message)

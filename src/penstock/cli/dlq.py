@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.client import Json
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column
+from penstock.cli.output import Column, duration
 from penstock.cli.session import Noun, Session, pass_session
 
 _POLL_S = 0.25
@@ -23,10 +23,12 @@ def dlq() -> None:
     """Dead letters: list them and move them back."""
 
 
+_LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sources")
 _LIST_COLUMNS = (
     Column("name", "DEAD-LETTER QUEUE"),
     Column("visible", "VISIBLE", is_number=True),
     Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
     Column("sources", "FROM", form=", ".join),
 )
 
@@ -37,22 +39,10 @@ def list_queues(session: Session) -> None:
     """List queues that others send their failing messages to."""
     from penstock.cli import queue_numbers
 
-    rows = {row["name"]: row for row in queue_numbers.rows(session)}
-    sources: dict[str, list[str]] = {}
-    for row in rows.values():
-        if row["dead_letter"] is not None:
-            sources.setdefault(row["dead_letter"], []).append(row["name"])
     items = [
-        {
-            "name": name,
-            "visible": rows[name].get("visible", 0),
-            "in_flight": rows[name].get("in_flight", 0),
-            "delayed": rows[name].get("delayed", 0),
-            "oldest_age_s": rows[name].get("oldest_age_s"),
-            "sources": sources[name],
-        }
-        for name in sorted(sources)
-        if name in rows  # a target may have been deleted since
+        {key: row.get(key) for key in _LIST_FIELDS}
+        for row in queue_numbers.rows(session)
+        if row["sources"]
     ]
     session.out.many(items, columns=_LIST_COLUMNS)
 

@@ -57,6 +57,7 @@ _EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
 
 _FIX_BY_FAULT: Mapping[str, str] = {
     "QueueDoesNotExist": "see which exist with `penstock queue list`; names belong to one region",
+    "queue_not_found": "see which exist with `penstock queue list`; names belong to one region",
     "QueueNameExists": "change the existing queue with `penstock queue set`, or pick another name",
     "QueueDeletedRecently": "wait a minute after deleting a queue, or pick another name",
     "PurgeQueueInProgress": "a queue can be purged once a minute: wait, then try again",
@@ -79,7 +80,8 @@ _EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
 }
 
 _FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
-    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what the key may do",
+    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; the admin API has its own"
+    " PENSTOCK_ADMIN_TOKEN",
     ExitCode.UNREACHABLE: "try again in a moment; `penstock doctor` says how the server is",
 }
 

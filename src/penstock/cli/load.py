@@ -102,7 +102,9 @@ class Lane:
         except TimeoutError as error:
             raise timed_out(self._target.endpoint, self._target.timeout_s) from error
         except (OSError, EOFError) as error:
-            raise unreachable(self._target.endpoint, str(error) or "closed by the server") from error
+            raise unreachable(
+                self._target.endpoint, str(error) or "closed by the server"
+            ) from error
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         if self._streams is None:
@@ -182,7 +184,9 @@ async def together(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
         raise errors.exceptions[0] from None
 
 
-async def call(lane: Lane, tally: Tally, action: str, request: Json, *, due_s: float) -> Json | None:
+async def call(
+    lane: Lane, tally: Tally, action: str, request: Json, *, due_s: float
+) -> Json | None:
     """One measured call; None when it was refused."""
     body = json.dumps(request, separators=(",", ":")).encode()
     status, data = await lane.call(action, body)

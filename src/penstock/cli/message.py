@@ -4,6 +4,7 @@ Sending and receiving go through the SQS API like any client. Peek and tail read
 the admin API: they lease nothing, so no consumer misses a message and no receive count rises.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,9 +23,7 @@ def message() -> None:
 @message.command()
 @click.argument("queue")
 @click.argument("bodies", nargs=-1, metavar="[BODY]... | -")
-@click.option(
-    "-f", "--file", "path", metavar="FILE", help="send each line of FILE ('-' is stdin)"
-)
+@click.option("-f", "--file", "path", metavar="FILE", help="send each line of FILE ('-' is stdin)")
 @click.option("--whole", is_flag=True, help="with -f: the whole file is one message")
 @click.option("--ndjson", is_flag=True, help="each line is an object with body, group, …")
 @click.option("--group", metavar="ID", help="message group: order on FIFO, fairness otherwise")
@@ -132,9 +131,7 @@ def _send_all(
 
 @message.command()
 @click.argument("queue")
-@click.option(
-    "-n", "--count", type=click.IntRange(1, 1_000_000), default=1, show_default=True
-)
+@click.option("-n", "--count", type=click.IntRange(1, 1_000_000), default=1, show_default=True)
 @click.option("--wait", type=quantity.seconds(0, 20), help="wait for a first one, such as 20s")
 @click.option("--visibility", type=quantity.seconds(0, 43_200), help="lease for this long")
 @click.option("--delete", is_flag=True, help="delete each message once it has been printed")
@@ -153,7 +150,7 @@ def receive(
     receiving.receive(
         session,
         queue,
-        receiving.Wish(count=count, wait_s=wait, visibility_s=visibility, is_deleting=delete),
+        receiving.Wish(count_max=count, wait_s=wait, visibility_s=visibility, is_deleting=delete),
     )
 
 
@@ -216,7 +213,7 @@ def delete(session: Session, queue: str, receipts: tuple[str, ...]) -> None:
     """
     from penstock.cli import receiving
 
-    source = receiving.receipts_from(click.get_binary_stream("stdin"), receipts)
+    source = receiving.receipts_from(sys.stdin.buffer, receipts)
     deleted, failed = receiving.delete_all(session, queue, source)
     session.out.one({"queue": queue, "deleted": deleted, "failed": failed})
     if failed:

@@ -18,10 +18,23 @@ BATCH_BYTES_MAX = 1_048_576
 _SENT_FIELDS = frozenset(("body", "attributes", "group", "dedup_id", "delay"))
 # What receive, peek and tail print beside those, and a send has no use for.
 _IGNORED_FIELDS = frozenset(
-    (
-        "message_id receipt offset partition state attempts sent_at_ms first_received_at_ms "
-        "sequence_number source sender trace_header"
-    ).split()
+    [
+        "message_id",
+        "receipt",
+        "sequence_number",
+        "attempts",
+        "sent_at_ms",
+        "source",
+        "trace_header",
+        "sender",
+        "partition",
+        "offset",
+        "state",
+        "appended_at_ms",
+        "age_s",
+        "size_bytes",
+        "delay_ms",
+    ]
 )
 
 
@@ -137,15 +150,22 @@ def _size(entry: dict[str, Any]) -> int:
 
 def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
     """Up to ten messages and one mebibyte together. One message that is larger goes alone: the
-    server has the better error for it."""
+    server has the better error for it. Where the source fails, what came before still goes."""
     batch: list[Outgoing] = []
     size_bytes = 0
-    for message in messages:
-        is_over = size_bytes + message.size_bytes > BATCH_BYTES_MAX
-        if batch and (len(batch) == BATCH_COUNT_MAX or is_over):
+    try:
+        for message in messages:
+            if batch and size_bytes + message.size_bytes > BATCH_BYTES_MAX:
+                yield batch
+                batch, size_bytes = [], 0
+            batch.append(message)
+            size_bytes += message.size_bytes
+            if len(batch) == BATCH_COUNT_MAX:
+                yield batch
+                batch, size_bytes = [], 0
+    except Failure:
+        if batch:
             yield batch
-            batch, size_bytes = [], 0
-        batch.append(message)
-        size_bytes += message.size_bytes
+        raise
     if batch:
         yield batch

@@ -112,9 +112,7 @@ class Output:
         else:
             self._machine(item, form, name)
 
-    def many(
-        self, items: Iterable[Row], *, columns: Sequence[Column], name: str = "name"
-    ) -> None:
+    def many(self, items: Iterable[Row], *, columns: Sequence[Column], name: str = "name") -> None:
         form = self.format_of("ndjson")
         if form == "table":
             self._table(list(items), columns)

@@ -20,9 +20,7 @@ class Progress:
     def __init__(self, label: str, *, total: int | None = None, is_quiet: bool = False) -> None:
         self._label = label
         self._total = total
-        self._is_shown = (
-            not is_quiet and not os.environ.get("NO_COLOR") and is_drawing(sys.stderr)
-        )
+        self._is_shown = not is_quiet and not os.environ.get("NO_COLOR") and is_drawing(sys.stderr)
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
 

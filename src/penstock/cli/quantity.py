@@ -1,4 +1,4 @@
-"""Durations and sizes as people type them: ``90``, ``90s``, ``15m``, ``12h``, ``4d``; ``256KiB``."""
+"""Durations and sizes as people type them: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
 
 import re
 

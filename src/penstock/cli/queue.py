@@ -30,7 +30,7 @@ def queue() -> None:
 @click.argument("name")
 @click.option("--fifo", is_flag=True, help="keep order within a message group; '.fifo' is added")
 @click.option(
-    "--partitions", type=click.IntRange(1, 64), help="logs behind the queue [default: server's]"
+    "--partitions", type=click.IntRange(min=1), help="logs behind the queue [default: server's]"
 )
 @click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="can be given many times")
 @settings_options
@@ -163,7 +163,7 @@ def set_settings(
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a queue and every message in it."""
     url = session.sqs.queue_url(name)  # first: nobody should retype the name of nothing
-    confirm_name(session, name, verb="delete", is_sure=yes)
+    confirm_name(name, verb="delete", is_sure=yes)
     session.sqs.call("DeleteQueue", {"QueueUrl": url}, what=f"cannot delete queue '{name}'")
     session.remark(f"deleted {name}")
 
@@ -181,7 +181,7 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
         counts = {key: item.get(key, 0) for key in ("visible", "in_flight", "delayed")}
         session.out.one({"name": name, "would_remove": sum(counts.values()), **counts})
         return
-    confirm_name(session, name, verb="purge", is_sure=yes)
+    confirm_name(name, verb="purge", is_sure=yes)
     session.sqs.call("PurgeQueue", {"QueueUrl": url}, what=f"cannot purge queue '{name}'")
     session.remark(f"purged {name}")
 

@@ -4,11 +4,10 @@ A rate is the difference of two samples over the time between them, so the first
 has none, and a counter that went backwards (the server was started again) gives none either.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import click
 
 from penstock.cli.client import Json
 from penstock.cli.failure import ExitCode, Failure
@@ -43,27 +42,25 @@ RATE_COLUMNS = (
 )
 
 
-def _row(item: Json, now_ms: int) -> Json:
+def _row(item: Json) -> Json:
     """One flat row from a queue of the admin API: identity first, then its counts."""
-    counts = item.get("stats") or {}
-    settings = item.get("settings") or {}
-    oldest_at_ms = counts.get("oldest_sent_at_ms")
-    redrive = settings.get("redrive") or {}
-    target = redrive.get("target_arn")
-    row: Json = {
+    counts = dict(item["stats"])
+    counts.pop("oldest_sent_at_ms", None)
+    age_ms = counts.pop("oldest_age_ms", None)
+    target = item.get("dead_letter_target")
+    return {
         "name": item["name"],
-        "kind": item.get("kind"),
-        "partitions": item.get("partition_count"),
+        "kind": item["kind"],
+        "partitions": item["partition_count"],
         **counts,
-        "oldest_age_s": None if oldest_at_ms is None else max(0, now_ms - oldest_at_ms) / 1_000,
+        "oldest_age_s": None if age_ms is None else age_ms / 1_000,
         "dead_letter": None if target is None else target.rpartition(":")[2],
+        "sources": [arn.rpartition(":")[2] for arn in item.get("sources", ())],
     }
-    return row
 
 
 def rows(session: Session, prefix: str = "") -> list[Json]:
-    now_ms = int(time.time() * 1_000)
-    return [_row(item, now_ms) for item in session.admin.queues(prefix)]
+    return [_row(item) for item in session.admin.queues(prefix)]
 
 
 def rows_of(session: Session, names: Sequence[str]) -> list[Json]:
@@ -129,7 +126,7 @@ def watch(
     session: Session, names: Sequence[str], *, interval_s: float, samples_max: int | None
 ) -> None:
     samples = Samples(session, names)
-    stdout = click.get_text_stream("stdout")
+    stdout = sys.stdout
     if session.out.is_table and is_drawing(stdout):
         _draw(samples, interval_s, samples_max)
         return

@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     attribute: str
     field: str  # its name in JSON output
     help: str
-    type: click.ParamType[Any] | type[bool] = click.STRING
+    kind: "click.ParamType[Any] | type[bool]" = click.STRING
     encode: Callable[[Any], str] = str
     decode: Callable[[str], Any] = str
     show: Callable[[Any], str] | None = None
@@ -59,9 +59,7 @@ def _bool_text(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _seconds(
-    flag: str, attribute: str, field: str, help_text: str, low: int, high: int
-) -> Setting:
+def _seconds(flag: str, attribute: str, field: str, help_text: str, low: int, high: int) -> Setting:
     kind = quantity.seconds(low, high)
     return Setting(flag, attribute, field, help_text, kind, decode=int, show=duration)
 
@@ -95,9 +93,7 @@ SETTINGS = (
     _seconds(
         "--wait", "ReceiveMessageWaitTimeSeconds", "wait_s", "how long a receive waits", 0, 20
     ),
-    _seconds(
-        "--retention", "MessageRetentionPeriod", "retention_s", "keep unread", 60, 1_209_600
-    ),
+    _seconds("--retention", "MessageRetentionPeriod", "retention_s", "keep unread", 60, 1_209_600),
     Setting(
         "--max-bytes",
         "MaximumMessageSize",
@@ -155,7 +151,9 @@ SETTINGS = (
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds every flag above, and the two that make up a dead-letter rule."""
     options = [
-        click.option(setting.flag, setting.field, type=setting.type, default=None, help=setting.help)
+        click.option(
+            setting.flag, setting.field, type=setting.kind, default=None, help=setting.help
+        )
         for setting in SETTINGS
     ]
     options += [

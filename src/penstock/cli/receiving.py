@@ -19,7 +19,7 @@ _FAILURES_LISTED_MAX = 20
 
 
 class Wish(NamedTuple):
-    count: int
+    count_max: int
     wait_s: int | None = None  # None: as the queue is set
     visibility_s: int | None = None
     is_deleting: bool = False
@@ -78,7 +78,7 @@ def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
         request["WaitTimeSeconds"] = wish.wait_s
     if wish.visibility_s is not None:
         request["VisibilityTimeout"] = wish.visibility_s
-    left = wish.count
+    left = wish.count_max
     while left:
         request["MaxNumberOfMessages"] = min(left, _BATCH_COUNT_MAX)
         # A queue may have its own wait of up to 20 s, of which we are not told.
@@ -150,7 +150,7 @@ def delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[i
         reply = session.sqs.call(
             "DeleteMessageBatch",
             {"QueueUrl": url, "Entries": entries},
-            what=f"cannot delete from '{queue}'",
+            what=f"cannot delete messages of '{queue}'",
         )
         deleted += len(reply.get("Successful", ()))
         for fault in reply.get("Failed", ()):

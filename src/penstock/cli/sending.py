@@ -1,4 +1,4 @@
-"""Sending many messages: reads input as it arrives, sends batches, keeps count of what was accepted.
+"""Sending many messages: reads input as it arrives, sends batches, counts what was accepted.
 
 Input from a pipe is sent as soon as it is there: a batch ends where the pipe has no more for now,
 so ``tail -f file | penstock message send jobs -`` does not sit on nine lines. Whatever ends the

@@ -4,8 +4,6 @@ file and environment keep their say."""
 
 import click
 
-from penstock.cli.failure import ExitCode, Failure
-
 # Flag → key of the configuration. Only a flag that was given becomes a key.
 _KEYS = {
     "data": "node.data",
@@ -43,11 +41,11 @@ class Address(click.ParamType[str]):
     type=click.Choice(["always", "interval", "never"]),
     help="when an accepted message is on disk",
 )
-@click.option("--partitions", type=click.IntRange(1, 64), help="of a queue that does not say")
+@click.option("--partitions", type=click.IntRange(min=1), help="of a queue that does not say")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="how much to log"
 )
-@click.option("--log-format", type=click.Choice(["auto", "json", "text"]), help="how to log")
+@click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="how to log")
 @click.option("--print-config", is_flag=True, help="show every setting and its origin, and stop")
 @click.option("--hints", is_flag=True, help="say how to talk to the server once it is ready")
 def serve(config_file: str | None, print_config: bool, hints: bool, **flags: object) -> None:
@@ -55,15 +53,8 @@ def serve(config_file: str | None, print_config: bool, hints: bool, **flags: obj
 
     Settings: built-in default, then the file, then PENSTOCK_SECTION__KEY, then these flags.
     """
-    try:
-        from penstock.node import lifecycle
-    except ModuleNotFoundError as error:
-        raise Failure(
-            "this installation cannot start a server",
-            f"the module {error.name} is missing",
-            "install penstock again with its dependencies",
-            exit_code=ExitCode.FAILED,
-        ) from error
+    from penstock.node import lifecycle
+
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}
     code = lifecycle.serve(given, config_file=config_file, print_config=print_config, hints=hints)
     raise click.exceptions.Exit(code)

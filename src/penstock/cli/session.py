@@ -9,23 +9,19 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from penstock.cli.output import FORMATS, Output
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from penstock.cli.client import Admin, Sqs
 
 ENDPOINT_DEFAULT = "http://127.0.0.1:9324"
 REGION_DEFAULT = "us-east-1"
 TIMEOUT_S_DEFAULT = 30.0
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclasses.dataclass(slots=True)
@@ -119,7 +115,7 @@ class Verb(click.Command):
         shared: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx)
-            if row is not None:
+            if row is not None and isinstance(param, click.Option):
                 (shared if param in self._global else own).append(row)
         for title, rows in (("Options", own), ("Global options", shared)):
             if rows:
@@ -181,20 +177,20 @@ class Session:
                 client.close()
 
 
-def pass_session(command: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+def pass_session(command: Callable[..., None]) -> Callable[..., None]:
     """Hands a command its session and closes it behind the command, come what may."""
 
     @functools.wraps(command)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> None:
         ctx = click.get_current_context()
         session = Session(ctx.find_root().ensure_object(Settings))
         ctx.call_on_close(session.close)
-        return command(session, *args, **kwargs)
+        command(session, *args, **kwargs)
 
     return call
 
 
-def confirm_name(session: Session, name: str, *, verb: str, is_sure: bool) -> None:
+def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
     """Destructive verbs ask for the name again: "y" is typed too easily."""
     if is_sure:
         return
@@ -208,9 +204,8 @@ def confirm_name(session: Session, name: str, *, verb: str, is_sure: bool) -> No
     )
     if not sys.stdin.isatty():
         raise refusal
-    typed = click.prompt(
-        f"This will {verb} '{name}'. Type its name to go on", default="", show_default=False, err=True
-    )
+    question = f"This will {verb} '{name}'. Type its name to go on"
+    typed = click.prompt(question, default="", show_default=False, err=True)
     if typed != name:
         refusal.why = "the name typed is another one"
         refusal.fix = "run it again and type the name, or add --yes"

@@ -80,8 +80,7 @@ _TYPES: dict[type, int] = {
 }
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
-    number: msgspec.msgpack.Decoder(event_type)  # type: ignore[misc]
-    for event_type, number in _TYPES.items()
+    number: msgspec.msgpack.Decoder(event_type) for event_type, number in _TYPES.items()
 }
 
 

@@ -41,6 +41,7 @@ class LeaseFold(ABC):
         self._table: dict[int, Entry] = {}  # ascending offsets: entries come in as the head passes
         # Acked although no lease is known: that lease was lost in a crash, the ack was not.
         self._acked_ahead: set[int] = set()
+        self._acked_order: list[int] = []  # the same as a heap, to forget what the head passes
         self._attempts = AttemptTable()
         # This node's own: clocks, and what only the record's contents tell.
         self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), stale ones included
@@ -48,6 +49,7 @@ class LeaseFold(ABC):
         self._in_flight = 0
         self._delayed = 0
         self._unhydrated: set[int] = set()
+        self._is_dry = False  # the last read ahead found nothing, and nothing came since
         self._delays = DelayBuckets(by_append=self.is_fifo)
 
     # ── What the two kinds of queue do differently ───────────────────────────────────────────
@@ -93,6 +95,7 @@ class LeaseFold(ABC):
         assert base_offset >= self._next_offset, "appends come in the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
+        self._is_dry = False
         for offset, delay_ms in delays:
             if delay_ms > 0 and offset >= self._head:
                 self._delays.add(
@@ -102,7 +105,8 @@ class LeaseFold(ABC):
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
         """Replay one event that stands in the log at ``offset`` and was written ``elapsed_ms``
         ago. A lease gets what is left of its time, counted from now."""
-        self._next_offset = max(self._next_offset, offset + 1)
+        if isinstance(event, LeaseEvent):
+            assert event.head <= offset, "a lease stands behind the records it speaks of"
         self._apply(event, now_ms, elapsed_ms)
 
     def _apply(self, event: Event, now_ms: int, elapsed_ms: int = 0) -> None:
@@ -121,9 +125,7 @@ class LeaseFold(ABC):
             self._add_restored(event)
             self._head = event.head
             self._passed_count += event.passed
-            if self._acked_ahead:
-                self._acked_ahead = {o for o in self._acked_ahead if o >= event.head}
-            self._on_head()
+            self._move_head()
         attempt = 1
         if detail is not None:
             if detail.attempt_id is not None:
@@ -146,10 +148,7 @@ class LeaseFold(ABC):
     ) -> None:
         entry = self._table[offset]
         if entry.state != LEASED:
-            self._in_flight += 1
-            if entry.group is not None:
-                self._on_leased(entry)
-            entry.state = LEASED
+            self._take_off(entry)
         if attempt:
             # At lease, not at expiry: a consumer that crashes must still use one up.
             entry.attempts += attempt
@@ -193,12 +192,7 @@ class LeaseFold(ABC):
                 continue
             if entry.state != LEASED:
                 # Visible again, and taken back by its last consumer: no attempt, a new clock.
-                if entry.state == DELAYED:
-                    self._delayed -= 1
-                self._in_flight += 1
-                if entry.group is not None:
-                    self._on_leased(entry)
-                entry.state = LEASED
+                self._take_off(entry)
                 entry.leased_at_ms = now_ms - elapsed_ms
             entry.until_ms = now_ms + max(0, duration_ms - elapsed_ms)
             self._arm(entry.until_ms, offset)
@@ -209,8 +203,9 @@ class LeaseFold(ABC):
             if entry is not None:
                 self._leave(offset, entry)
                 self._on_gone(offset, entry)
-            elif offset >= self._head:
+            elif offset >= self._head and offset not in self._acked_ahead:
                 self._acked_ahead.add(offset)
+                heappush(self._acked_order, offset)
 
     def _apply_trim(self, event: TrimEvent) -> None:
         start = event.start
@@ -221,10 +216,9 @@ class LeaseFold(ABC):
         if start > self._head:
             self._head = start
             self._passed_count += event.passed
-            self._acked_ahead = {o for o in self._acked_ahead if o >= start}
+            self._move_head()
             if self._backlog <= 0:
                 self._delays.clear()
-            self._on_head()
         self._next_offset = max(self._next_offset, start)
         self._sweep_deadlines()
         self._rebuild()
@@ -235,6 +229,12 @@ class LeaseFold(ABC):
         """Messages that no lease has looked at."""
         return self._appended_count - self._passed_count - len(self._acked_ahead)
 
+    def _move_head(self) -> None:
+        order = self._acked_order
+        while order and order[0] < self._head:
+            self._acked_ahead.discard(heappop(order))
+        self._on_head()
+
     def _leave(self, offset: int, entry: Entry) -> None:
         if entry.state == LEASED:
             self._land(entry)
@@ -242,6 +242,14 @@ class LeaseFold(ABC):
             self._delayed -= 1
         if self._unhydrated:
             self._unhydrated.discard(offset)
+
+    def _take_off(self, entry: Entry) -> None:
+        if entry.state == DELAYED:
+            self._delayed -= 1
+        entry.state = LEASED
+        self._in_flight += 1
+        if entry.group is not None:
+            self._on_leased(entry)
 
     def _land(self, entry: Entry) -> None:
         self._in_flight -= 1
@@ -260,6 +268,9 @@ class LeaseFold(ABC):
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)
         self._deadlines_max = 2 * len(self._deadlines) + _STALE_MIN
+
+    def _pop_deadline(self) -> None:
+        heappop(self._deadlines)
 
     def _advance(self, now_ms: int) -> None:
         """Let leases end and delays pass that are over by now."""
@@ -349,7 +360,8 @@ class LeaseFold(ABC):
         """Equal on any two replicas that have applied the same log."""
         return fingerprint(self._to_snapshot(0))
 
-    def _load(self, snapshot: Snapshot, now_ms: int, elapsed_ms: int) -> None:
+    def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
+        """Become what a snapshot says; only for a cursor that has seen nothing yet."""
         assert snapshot.is_fifo is self.is_fifo, "a queue never changes its kind"
         self._head = snapshot.head
         self._next_offset = snapshot.next_offset
@@ -370,6 +382,7 @@ class LeaseFold(ABC):
             self._table[offset] = entry
         self._unhydrated = set(self._table)
         self._acked_ahead = set(snapshot.acked_ahead)
+        self._acked_order = sorted(snapshot.acked_ahead)
         self._attempts.load(snapshot.attempts, now_ms=now_ms, elapsed_ms=elapsed_ms)
         self._delays.load(snapshot.delays, now_ms=now_ms, elapsed_ms=elapsed_ms)
         self._sweep_deadlines()

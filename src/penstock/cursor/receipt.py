@@ -4,9 +4,10 @@
     version  partition    offset    lease_seq    HMAC-SHA256, first 16 bytes
     u16      u16          u64       u64          over bytes 0-19 and the topic's id
 
-in URL-safe base64: 48 characters, no padding, so one receipt has one spelling. It needs no table to check, so it survives restarts and works on
-whichever node leads the partition. The topic's id is signed but not carried: a receipt of another
-queue, or of a deleted queue with the same name, does not verify.
+in URL-safe base64: 48 characters, no padding, so one receipt has one spelling. It needs no table
+to check, so it survives restarts and works on whichever node leads the partition. The topic's id
+is signed but not carried: a receipt of another queue, or of a deleted queue with the same name,
+does not verify.
 
 To change the layout: take the next version number and keep opening the old one for twelve hours,
 the longest a lease can live.

@@ -13,6 +13,7 @@ from penstock.frontend.purges import PurgeGuard
 from penstock.frontend.route import Rotation
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import Backend, Catalog, Clock
+from penstock.wire.aws.sigv4 import CredentialScope
 
 PARTITIONS_MAX = 64  # a queue's partitions are opened together: each costs files and a cursor
 
@@ -39,7 +40,7 @@ class Meter(Protocol):
     call per message."""
 
     def request(self, api: str, protocol: str, code: str, seconds: float) -> None:
-        """``code`` is the HTTP status as text on success, the fault's code otherwise."""
+        """``code`` is OK, or the code of the fault that was answered."""
         ...
 
     def sent(self, count: int, size_bytes: int) -> None: ...
@@ -58,5 +59,6 @@ class Context:
     meter: Meter
     entropy: Callable[[int], bytes]
     rotation: Rotation = field(default_factory=Rotation)
+    scopes: dict[str, CredentialScope] = field(default_factory=dict)  # decode.py bounds it
     purges: PurgeGuard = field(default_factory=PurgeGuard)
     reset_at_ms: int = 0  # deletions before this no longer guard their names

@@ -1,6 +1,8 @@
 """What is asked for by path and not by action: health, what this is, and a clean slate for test
 suites. JSON, no signature; nothing here shows anything of a queue's content."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock import __version__
@@ -70,5 +72,5 @@ async def _reset(context: Context, request: HttpRequest) -> HttpReply:
     return _json(200, {"status": "ok", "deleted_queues": count})
 
 
-def _json(status: int, fields: dict[str, str | None] | dict[str, str | int]) -> HttpReply:
+def _json(status: int, fields: Mapping[str, str | int | None]) -> HttpReply:
     return HttpReply(status, msgspec.json.encode(fields), _JSON)

@@ -18,8 +18,8 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries of ``fields`` and a CRC-32C over (ordinal, fields). The ordinal is not stored: an entry
-    that ended up in another's place does not pass for it."""
+    """Entries of ``fields``, each with a CRC-32C over (ordinal, fields). The ordinal is not stored:
+    an entry that ended up in another's place does not pass for it."""
 
     __slots__ = ("_disk", "_entry", "_fd", "_flushed", "_pending", "count", "entry_bytes", "path")
 

@@ -83,7 +83,7 @@ class Disk:
         self.sync_folder(folder.parent)
 
     def names(self, folder: Path) -> Sequence[str]:
-        return sorted(os.listdir(folder))
+        return sorted(path.name for path in folder.iterdir())
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)

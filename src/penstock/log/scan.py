@@ -43,6 +43,11 @@ def header_fault(header: BatchHeader, offset: int) -> str | None:
     return None
 
 
+def _fault(header: BatchHeader, offset: int, epoch: int) -> str:
+    reason = header_fault(header, offset)
+    return reason or f"leader epoch {header.leader_epoch} behind epoch {epoch}"
+
+
 @dataclass(slots=True)
 class Source:
     """The files of one segment, as a scan sees them."""
@@ -67,12 +72,16 @@ class Scan:
     ordinal: int
     epoch: int = -(2**31)
     max_timestamp: int = -1
-    first_timestamp: int = -1
     last: Place | None = None
     checks: "array[int]" = field(default_factory=lambda: array("I"))
     places: list[tuple[Place, int]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     tail_reason: str | None = None  # why the walk stopped before the end of the file
+
+    def seal(self) -> None:
+        """The last batch of a closed segment is indexed, whatever the interval."""
+        if self.last is not None and (not self.places or self.places[-1][0] != self.last):
+            self.places.append((self.last, self.max_timestamp))
 
 
 class Scanner:
@@ -96,71 +105,80 @@ class Scanner:
         size = WINDOW_BYTES
         while scan.position < source.size:
             window = source.disk.pread(source.fd, size, scan.position)
-            reason, size = self._walk(window, scan.position + len(window) >= source.size)
+            # A window that comes back short is the end too: the file shrank meanwhile.
+            is_end = len(window) < size or scan.position + len(window) >= source.size
+            reason, size = self._walk(window, is_end)
+            if reason is None and not window:
+                reason = "the file ends here"
             if reason is not None and not self._step_over(reason):
                 break
         return scan
 
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
         """Take whole batches from the window. Returns why the next one is bad (None: it is not
-        all in the window) and how large the next window has to be."""
-        scan, known, first = self.scan, self._known, self._first_ordinal
-        view = memoryview(window)
-        limit = len(window)
-        unpack, at = HEADER.unpack_from, 0
-        offset, epoch, ordinal = scan.offset, scan.epoch, scan.ordinal
-        while True:
-            if limit - at < HEADER_BYTES:
-                if is_end and at < limit:
-                    return f"{limit - at} bytes, too few for a batch", WINDOW_BYTES
-                return None, WINDOW_BYTES
+        all in the window) and how large the next window has to be. One loop on local names: a
+        segment has a hundred thousand batches, and someone is waiting for the node to start."""
+        scan, known, source = self.scan, self._known, self.source
+        view, limit, at, start = memoryview(window), len(window), 0, scan.position
+        unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
+        offset, epoch, max_timestamp = scan.offset, scan.epoch, scan.max_timestamp
+        number, known_count = scan.ordinal - self._first_ordinal, len(known)
+        index_at = self._indexed_position + source.interval_bytes
+        reason, wanted, last_at = None, WINDOW_BYTES, -1
+        while limit - at >= HEADER_BYTES:
             fields = unpack(view, at)
-            total = fields[1] + LENGTH_FROM
-            end = at + total
+            end = at + fields[1] + LENGTH_FROM
             if (
                 fields[0] != offset
                 or fields[3] != MAGIC
-                or not HEADER_BYTES <= total <= BATCH_BYTES_MAX
+                or not HEADER_BYTES <= end - at <= BATCH_BYTES_MAX
                 or fields[6] < 0
+                or fields[2] < epoch
             ):
-                fault = header_fault(tuple.__new__(BatchHeader, fields), offset)
-                return fault or "not a batch", WINDOW_BYTES
-            if fields[2] < epoch:
-                return f"leader epoch {fields[2]} behind epoch {epoch}", WINDOW_BYTES
-            check = crc32c(view[at : at + HEADER_BYTES]) or 1
-            if (
-                ordinal - first < len(known)
-                and known[ordinal - first] != check
-                and is_entry_intact(self.source.checks, ordinal)
-            ):
-                return "the header is not the one that was written", WINDOW_BYTES
+                reason = _fault(tuple.__new__(BatchHeader, fields), offset, epoch)
+                break
+            check = crc_of(view[at : at + HEADER_BYTES]) or 1
+            if number < known_count and known[number] != check and self._is_intact(number):
+                reason = "the header is not the one that was written"
+                break
             if end > limit:
                 if is_end:
-                    return f"a batch cut short by {end - limit} bytes", WINDOW_BYTES
-                return None, max(WINDOW_BYTES, total)
-            if crc32c(view[at + CRC_FROM : end]) != fields[4]:
-                return "the CRC does not match", WINDOW_BYTES
-            self._accept(fields, check)
-            offset, epoch, ordinal, at = scan.offset, scan.epoch, scan.ordinal, end
+                    reason = f"a batch cut short by {end - limit} bytes"
+                wanted = max(WINDOW_BYTES, end - at)
+                break
+            if crc_of(view[at + CRC_FROM : end]) != fields[4]:
+                reason = "the CRC does not match"
+                break
+            if fields[8] > max_timestamp:
+                max_timestamp = fields[8]
+            if start + at >= index_at:
+                place = Place(offset - source.base_offset, start + at, self._first_ordinal + number)
+                scan.places.append((place, max_timestamp))
+                index_at = start + at + source.interval_bytes
+            add_check(check)
+            number += 1
+            last_at, at, epoch = at, end, fields[2]
+            offset += fields[6] + 1
+        else:
+            if is_end and at < limit:
+                reason = f"{limit - at} bytes, too few for a batch"
+        if last_at >= 0:
+            self._note_last(unpack(view, last_at), start + last_at, start + at)
+        scan.max_timestamp = max_timestamp
+        self._indexed_position = index_at - source.interval_bytes
+        return reason, wanted
 
-    def _accept(self, fields: tuple[int, ...], check: int) -> None:
+    def _is_intact(self, number: int) -> bool:
+        return is_entry_intact(self.source.checks, self._first_ordinal + number)
+
+    def _note_last(self, fields: tuple[int, ...], position: int, end: int) -> None:
+        """Where the walk stands after the last whole batch of a window."""
         scan = self.scan
-        base_offset = fields[0]
-        if fields[8] > scan.max_timestamp:
-            scan.max_timestamp = fields[8]
-        position = scan.position
-        if position == 0:
-            scan.first_timestamp = fields[7]
-        place = Place(base_offset - self.source.base_offset, position, scan.ordinal)
-        scan.last = place
-        if position - self._indexed_position >= self.source.interval_bytes:
-            scan.places.append((place, scan.max_timestamp))
-            self._indexed_position = position
-        scan.checks.append(check)
-        scan.ordinal += 1
+        scan.ordinal = self._first_ordinal + len(scan.checks)
+        scan.last = Place(fields[0] - self.source.base_offset, position, scan.ordinal - 1)
         scan.epoch = fields[2]
-        scan.offset = base_offset + fields[6] + 1
-        scan.position = position + fields[1] + LENGTH_FROM
+        scan.offset = fields[0] + fields[6] + 1
+        scan.position = end
 
     # ── Behind a bad batch ───────────────────────────────────────────────────────────────────
 
@@ -195,8 +213,10 @@ class Scanner:
         source = self.source
         while position < source.size:
             chunk = source.disk.pread(source.fd, MIB, position)
-            if not chunk or chunk.count(0) != len(chunk):
-                return not chunk
+            if chunk.count(0) != len(chunk):
+                return False
+            if not chunk:
+                break
             position += len(chunk)
         return True
 

@@ -72,9 +72,11 @@ class SegmentFiles:
         return (self.log_fd, self.index.offsets.fd, self.index.times.fd, self.checks.fd)
 
     def close(self) -> None:
-        self.flush()
-        for fd in self.fds():
-            self.disk.close(fd)
+        try:
+            self.flush()
+        finally:
+            for fd in self.fds():
+                self.disk.close(fd)
 
 
 class Segment:
@@ -126,6 +128,10 @@ class Segment:
                 self.folder, self.base_offset, interval_bytes=self.interval_bytes, disk=self.disk
             )
         return self._files
+
+    def make_files(self) -> None:
+        """Now, so that no append is the first to find the disk full."""
+        assert self.files.log_fd >= 0
 
     def close(self) -> None:
         if self._files is not None:
@@ -184,9 +190,14 @@ class Segment:
         """Where to start looking for an offset. A damaged index is built again first."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None:
-            self.rebuild(Scanner(self.source()).run())
+            self._rebuild_all()
             place = self.files.index.find(offset - self.base_offset)
         return place or START
+
+    def _rebuild_all(self) -> None:
+        scan = Scanner(self.source()).run()
+        scan.seal()
+        self.rebuild(scan)
 
     def source(self) -> Source:
         files = self.files
@@ -217,7 +228,6 @@ class Segment:
             index.cut(from_place)
             for place, timestamp in scan.places:
                 index.add(place, timestamp_max=timestamp)
-        count = len(scan.checks)
         if not is_same_checks(checks, from_ordinal, scan.checks):
             changed = True
             checks.cut(from_ordinal)
@@ -231,7 +241,7 @@ class Segment:
         index = self.files.index
         relative = index.find_time(timestamp_ms)
         if relative is None:
-            self.rebuild(Scanner(self.source()).run())
+            self._rebuild_all()
             relative = index.find_time(timestamp_ms)
         offset = self.base_offset + (relative or 0)
         while offset < self.end_offset:
@@ -299,6 +309,10 @@ class _Reader:
             position += total
             offset = next_offset
             ordinal += 1
+        else:
+            if not batches:
+                # A closed segment that ends before the next one begins.
+                raise self._damaged(position, offset, "records are missing at the end of the file")
         return batches
 
     def _take(self, position: int, size: int) -> bytes:
@@ -318,10 +332,13 @@ class _Reader:
             return _NO_HEADER, "the file ends inside of a batch"
         header = parse_header(raw)
         reason = header_fault(header, offset)
-        if reason is None and header_check(raw) != self._check(ordinal):
-            # Header and check differ: the check's own checksum says which of the two is wrong.
-            if is_entry_intact(self._segment.files.checks, ordinal):
-                reason = "the header is not the one that was written"
+        # Where header and check differ, the check's own checksum says which of them is wrong.
+        if (
+            reason is None
+            and header_check(raw) != self._check(ordinal)
+            and is_entry_intact(self._segment.files.checks, ordinal)
+        ):
+            reason = "the header is not the one that was written"
         return header, reason
 
     def _check(self, ordinal: int) -> int | None:

@@ -111,9 +111,13 @@ class Cache(Generic[T]):
         self._pass(revision)
 
     async def _follow(self) -> None:
+        is_behind = False
         retry_seconds = RETRY_SECONDS_MIN
         while True:
             try:
+                if is_behind:
+                    await self._fill()
+                    is_behind, self._trouble = False, None
                 watch = self._store.watch(self._prefix, from_revision=self._revision + 1)
                 async with aclosing(watch):
                     async for changes in watch:
@@ -123,23 +127,14 @@ class Cache(Generic[T]):
                         retry_seconds = RETRY_SECONDS_MIN
                 return  # the store was closed
             except Compacted:
-                await self._refill()
+                is_behind = True
             except PenstockError as exc:
-                self._trouble = str(exc)
+                is_behind, self._trouble = True, str(exc)
                 log.warning(
                     "metadata watch failed", extra={"prefix": self._prefix, "why": str(exc)}
                 )
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
-                await self._refill()
-
-    async def _refill(self) -> None:
-        try:
-            await self._fill()
-        except PenstockError as exc:
-            self._trouble = str(exc)  # the watch is tried next, and fails or succeeds by itself
-        else:
-            self._trouble = None
 
     def _apply_entry(self, entry: Entry) -> None:
         if entry.version > self._versions.get(entry.key, 0):

@@ -350,7 +350,7 @@ class SqliteStore:
         self._is_closed = True
         self._wake_watches()
         await self._loop.run_in_executor(self._thread, self._database.close)
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown(wait=True)  # that was its last call: it only has to end
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._is_closed:

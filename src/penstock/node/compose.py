@@ -6,15 +6,19 @@ one. Nothing else in the program knows which.
 
 import asyncio
 import logging
+import platform
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
+from penstock import __version__
 from penstock.broker.calls import Broker
 from penstock.broker.disk import DiskBudget
 from penstock.broker.surroundings import Surroundings
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.health import Health
+from penstock.frontend.admin.request import ConfigRow, Info
 from penstock.frontend.context import FrontendConfig
 from penstock.frontend.pipeline import Frontend
 from penstock.log.log import LogConfig
@@ -25,8 +29,11 @@ from penstock.net.http import HttpConfig, HttpListener
 from penstock.node.config import Config, Mode, parse_listen
 from penstock.node.entropy import Entropy
 from penstock.node.folder import DataFolder
-from penstock.node.settings import Loaded
+from penstock.node.settings import Loaded, describe
+from penstock.telemetry import families
 from penstock.telemetry.clock import SystemClock
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 from penstock.telemetry.metrics import Meter
 
 log_ = logging.getLogger(__name__)
@@ -34,6 +41,7 @@ log_ = logging.getLogger(__name__)
 POOL_THREADS = 4  # fdatasync and opening logs; more only queue in the kernel
 DRAIN_SECONDS_MAX = 10.0
 TOMB_SWEEP_SECONDS = 60.0
+HEALTH_SECONDS = 1.0
 
 
 class Node:
@@ -47,7 +55,10 @@ class Node:
         self._health = Health()
         self._folder = DataFolder(Path(self._config.node.data))
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
+        self._disk = DiskBudget(self._folder.path, self._clock)
         self._entropy = Entropy()
+        self._is_elapsed_trusted = self._folder.renew_anchor(self._clock)
+        self._endpoints: dict[str, str] = {}
         self.http_url = ""
         self.admin_url = ""
 
@@ -63,8 +74,12 @@ class Node:
         await self._start_admin()
         await self._broker.start()
         await self._start_http()
+        self._meter.register_collector(self._levels)
         self._health.ready()
-        self._sweeper = asyncio.create_task(self._sweep_tombs(), name="tombstone sweep")
+        self._jobs = [
+            asyncio.create_task(self._sweep_tombs(), name="tombstone sweep"),
+            asyncio.create_task(self._watch_health(), name="health watch"),
+        ]
 
     async def drain(self) -> None:
         """Turn away, finish what is under way, write everything down."""
@@ -74,7 +89,8 @@ class Node:
         self._http.is_draining = True
         self._broker.partitions.end_waits()
         await self._http.drain(seconds_max=DRAIN_SECONDS_MAX)
-        self._sweeper.cancel()
+        for job in self._jobs:
+            job.cancel()
         await self._broker.stop()
         await self._admin.drain(seconds_max=1.0)
         await self._tasks.stop()
@@ -89,7 +105,7 @@ class Node:
             folder=self._folder.path,
             clock=self._clock,
             pool=self._pool,
-            disk=DiskBudget(self._folder.path, self._clock),
+            disk=self._disk,
             catalog=self._catalog,
             meter=self._meter,
             log=LogConfig(
@@ -101,7 +117,7 @@ class Node:
             fsync_interval_ms=config.log.fsync_interval_ms,
             clean_interval_ms=config.log.retention_check_ms,
             in_flight_max=config.queue.in_flight_max,
-            is_elapsed_trusted=self._folder.renew_anchor(self._clock),
+            is_elapsed_trusted=self._is_elapsed_trusted,
         )
 
     async def _start_http(self) -> None:
@@ -126,6 +142,7 @@ class Node:
         self._http = self._listener(frontend, "http")
         host, port = parse_listen(config.http.listen)
         self.http_url = f"http://{await self._http.start(host, port)}"
+        self._endpoints["sqs"] = self.http_url
 
     async def _start_admin(self) -> None:
         api = AdminApi(
@@ -133,7 +150,10 @@ class Node:
             catalog=self._catalog,
             meter=self._meter,
             health=self._health,
-            loaded=self._loaded,
+            clock=self._clock,
+            info=self._info(),
+            config=[ConfigRow(r.key, r.value, r.origin) for r in describe(self._loaded)],
+            token=self._config.admin.token,
         )
         self._admin = self._listener(api, "admin")
         listen = self._config.admin.listen
@@ -147,6 +167,21 @@ class Node:
         except OSError:
             bound = await self._admin.start(host, 0)  # nobody asked for that port by name
         self.admin_url = f"http://{bound}"
+
+    def _info(self) -> Info:
+        node = self._config.node
+        return Info(
+            version=__version__,
+            node=node.name or platform.node(),
+            mode=node.mode,
+            account=node.account,
+            region=node.region,
+            data=str(self._folder.path),
+            started_at_ms=self._clock.wall_ms(),
+            endpoints=self._endpoints,
+            roles=("frontend", "metadata", "backend"),
+            clock_trusted=self._is_elapsed_trusted,
+        )
 
     def _listener(self, answerer: Frontend | AdminApi, name: str) -> HttpListener:
         http = self._config.http
@@ -172,3 +207,27 @@ class Node:
                 now_ms=self._clock.wall_ms(),
                 is_gone=lambda topic_id: not (topics / topic_id).exists(),
             )
+
+    async def _watch_health(self) -> None:
+        """Once a second: what the probes should say, and how late the loop runs."""
+        loop = asyncio.get_running_loop()
+        reported: set[str] = set()
+        while True:
+            due = loop.time() + HEALTH_SECONDS
+            await asyncio.sleep(HEALTH_SECONDS)
+            self._meter.loop_lagged(max(0.0, loop.time() - due))
+            found = {f"partition {text}": text for text in self._broker.partitions.damages()}
+            if self._disk.is_low:
+                found["disk"] = "the disk is full: messages are refused, receiving goes on"
+            if self._catalog.trouble is not None:
+                found["catalog"] = self._catalog.trouble
+            for name in reported - found.keys():
+                self._health.resolve(name)
+            for name, text in found.items():
+                self._health.report(name, text, is_blocking=False)
+            reported = set(found)
+
+    def _levels(self) -> Iterable[tuple[Family, Sample]]:
+        yield families.DISK_FREE, ((), self._disk.free_bytes)
+        yield families.PARTITIONS_DAMAGED, ((), len(self._broker.partitions.damages()))
+        yield families.CONNECTIONS, ((), len(self._http.connections))

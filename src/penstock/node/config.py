@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "ConfigInvalid",
     "HttpConfig",
+    "Loaded",
     "LogConfig",
     "LogLevel",
     "Mode",

@@ -25,6 +25,9 @@ def number_text(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
+_BOUNDS = tuple(number_text(bound) for bound in (*BUCKETS_SECONDS, math.inf))
+
+
 def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
     """``{a="1",b="2"}``, or nothing without labels."""
     assert len(names) == len(values), "each label has a value"
@@ -58,15 +61,15 @@ def histogram_lines(
     """Each series: label values, count per bucket (not yet summed up), sum of observations."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
-    bucket_names = (*family.labels, "le")
     for values, counts, total in series:
-        assert len(counts) == len(BUCKETS_SECONDS) + 1
-        seen = 0
-        for bound, count in zip((*BUCKETS_SECONDS, math.inf), counts, strict=True):
-            seen += count
-            labels = labels_text(bucket_names, (*values, number_text(bound)))
-            lines.append(f"{family.name}_bucket{labels} {seen}")
+        assert len(counts) == len(_BOUNDS)
         labels = labels_text(family.labels, values)
+        # The bound joins the other labels as their last; those are escaped once per series.
+        opening = f"{family.name}_bucket" + (labels[:-1] + "," if labels else "{")
+        seen = 0
+        for bound, count in zip(_BOUNDS, counts, strict=True):
+            seen += count
+            lines.append(f'{opening}le="{bound}"}} {seen}')
         lines.append(f"{family.name}_sum{labels} {number_text(total)}")
         lines.append(f"{family.name}_count{labels} {seen}")
     return head_lines(family) + lines if lines else []

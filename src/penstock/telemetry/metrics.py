@@ -181,11 +181,11 @@ class Meter:
 
 def render_samples(samples: Iterable[tuple[Family, Sample]]) -> bytes:
     """Samples alone, without the node's totals: what ``/metrics/objects`` answers."""
-    by_family: dict[str, list[Sample]] = {}
+    by_family: dict[str, tuple[Family, list[Sample]]] = {}
     for family, sample in samples:
-        by_family.setdefault(family.name, []).append(sample)
+        by_family.setdefault(family.name, (family, []))[1].append(sample)
     lines: list[str] = []
-    for family in families.FAMILIES:
-        lines += exposition.sample_lines(family, by_family.get(family.name, ()))
+    for family, group in by_family.values():
+        lines += exposition.sample_lines(family, group)
     lines.append("")
     return "\n".join(lines).encode()

@@ -115,6 +115,16 @@ def test_a_refused_receipt_is_named_in_the_answer(error: errors.PenstockError, r
     )
 
 
+def test_a_receipt_that_is_none_is_named_in_the_answer() -> None:
+    refusal = fault_of(errors.InvalidReceipt("ours"), receipt="AQEB")
+    assert (refusal.code, refusal.status) == ("ReceiptHandleIsInvalid", 404)
+    assert refusal.message == 'The input receipt handle "AQEB" is not a valid receipt handle.'
+
+
+def test_a_fault_shows_what_it_is() -> None:
+    assert repr(fault("OverLimit", "full")) == "Fault('OverLimit', 403, 'full')"
+
+
 def test_throttling_says_when_to_come_back_in_whole_seconds() -> None:
     assert fault_of(errors.Throttled("slow", retry_after_ms=1_001)).retry_after_s == 2
     assert fault_of(errors.Throttled("slow", retry_after_ms=1)).retry_after_s == 1

@@ -9,11 +9,21 @@ from tests.unit.wire.aws_oracle import JSON_MODEL, json_body, parse_reply, value
 
 from penstock.wire.aws import json10
 from penstock.wire.aws.faults import Fault, fault
-from penstock.wire.aws.shapes import OPERATIONS, SendMessageReply, SendMessageRequest
+from penstock.wire.aws.shapes import OPERATIONS, Operation, SendMessageReply, SendMessageRequest
 
 TEXT = st.text(max_size=20)
 NAMES = sorted(OPERATIONS)
 SEND = OPERATIONS["SendMessage"]
+
+
+def outcome(operation: Operation, body: bytes) -> str:
+    """``request``, or the shape of the fault that refused the body."""
+    try:
+        json10.decode(operation, body)
+    except Fault as refusal:
+        json10.encode_fault(refusal)
+        return refusal.shape
+    return "request"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,10 +103,7 @@ def test_a_body_that_cannot_be_read_is_refused_precisely(body: bytes, says: str)
 )
 def test_arbitrary_bytes_give_a_request_or_a_fault(body: bytes) -> None:
     for operation in OPERATIONS.values():
-        try:
-            json10.decode(operation, body)
-        except Fault as refusal:
-            json10.encode_fault(refusal)
+        assert outcome(operation, body) in ("request", "SerializationException")
 
 
 @settings(max_examples=50)
@@ -119,10 +126,7 @@ def test_arbitrary_bytes_give_a_request_or_a_fault(body: bytes) -> None:
 def test_arbitrary_documents_give_a_request_or_a_fault(document: Any) -> None:
     body = json.dumps(document).encode()
     for operation in OPERATIONS.values():
-        try:
-            json10.decode(operation, body)
-        except Fault as refusal:
-            assert refusal.shape == "SerializationException"
+        assert outcome(operation, body) in ("request", "SerializationException")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from penstock.wire.aws.shapes import (
     GetQueueAttributesReply,
     ListQueueTagsReply,
     MessageAttributeValue,
+    Operation,
     ReceivedMessage,
     ReceiveMessageReply,
     Request,
@@ -32,7 +33,7 @@ NAMES = sorted(OPERATIONS)
 TEXT = st.text(max_size=20)
 XML_TEXT = st.text(
     st.characters(
-        exclude_categories=("Cs",),
+        exclude_categories=["Cs"],
         exclude_characters=[chr(c) for c in range(32) if c not in (9, 10, 13)]
         + ["\ufffe", "\uffff"],
     ),
@@ -48,6 +49,14 @@ def refusal_of(name: str, fields: dict[str, str]) -> Fault:
     with pytest.raises(Fault) as caught:
         decode(name, fields)
     return caught.value
+
+
+def status_of(operation: Operation, fields: dict[str, str]) -> int:
+    try:
+        query.decode(operation, fields)
+    except Fault as refusal:
+        return refusal.status
+    return 200
 
 
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────
@@ -239,10 +248,7 @@ FIELD_NAMES = st.builds(
 @given(fields=st.dictionaries(FIELD_NAMES, st.sampled_from(["", "1", "x", "AA=="]), max_size=6))
 def test_arbitrary_paths_give_a_request_or_a_fault(fields: dict[str, str]) -> None:
     for operation in OPERATIONS.values():
-        try:
-            query.decode(operation, fields)
-        except Fault as refusal:
-            assert refusal.status == 400
+        assert status_of(operation, fields) in (200, 400)
 
 
 @settings(max_examples=50)
@@ -250,14 +256,10 @@ def test_arbitrary_paths_give_a_request_or_a_fault(fields: dict[str, str]) -> No
 def test_arbitrary_bytes_give_a_request_or_a_fault(text: str, body: bytes) -> None:
     try:
         fields = query.fields_of(text, body)
-    except Fault as refusal:
-        assert refusal.code == "MalformedInput"
-        return
+    except Fault:
+        fields = {}
     for operation in OPERATIONS.values():
-        try:
-            query.decode(operation, fields)
-        except Fault as refusal:
-            assert refusal.status == 400
+        assert status_of(operation, fields) in (200, 400)
 
 
 # ── Replies ──────────────────────────────────────────────────────────────────────────────────
@@ -301,8 +303,10 @@ def test_the_document_is_laid_out_as_sqs_lays_it_out() -> None:
         (
             "GetQueueAttributes",
             GetQueueAttributesReply(attributes={"a": "1", "b": "2"}),
-            "<Attribute><Name>a</Name><Value>1</Value></Attribute>"
-            "<Attribute><Name>b</Name><Value>2</Value></Attribute>",
+            (
+                "<Attribute><Name>a</Name><Value>1</Value></Attribute>"
+                "<Attribute><Name>b</Name><Value>2</Value></Attribute>"
+            ),
         ),
         (
             "ListQueueTags",
@@ -314,8 +318,10 @@ def test_the_document_is_laid_out_as_sqs_lays_it_out() -> None:
             SendMessageBatchReply(
                 failed=[BatchResultErrorEntry(id="a", sender_fault=True, code="c")]
             ),
-            "<BatchResultErrorEntry><Id>a</Id><SenderFault>true</SenderFault><Code>c</Code>"
-            "</BatchResultErrorEntry>",
+            (
+                "<BatchResultErrorEntry><Id>a</Id><SenderFault>true</SenderFault><Code>c</Code>"
+                "</BatchResultErrorEntry>"
+            ),
         ),
         (
             "ReceiveMessage",
@@ -332,10 +338,12 @@ def test_the_document_is_laid_out_as_sqs_lays_it_out() -> None:
                     )
                 ]
             ),
-            "<Message><MessageId>i</MessageId><ReceiptHandle>h</ReceiptHandle>"
-            "<MD5OfBody>m</MD5OfBody><Body>&lt;&amp;&gt;&quot;&#xD;\n\t😀</Body>"
-            "<MessageAttribute><Name>n</Name><Value><BinaryValue>AA==</BinaryValue>"
-            "<DataType>Binary</DataType></Value></MessageAttribute></Message>",
+            (
+                "<Message><MessageId>i</MessageId><ReceiptHandle>h</ReceiptHandle>"
+                "<MD5OfBody>m</MD5OfBody><Body>&lt;&amp;&gt;&quot;&#xD;\n\t😀</Body>"
+                "<MessageAttribute><Name>n</Name><Value><BinaryValue>AA==</BinaryValue>"
+                "<DataType>Binary</DataType></Value></MessageAttribute></Message>"
+            ),
         ),
         ("ReceiveMessage", ReceiveMessageReply(), ""),
     ],

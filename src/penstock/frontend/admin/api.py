@@ -115,4 +115,6 @@ class AdminApi:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # In constant time, so that the token cannot be guessed byte by byte.
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), self._token)
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            given.encode(errors="replace"), self._token
+        )

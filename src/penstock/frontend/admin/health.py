@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-REASONS_MAX = 100  # beyond it more reasons add nothing; the count goes on
+REASONS_MAX = 100  # beyond it another reason tells an operator nothing new
 
 
 class State(StrEnum):
@@ -73,8 +73,13 @@ class Health:
             self._go(State.DRAINING)
 
     def report(self, name: str, text: str, *, is_blocking: bool) -> None:
-        if name in self._reasons or len(self._reasons) < REASONS_MAX:
-            self._reasons[name] = Reason(name, text, is_blocking)
+        if name not in self._reasons and len(self._reasons) == REASONS_MAX:
+            # One that blocks is never left out for others that are only shown.
+            shown = next((r.name for r in self._reasons.values() if not r.is_blocking), None)
+            if not is_blocking or shown is None:
+                return
+            del self._reasons[shown]
+        self._reasons[name] = Reason(name, text, is_blocking)
 
     def resolve(self, name: str) -> None:
         self._reasons.pop(name, None)

@@ -38,7 +38,7 @@ class Window(msgspec.Struct):
     """What one answer collects."""
 
     count: int  # still wanted
-    size_bytes: int = REPLY_BYTES_MAX  # still free
+    size_bytes: int  # still free
     messages: list[dict[str, object]] = []
 
     @property
@@ -68,7 +68,7 @@ class Messages:
         count = call.number("count", default=COUNT_DEFAULT, least=1, most=COUNT_MAX)
         wait_ms = call.number("wait_ms", default=0, least=0, most=WAIT_MS_MAX)
         starts = _starts(call, topic)
-        window = Window(count)
+        window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
             starts = await self._tail(context, topic, starts, window, wait_ms)

@@ -1,5 +1,7 @@
 """ChangeMessageVisibilityBatch: up to ten leases extended or released, each answered for itself."""
 
+from collections.abc import Sequence
+
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.sqs.entries import check_entries, failed
@@ -35,8 +37,10 @@ async def run(
     if not parts:
         return ChangeMessageVisibilityBatchReply(failed=failures)
 
-    async def extend(partition: int, of_partition: list[Extension]) -> list[Exception | None]:
-        return list(await context.backend.extend(topic, partition, of_partition))
+    async def extend(
+        partition: int, of_partition: Sequence[Extension]
+    ) -> Sequence[Exception | None]:
+        return await context.backend.extend(topic, partition, of_partition)
 
     results = await spread(parts, extend, name="extend in partition")
     successes: list[ChangeMessageVisibilityBatchResultEntry] = []
@@ -45,10 +49,10 @@ async def run(
         if error is None:
             successes.append(ChangeMessageVisibilityBatchResultEntry(id=entry.id or ""))
         else:
-            refusal = fault_of_claim(
+            told = fault_of_claim(
                 error, entry.receipt_handle or "", seconds=entry.visibility_timeout
             )
-            failures.append(failed(entry.id or "", refusal))
+            failures.append(failed(entry.id or "", told))
     return ChangeMessageVisibilityBatchReply(successful=successes or None, failed=failures or None)
 
 

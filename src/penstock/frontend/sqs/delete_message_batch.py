@@ -1,5 +1,7 @@
 """DeleteMessageBatch: up to ten messages finished, each answered for itself."""
 
+from collections.abc import Sequence
+
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.sqs.entries import check_entries, failed
@@ -27,8 +29,8 @@ async def run(
     for index, claim in claims.items():
         parts.setdefault(claim.partition, []).append((index, claim))
 
-    async def ack(partition: int, of_partition: list[Claim]) -> list[Exception | None]:
-        return list(await context.backend.ack(topic, partition, of_partition))
+    async def ack(partition: int, of_partition: Sequence[Claim]) -> Sequence[Exception | None]:
+        return await context.backend.ack(topic, partition, of_partition)
 
     results = await spread(parts, ack, name="ack in partition")
     successes: list[DeleteMessageBatchResultEntry] = []

@@ -67,8 +67,11 @@ class View:
             body=body.decode(errors="replace"),  # other producers may append any bytes
         )
         if self._system:
-            texts = ((name, show(delivery, topic)) for name, show in self._system)
-            shown.attributes = {name: text for name, text in texts if text is not None} or None
+            shown.attributes = {
+                name: text
+                for name, show in self._system
+                if (text := show(delivery, topic)) is not None
+            } or None
         if self._names and message.attributes:
             selected = select(message.attributes, self._names)
             if selected:

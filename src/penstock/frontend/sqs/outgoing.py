@@ -74,7 +74,9 @@ def outgoing(
     if group is not None:
         check_id(group, "MessageGroupId")
     if topic.is_fifo:
-        delay_ms = _fifo_delay_ms(asked)
+        if asked.delay_seconds:  # zero is accepted, and the queue's delay applies all the same
+            raise invalid_value(asked.delay_seconds, "DelaySeconds", _WRONG_KIND)
+        delay_ms = None
         if group is None:
             raise missing("MessageGroupId")
         dedup_id = _dedup_id(asked, topic, body)
@@ -137,13 +139,6 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
         )
     # Nothing to store for no delay, unless it overrides one.
     return delay_ms if delay_ms or queue_delay_ms else None
-
-
-def _fifo_delay_ms(asked: Sendable) -> None:
-    """A FIFO queue's messages have only the queue's delay, which applies as it is when they wait;
-    zero is accepted and changes nothing."""
-    if asked.delay_seconds:
-        raise invalid_value(asked.delay_seconds, "DelaySeconds", _WRONG_KIND)
 
 
 def _dedup_id(asked: Sendable, topic: Topic, body: bytes) -> str:

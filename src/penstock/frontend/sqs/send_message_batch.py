@@ -1,5 +1,7 @@
 """SendMessageBatch: up to ten messages, each answered for itself. One append per partition."""
 
+from collections.abc import Sequence
+
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.route import partition_of_group, sequence_number
@@ -37,8 +39,8 @@ async def run(
     if not drafts:
         return SendMessageBatchReply(failed=failures)
 
-    async def append(partition: int, messages: list[Message]) -> list[Appended]:
-        return list(await context.backend.append(topic, partition, messages))
+    async def append(partition: int, messages: Sequence[Message]) -> Sequence[Appended]:
+        return await context.backend.append(topic, partition, messages)
 
     results = await spread(_parts(context, topic, drafts), append, name="append to partition")
     successes: list[SendMessageBatchResultEntry] = []

@@ -1,0 +1,222 @@
+"""The doctor's checks. Each is a small function from what it looks at to findings; only the fsync
+check writes, one small file in the data folder, and removes it."""
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.cli.client import Json
+from penstock.cli.failure import Failure
+from penstock.cli.output import size
+from penstock.cli.session import Session
+from penstock.model.limits import DISK_RESERVE_BYTES
+from penstock.node import config as node_config
+
+_FILES_WANTED = 4_096  # connections and segments of a busy node; the usual default is 1,024
+_FREE_WANTED_BYTES = 1_073_741_824
+_FSYNC_ROUNDS = 20
+_FSYNC_SLOW_MS = 20.0
+_CLOCK_SKEW_MS = 1_000
+# No correct clock is earlier than this program: 2026-01-01.
+_EARLIEST_S = 1_767_225_600
+
+Status = Literal["ok", "warn", "fail"]
+
+
+class Finding(NamedTuple):
+    check: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+class Report(NamedTuple):
+    findings: list[Finding]
+    config: list[dict[str, Any]]
+
+
+def examine(
+    session: Session, *, data: str | None, config_file: str | None, is_local: bool
+) -> Report:
+    findings: list[Finding] = [_software(), _open_files()]
+    info: Json | None = None
+    if not is_local:
+        server, info = _server(session)
+        findings.append(server)
+    rows: list[dict[str, Any]] = []
+    if info is not None:
+        rows, found = _remote_config(session)
+        findings.append(found)
+    if not rows:
+        rows, found = _local_config(data, config_file)
+        findings.append(found)
+    values = {row["key"]: row["value"] for row in rows}
+    if info is None:
+        findings += _ports(values)
+    if info is None or _is_loopback(session.settings.endpoint):
+        findings += _disk(Path(data or (info or {}).get("data") or values.get("node.data") or "."))
+    findings.append(_clock(info))
+    return Report(findings, rows)
+
+
+def _software() -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
+    parts = [f"{platform.python_implementation()} {platform.python_version()}"]
+    missing = []
+    for package in ("penstock", "uvloop", "httptools", "msgspec"):
+        try:
+            parts.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if missing:
+        fix = "install penstock again with its dependencies"
+        return Finding("software", "fail", f"missing: {', '.join(missing)}", fix)
+    return Finding("software", "ok", ", ".join(parts))
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return Finding("open files", "ok", f"up to {soft:,}")
+    can_raise = hard == resource.RLIM_INFINITY or hard >= wanted
+    fix = f"ulimit -n {wanted}" if can_raise else f"raise the hard limit, now {hard:,}"
+    status: Status = "warn" if soft >= 256 else "fail"
+    return Finding("open files", status, f"up to {soft:,}, {wanted:,} is better", fix)
+
+
+def _server(session: Session) -> tuple[Finding, Json | None]:
+    is_wanted = bool(session.settings.explicit & {"endpoint", "admin"})
+    try:
+        info = session.admin.info()
+    except Failure as failure:
+        status: Status = "fail" if is_wanted else "ok"
+        detail = f"{failure.what}: {failure.why}" if is_wanted else "none is running here"
+        return Finding("server", status, detail, failure.fix if is_wanted else ""), None
+    reasons = "; ".join(f"{item['name']}: {item['text']}" for item in info.get("reasons") or ())
+    detail = f"{info.get('state')}, version {info.get('version')}, {session.admin.url}"
+    if not info.get("is_ready"):
+        return Finding("server", "fail", f"{detail}; {reasons or 'not ready'}", _WAIT), info
+    if reasons:
+        return Finding("server", "fail", f"{detail}; {reasons}", "see the server's log"), info
+    return Finding("server", "ok", detail), info
+
+
+_WAIT = "wait if it is starting or draining, else see its log"
+
+
+def _remote_config(session: Session) -> tuple[list[dict[str, Any]], Finding]:
+    try:
+        rows = session.admin.config()["settings"]
+    except Failure as failure:
+        return [], Finding("settings", "warn", f"{failure.what}: {failure.why}", failure.fix)
+    return rows, Finding("settings", "ok", f"{len(rows)} in use by the server")
+
+
+def _local_config(
+    data: str | None, config_file: str | None
+) -> tuple[list[dict[str, Any]], Finding]:
+    explicit = Path(config_file) if config_file is not None else None
+    try:
+        loaded = node_config.load(
+            {"node.data": data}, os.environ, node_config.config_files(explicit)
+        )
+    except node_config.ConfigInvalid as error:
+        fix = "see all settings with `penstock generate config`"
+        return [], Finding("settings", "fail", str(error), fix)
+    rows = [
+        {"key": row.key, "value": row.value, "origin": row.origin}
+        for row in node_config.describe(loaded)
+    ]
+    changed = sum(row["origin"] != "default" for row in rows)
+    return rows, Finding("settings", "ok", f"{len(rows)}, of which {changed} not the default")
+
+
+def _ports(values: dict[str, str]) -> Iterator[Finding]:
+    """Can a server listen where it is told to? Tried by listening there for an instant."""
+    for key in ("http.listen", "admin.listen"):
+        text = values.get(key)
+        if not text:
+            continue
+        host, port = node_config.parse_listen(text)
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            with socket.socket(family, kind, proto) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            fix = f"stop what listens there, or set {key} to another address"
+            yield Finding(f"port {text}", "fail", error.strerror or str(error), fix)
+        else:
+            yield Finding(f"port {text}", "ok", "free")
+
+
+def _disk(folder: Path) -> list[Finding]:
+    """Of the data folder, or of the one it would be created in."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    name = f"disk {folder}"
+    if not place.is_dir():
+        return [Finding(name, "fail", f"{place} is not a folder", "choose another: --data DIR")]
+    free = shutil.disk_usage(place).free
+    detail = f"{size(free)} free"
+    fix = "free space, or move the data folder"
+    if free < 2 * DISK_RESERVE_BYTES:
+        space = Finding(name, "fail", f"{detail}: messages would be refused", fix)
+    elif free < _FREE_WANTED_BYTES:
+        space = Finding(name, "warn", detail, fix)
+    else:
+        space = Finding(name, "ok", detail)
+    return [space, _fsync(place)]
+
+
+def _fsync(place: Path) -> Finding:
+    times_ms = []
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".penstock-doctor-") as file:
+            block = b"\0" * 4_096
+            for _ in range(_FSYNC_ROUNDS):
+                start_s = time.perf_counter()
+                file.write(block)
+                file.flush()
+                os.fdatasync(file.fileno())
+                times_ms.append((time.perf_counter() - start_s) * 1_000)
+    except OSError as error:
+        fix = "give this user the right to write there"
+        return Finding("fsync", "fail", f"cannot write in {place}: {error.strerror}", fix)
+    median_ms = statistics.median(times_ms)
+    detail = f"median {median_ms:.2f} ms, worst {max(times_ms):.2f} ms"
+    if median_ms > _FSYNC_SLOW_MS:
+        return Finding("fsync", "warn", detail, "a faster disk, or --fsync interval")
+    return Finding("fsync", "ok", detail)
+
+
+def _clock(info: Json | None) -> Finding:
+    now_s = time.time()
+    if now_s < _EARLIEST_S:
+        return Finding("clock", "fail", f"it is not {time.ctime(now_s)}", "set the time: NTP")
+    if info is None or "now_ms" not in info:
+        return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
+    # The answer is older than now_s by one way of the network: good enough for a second.
+    skew_ms = round(info["now_ms"] - now_s * 1_000)
+    if abs(skew_ms) > _CLOCK_SKEW_MS:
+        return Finding("clock", "fail", f"server and client differ by {skew_ms} ms", "use NTP")
+    return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,53 @@
+"""``penstock doctor``: is this machine, this configuration and this server fit to keep messages?
+
+Each check gives one finding: ok, warn (works, but look at it) or fail (exit code 8). Without a
+server the settings are read as ``penstock serve`` would read them; with one, the server is asked
+for its own. A server that does not run is a failure only when its address was given: the doctor
+is also for the minute before the first start.
+"""
+
+from typing import Any
+
+import click
+
+from penstock.cli.failure import ExitCode
+from penstock.cli.output import Column
+from penstock.cli.session import Session, Verb, pass_session
+
+_MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
+
+_CHECK_COLUMNS = (
+    Column("status", " ", form=lambda status: _MARKS[status]),
+    Column("check", "CHECK"),
+    Column("detail", "FINDING"),
+    Column("fix", "DO"),
+)
+_CONFIG_COLUMNS = (
+    Column("key", "SETTING"),
+    Column("value", "VALUE"),
+    Column("origin", "FROM"),
+)
+
+
+@click.command(cls=Verb)
+@click.option("--data", metavar="DIR", help="data folder [default: as configured]")
+@click.option("--config", "config_file", metavar="FILE", help="settings in TOML")
+@click.option("--local", is_flag=True, help="this machine only, ask no server")
+@pass_session
+def doctor(session: Session, data: str | None, config_file: str | None, local: bool) -> None:
+    """Check machine, settings and server; exit code 8 when something is wrong."""
+    from penstock.cli import checkup
+
+    report = checkup.examine(session, data=data, config_file=config_file, is_local=local)
+    checks: list[dict[str, Any]] = [finding._asdict() for finding in report.findings]
+    is_healthy = all(check["status"] != "fail" for check in checks)
+    if session.out.is_table:
+        session.out.many(checks, columns=_CHECK_COLUMNS)
+        session.out.line("")
+        session.out.many(report.config, columns=_CONFIG_COLUMNS)
+    else:
+        session.out.one(
+            {"healthy": is_healthy, "checks": checks, "config": report.config}, name="healthy"
+        )
+    if not is_healthy:
+        raise click.exceptions.Exit(ExitCode.UNHEALTHY)

@@ -1,0 +1,199 @@
+"""Peek and tail: what is in a queue's log, without receiving it.
+
+The admin API answers with messages of all partitions and with the offsets to go on from; asking
+again with those is a tail. A deleted message is no longer shown, so a consumer that is faster than
+the tail hides messages from it. Offsets also number what the log keeps of leases and deletions:
+"the last ten messages" is therefore searched backwards and not computed.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from penstock.cli.client import Json
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.output import Column, duration, one_line
+from penstock.cli.session import Session
+
+_PAGE_COUNT_MAX = 100
+_WAIT_MS = 10_000
+_BODY_WIDTH = 60
+_LAST_MAX = 10_000
+
+Starts = str | Mapping[str, int]
+
+
+def as_item(row: Json, now_ms: int | None = None) -> Json:
+    """A row of the admin API in the words of ``message receive`` and ``message send --ndjson``."""
+    item = {key: value for key, value in row.items() if value not in ({}, None)}
+    if "attributes" in item:
+        item["attributes"] = {
+            name: {
+                "type": value["data_type"],
+                "value": value.get("value", value.get("value_base64", "")),
+            }
+            for name, value in item["attributes"].items()
+        }
+    if "source_arn" in item:
+        item["source"] = item.pop("source_arn")
+    if now_ms is not None:
+        item["age_s"] = max(0, now_ms - item["sent_at_ms"]) / 1_000
+    return item
+
+
+def _body(item: Json) -> str:
+    """The text; what is no text is shown as the base64 it came in."""
+    return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
+
+
+_PEEK_COLUMNS = (
+    Column("partition", "PARTITION", is_number=True),
+    Column("offset", "OFFSET", is_number=True),
+    Column("state", "STATE"),
+    Column("attempts", "ATTEMPTS", is_number=True),
+    Column("age_s", "AGE", is_number=True, form=duration),
+    Column("group", "GROUP"),
+    Column("body_line", "BODY"),
+)
+
+
+def peek(session: Session, queue: str, *, count: int, partition: int | None, start: int) -> None:
+    import time
+
+    now_ms = int(time.time() * 1_000)
+    pages = _until_end(session, queue, str(start), partition)
+    items = (as_item(row, now_ms) for row in _first(pages, count))
+    if session.out.is_table:
+        items = ({**item, "body_line": one_line(_body(item), _BODY_WIDTH)} for item in items)
+    session.out.many(items, columns=_PEEK_COLUMNS, name="message_id")
+
+
+def _first(rows: Iterator[Json], count: int) -> Iterator[Json]:
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number == count:
+            return
+
+
+class Origin(NamedTuple):
+    """Where a tail begins: ``start`` as the API takes it, or the last so many messages."""
+
+    start: str = "end"
+    last: int = 0
+
+
+def origin(text: str) -> Origin:
+    if text in ("begin", "end"):
+        return Origin(text)
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= 18:
+        if not text.startswith("-"):
+            return Origin(text)
+        if int(digits) <= _LAST_MAX:
+            return Origin("end", int(digits))
+    raise Failure(
+        f"cannot begin at '{text}'",
+        f"--from takes begin, end, -N (the last N messages, up to {_LAST_MAX}) or an offset",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def tail(
+    session: Session,
+    queue: str,
+    *,
+    origin: Origin,
+    partition: int | None,
+    pattern: str | None,
+    is_ending: bool,
+) -> None:
+    try:
+        wanted = re.compile(pattern) if pattern is not None else None
+    except re.error as error:
+        raise Failure(
+            "--grep cannot be used", f"not a regular expression: {error}", exit_code=ExitCode.USAGE
+        ) from None
+
+    def show(row: Json) -> None:
+        item = as_item(row)
+        body = _body(item)
+        if wanted is None or wanted.search(body):
+            place = f"{item['partition']}:{item['offset']}"
+            session.out.streamed(item, text=f"{place}  {item['state']}  {body}", name="message_id")
+
+    starts: Starts = origin.start
+    if origin.last:
+        starts = _end(session, queue, partition)
+        for row in _last(session, queue, starts, origin.last):
+            show(row)
+    if is_ending:
+        if origin.last or origin.start == "end":
+            return
+        for row in _until_end(session, queue, origin.start, partition):
+            show(row)
+        return
+    while True:
+        rows, starts = _page(session, queue, starts, partition, wait_ms=_WAIT_MS)
+        for row in rows:
+            show(row)
+
+
+def _page(
+    session: Session,
+    queue: str,
+    starts: Starts,
+    partition: int | None,
+    *,
+    count: int = _PAGE_COUNT_MAX,
+    wait_ms: int = 0,
+) -> tuple[list[Json], dict[str, int]]:
+    if not isinstance(starts, str):
+        starts = ",".join(f"{number}:{offset}" for number, offset in starts.items())
+    reply = session.admin.messages(
+        queue, start=starts, partition=partition, count=count, wait_ms=wait_ms
+    )
+    return reply["messages"], reply["next"]
+
+
+def _end(session: Session, queue: str, partition: int | None) -> dict[str, int]:
+    return _page(session, queue, "end", partition, count=1)[1]
+
+
+def _until_end(
+    session: Session, queue: str, starts: Starts, partition: int | None
+) -> Iterator[Json]:
+    """Messages up to where the log ended when this was asked; later ones are not waited for."""
+    ends = _end(session, queue, partition)
+    yield from _between(session, queue, starts, ends, partition)
+
+
+def _between(
+    session: Session, queue: str, starts: Starts, ends: Mapping[str, int], partition: int | None
+) -> Iterator[Json]:
+    while True:
+        rows, nexts = _page(session, queue, starts, partition)
+        for row in rows:
+            if row["offset"] < ends.get(str(row["partition"]), 0):
+                yield row
+        # Without a step forward there is nothing more, whatever the end was said to be.
+        is_stuck = not rows and nexts == starts
+        starts = {key: offset for key, offset in nexts.items() if offset < ends.get(key, 0)}
+        if not starts or is_stuck:
+            return
+
+
+def _last(session: Session, queue: str, ends: Mapping[str, int], count: int) -> list[Json]:
+    """The newest messages of all partitions together, the oldest of them first."""
+    found: list[Json] = []
+    for key, end in ends.items():
+        back = count
+        while True:
+            start = max(0, end - back)
+            rows = deque(_between(session, queue, {key: start}, {key: end}, int(key)), maxlen=count)
+            if len(rows) == count or start == 0:
+                break
+            back *= 8  # few steps even where deletions outnumber messages by far
+        found.extend(rows)
+    found.sort(key=lambda row: (row["appended_at_ms"], row["partition"], row["offset"]))
+    return found[-count:]

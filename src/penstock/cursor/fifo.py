@@ -1,0 +1,310 @@
+"""Which records a receive on a FIFO queue gets: order, and a lock, within each message group.
+
+Groups stand in line by their oldest record. A receive takes as much as it can from the first group
+before it looks at the next; inside a group it walks from the oldest remaining record and stops at
+the first one in flight. So nothing overtakes a record that someone is working on, while records in
+front of one whose lease was extended do come back. A record without a group is a group of its own.
+
+Each group has a queue of offsets: known entries first, then records of the window, all ascending.
+Only its first live record can make a group available, so the line of groups is a heap of those
+offsets; whatever changes a group pushes its present front, and stale items are dropped on the way.
+
+The queue's present delay applies to every record that was never leased nor passed over. All have
+the same delay, so due times follow log order: behind one delayed record every other is delayed
+too, reading ahead stops there, and no entry of the table is ever delayed.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+
+from penstock.cursor.entry import LEASED, READY, TAKEN, UNKNOWN, Entry
+from penstock.cursor.events import LeaseDetail, LeaseEvent
+from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection
+from penstock.cursor.outcome import LeaseOutcome
+from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
+from penstock.model.message import Record
+
+_LINE_STALE_MIN = 1_024
+
+GroupKey = str | int  # a record without a group goes by its offset
+
+
+class FifoCursor(LeaseCursor):
+    is_fifo = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._groups: dict[GroupKey, deque[int]] = {}
+        self._line: list[int] = []  # heap: the front of each group that may be available
+        self._line_max = _LINE_STALE_MIN
+        # The window by offset, with the time of the append on the monotonic clock.
+        self._fresh: dict[int, tuple[Record, int]] = {}
+        self._last_append_ms: int | None = None
+        self._queue_delay_ms = 0  # as of the last lease; tells next_wake_ms when fresh ones are due
+
+    def lease(
+        self,
+        *,
+        count: int,
+        lease_ms: int,
+        attempts_max: int | None,
+        retention_ms: int,
+        queue_delay_ms: int,
+        in_flight_max: int,
+        attempt_id: str | None = None,
+        now_ms: int,
+        wall_ms: int,
+    ) -> LeaseOutcome:
+        assert not self._unhydrated, "restored entries are hydrated before the first lease"
+        self._advance(now_ms)
+        self._queue_delay_ms = queue_delay_ms
+        if attempt_id is not None:
+            repeated = self._repeat(attempt_id, lease_ms, now_ms, wall_ms)
+            if repeated is not None:
+                return repeated
+        room = in_flight_max - self._in_flight
+        if room <= 0:
+            return LeaseOutcome(is_over_limit=True, wake_at_ms=self.next_wake_ms())
+        take = min(count, room)
+        selection = Selection()
+        bound_ms = wall_ms - retention_ms
+        head = self._pass_expired(selection, self._head, bound_ms)
+        is_cut, is_delayed = self._take_groups(
+            selection, take, attempts_max, bound_ms, now_ms - queue_delay_ms
+        )
+        is_short = len(selection.picked) < take
+        reads_on = is_short and not is_cut and not is_delayed and self._reads_on(now_ms)
+        last = max((o for o, record in selection.picked if record is not None), default=-1)
+        if reads_on and self._window:
+            last = self._window[-1].offset  # all of it is blocked: make room to see further
+        head = max(head, self._pass_to(selection, last))
+        event, picks, dead = self._decide_lease(
+            selection, head, lease_ms, attempt_id, now_ms, wall_ms
+        )
+        return LeaseOutcome(
+            picks,
+            dead,
+            len(selection.expired) + selection.fresh_expired,
+            event,
+            needs_feed=reads_on,
+            wake_at_ms=None if not is_short else now_ms if is_cut else self.next_wake_ms(),
+        )
+
+    # ── Choosing ─────────────────────────────────────────────────────────────────────────────
+    def _take_groups(
+        self,
+        selection: Selection,
+        take: int,
+        attempts_max: int | None,
+        bound_ms: int,
+        due_ms: int,
+    ) -> tuple[bool, bool]:
+        """Go down the line of groups. Returns whether a bound on one event stopped it, and
+        whether the next in line is delayed. A record appended after ``due_ms`` is delayed."""
+        line = self._line
+        while line and len(selection.picked) < take:
+            offset = line[0]
+            entry = self._table.get(offset)
+            if entry is None:
+                fresh = self._fresh.get(offset)
+                if fresh is None:
+                    heappop(line)
+                    continue
+                record, appended_ms = fresh
+                if appended_ms > due_ms:
+                    return False, True
+                key = _key_of(record.message.group, offset)
+            elif entry.state != READY:
+                heappop(line)
+                continue
+            else:
+                key = _key_of(entry.group, offset)
+            if self._front(key) != offset:
+                heappop(line)  # something older of the group has come back, and is in the line
+                continue
+            if not self._walk(key, selection, take, attempts_max, bound_ms, due_ms):
+                return True, False
+            heappop(line)
+        return False, False
+
+    def _walk(
+        self,
+        key: GroupKey,
+        selection: Selection,
+        take: int,
+        attempts_max: int | None,
+        bound_ms: int,
+        due_ms: int,
+    ) -> bool:
+        """Take from one group, oldest first. False: this event is full of expired or dead ones."""
+        for offset in self._groups[key]:
+            if len(selection.picked) == take:
+                break
+            entry = self._table.get(offset)
+            if entry is None:
+                fresh = self._fresh.get(offset)
+                if fresh is None:
+                    continue
+                if fresh[1] > due_ms:
+                    break
+                selection.picked.append((offset, fresh[0]))
+            elif entry.state == LEASED:
+                break
+            elif entry.state == TAKEN:
+                continue
+            elif entry.sent_at_ms <= bound_ms:
+                if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
+                    return False
+                selection.expired.append(offset)
+                entry.state = TAKEN
+            elif is_dead(entry.attempts, attempts_max):
+                if len(selection.held) == HELD_PER_LEASE_MAX:
+                    return False
+                selection.held.append(offset)
+                entry.state = TAKEN
+                break  # in flight to the dead-letter queue: the group waits for that
+            else:
+                selection.picked.append((offset, None))
+                entry.state = TAKEN
+        return True
+
+    def _pass_to(self, selection: Selection, last: int) -> int:
+        """Move the head behind ``last``: what was picked becomes an entry, and so does what lay
+        in between, passed over. Returns the new head."""
+        window = self._window
+        picked = {offset for offset, record in selection.picked if record is not None}
+        while window and window[0].offset <= last:
+            record = window[0]
+            offset = record.offset
+            is_picked = offset in picked
+            state = TAKEN if is_picked else READY
+            self._table[offset] = Entry(state, record.message.group, record.appended_at_ms)
+            if not is_picked:
+                selection.skipped.append(offset)
+            self._pass(record, selection)
+            del self._fresh[offset]
+        return last + 1
+
+    def _reads_on(self, now_ms: int) -> bool:
+        """Whether records beyond the window could help: everything in it is blocked by locks."""
+        if self._backlog <= len(self._window) or not self._may_skip:
+            return False
+        if not self._window:
+            return True
+        _, appended_ms = self._fresh[self._window[-1].offset]
+        return appended_ms + self._queue_delay_ms <= now_ms
+
+    def _repeat(
+        self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
+    ) -> LeaseOutcome | None:
+        """The same records again under the same lease, its time restarted. None when that lease
+        is not whole any more: acked, extended, released or ended in part."""
+        attempt = self._attempts.find(attempt_id, now_ms=now_ms)
+        if attempt is None:
+            return None
+        for offset in attempt.offsets:
+            entry = self._table.get(offset)
+            if entry is None or entry.state != LEASED or entry.is_changed:
+                return None
+            if entry.lease_seq != attempt.lease_seq:
+                return None
+        event = LeaseEvent(
+            attempt.lease_seq,
+            lease_ms,
+            self._head,
+            0,
+            attempt.offsets,
+            wall_ms,
+            LeaseDetail(attempt_id=attempt_id),
+        )
+        self._apply_lease(event, now_ms)
+        return LeaseOutcome(tuple([self._pick_of(o) for o in attempt.offsets]), event=event)
+
+    # ── Groups ───────────────────────────────────────────────────────────────────────────────
+    def _front(self, key: GroupKey) -> int | None:
+        """The oldest record of a group that is not gone."""
+        offsets = self._groups.get(key)
+        if offsets is None:
+            return None
+        while offsets:
+            offset = offsets[0]
+            if offset in self._table or offset in self._fresh:
+                return offset
+            offsets.popleft()
+        del self._groups[key]
+        return None
+
+    def _line_up(self, key: GroupKey) -> None:
+        """Put a group into the line if its front is not in flight."""
+        front = self._front(key)
+        if front is None:
+            return
+        entry = self._table.get(front)
+        if entry is None or entry.state == READY:
+            heappush(self._line, front)
+            if len(self._line) > self._line_max:
+                self._rebuild_line()
+
+    def _rebuild_line(self) -> None:
+        self._line = []
+        self._line_max = 2 * len(self._groups) + _LINE_STALE_MIN
+        for key in list(self._groups):
+            self._line_up(key)
+
+    def _rebuild(self) -> None:
+        if self._unhydrated:
+            return  # groups are not known yet; hydrate comes back here
+        self._groups = {}
+        for offset, entry in self._table.items():
+            self._groups.setdefault(_key_of(entry.group, offset), deque()).append(offset)
+        for record in self._window:
+            key = _key_of(record.message.group, record.offset)
+            self._groups.setdefault(key, deque()).append(record.offset)
+        self._rebuild_line()
+
+    # ── What the fold and the window tell ────────────────────────────────────────────────────
+    def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
+        # On the monotonic clock, and in log order even if the wall clock jumped between reads.
+        appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)
+        if self._last_append_ms is not None:
+            appended_ms = max(appended_ms, self._last_append_ms)
+        self._last_append_ms = appended_ms
+        offset = record.offset
+        self._fresh[offset] = (record, appended_ms)
+        key = _key_of(record.message.group, offset)
+        offsets = self._groups.get(key)
+        if offsets is None:
+            self._groups[key] = deque((offset,))
+            self._line_up(key)
+        else:
+            offsets.append(offset)
+
+    def _on_dropped(self, record: Record) -> None:
+        self._fresh.pop(record.offset, None)
+        self._line_up(_key_of(record.message.group, record.offset))
+
+    def _on_ready(self, offset: int, entry: Entry) -> None:
+        if entry.sent_at_ms != UNKNOWN:
+            self._line_up(_key_of(entry.group, offset))
+
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        if entry.sent_at_ms != UNKNOWN:
+            self._line_up(_key_of(entry.group, offset))
+
+    def _on_leased(self, entry: Entry) -> None:
+        pass  # the walk sees the state itself
+
+    def _on_landed(self, entry: Entry) -> None:
+        pass
+
+    def next_wake_ms(self) -> int | None:
+        ends_ms = super().next_wake_ms()
+        line = self._line
+        if line and line[0] in self._fresh:
+            due_ms = self._fresh[line[0]][1] + self._queue_delay_ms
+            return due_ms if ends_ms is None else min(ends_ms, due_ms)
+        return ends_ms
+
+
+def _key_of(group: str | None, offset: int) -> GroupKey:
+    return offset if group is None else group

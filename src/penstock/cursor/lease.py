@@ -1,0 +1,391 @@
+"""Who holds which record until when: the decisions of a lease cursor.
+
+Pure: broker/partition.py owns the clock and the log. It calls a decision, appends the events that
+come back, and replies when they are durable. A decision both returns its event and has applied it,
+so two receives in a row can never pick the same record, whatever the log is doing meanwhile.
+
+What is common to both kinds of queue is here: ack, extend, purge, trim, expire, counts. Which
+records a receive gets is decided in standard.py (any order, fairness) and fifo.py (message groups).
+
+Retention is checked when a record would be given out, and by ``expire``, which the shell calls now
+and then so that idle queues forget too. Either way the event names what went.
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+
+from penstock.cursor.delay import due_at
+from penstock.cursor.entry import DELAYED, LEASED, UNKNOWN, Entry
+from penstock.cursor.events import (
+    AckEvent,
+    AckReason,
+    Event,
+    ExtendEvent,
+    LeaseDetail,
+    LeaseEvent,
+    TrimEvent,
+)
+from penstock.cursor.fold import LeaseFold
+from penstock.cursor.outcome import CursorStats, LeaseOutcome, Outcome, Pick
+from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
+from penstock.model.limits import (
+    DEFERRED_MAX,
+    LEASE_MS_MAX,
+    WINDOW_BYTES_MAX,
+    WINDOW_RECORDS_MAX,
+)
+from penstock.model.message import Claim, Record
+from penstock.model.topic import PeekState
+
+Results = tuple[Exception | None, ...]
+
+# Offsets in one expiry event; a batch of a million would be one record too large to replicate.
+EXPIRED_PER_EVENT_MAX = 1_000
+
+_RECEIPT_EXPIRED = "The receipt handle has expired."
+_NOT_LEASED = "The message does not exist or is not available for visibility timeout change."
+_TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]."
+
+
+class Selection:
+    """What one receive has chosen so far; becomes one lease event."""
+
+    __slots__ = ("due_keys", "expired", "fresh_expired", "held", "passed", "picked", "skipped")
+
+    def __init__(self) -> None:
+        self.picked: list[tuple[int, Record | None]] = []
+        self.held: list[int] = []
+        self.expired: list[int] = []  # from the table
+        self.fresh_expired = 0
+        self.skipped: list[int] = []
+        self.passed = 0
+        self.due_keys: list[int] = []
+
+    def detail(self, attempt_id: str | None) -> LeaseDetail | None:
+        if not (self.skipped or self.held or self.expired or self.due_keys or attempt_id):
+            return None
+        return LeaseDetail(
+            tuple(self.skipped),
+            tuple(self.held),
+            tuple(self.expired),
+            tuple(self.due_keys),
+            attempt_id,
+        )
+
+
+class LeaseCursor(LeaseFold):
+    def __init__(self) -> None:
+        super().__init__()
+        self._window: deque[Record] = deque()  # read ahead of the head, decoded
+        self._window_bytes = 0
+        self._scan_from = 0
+
+    # ── Reading ahead ────────────────────────────────────────────────────────────────────────
+    @property
+    def head(self) -> int:
+        return self._head
+
+    @property
+    def scan_from(self) -> int:
+        """Where the shell should read next."""
+        return self._scan_from
+
+    @property
+    def wants_feed(self) -> bool:
+        """Whether there is anything to read ahead and room for it."""
+        return (
+            self._backlog > len(self._window)
+            and len(self._window) < WINDOW_RECORDS_MAX
+            and self._window_bytes < WINDOW_BYTES_MAX
+        )
+
+    def feed(
+        self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
+    ) -> None:
+        """Records read from ``scan_from`` on, and where to read after them. Takes what fits:
+        ``scan_from`` afterwards says how far that was."""
+        self._is_dry = not records
+        for record in records:
+            if record.offset < self._scan_from:
+                continue
+            is_full = len(self._window) >= WINDOW_RECORDS_MAX
+            if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
+                self._scan_from = record.offset
+                return
+            self._window.append(record)
+            self._window_bytes += size_of(record)
+            self._scan_from = record.offset + 1
+            self._on_fed(record, now_ms, wall_ms)
+        self._scan_from = max(self._scan_from, next_offset)
+
+    @abstractmethod
+    def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
+        """A record has come into the window."""
+
+    def _on_head(self) -> None:
+        """Read-ahead below the head is void. A live decision has emptied it itself already."""
+        window = self._window
+        while window and window[0].offset < self._head:
+            record = window.popleft()
+            self._window_bytes -= size_of(record)
+            self._on_dropped(record)
+        if self._scan_from < self._head:
+            self._scan_from = self._head
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether memory allows passing over another record."""
+        return len(self._table) - self._in_flight < DEFERRED_MAX
+
+    def _pass(self, record: Record, selection: Selection) -> None:
+        """The head goes over the first record of the window."""
+        self._window.popleft()
+        self._window_bytes -= size_of(record)
+        selection.passed += 1
+        if self._delays:
+            key = self._delays.key_of(record)
+            if key in self._delays:
+                selection.due_keys.append(key)
+
+    # ── Lease ────────────────────────────────────────────────────────────────────────────────
+    @abstractmethod
+    def lease(
+        self,
+        *,
+        count: int,
+        lease_ms: int,
+        attempts_max: int | None,
+        retention_ms: int,
+        queue_delay_ms: int,
+        in_flight_max: int,
+        attempt_id: str | None = None,
+        now_ms: int,
+        wall_ms: int,
+    ) -> LeaseOutcome:
+        """Take up to ``count`` records for ``lease_ms``."""
+
+    def _decide_lease(
+        self,
+        selection: Selection,
+        head: int,
+        lease_ms: int,
+        attempt_id: str | None,
+        now_ms: int,
+        wall_ms: int,
+    ) -> tuple[LeaseEvent | None, tuple[Pick, ...], tuple[Pick, ...]]:
+        """Turn a selection into its event, apply it, and say who got what."""
+        picked = selection.picked
+        if not (picked or selection.passed or selection.held or selection.expired):
+            return None, (), ()
+        offsets = tuple([offset for offset, _ in picked])
+        detail = selection.detail(attempt_id if picked else None)
+        lease_seq = self._next_lease_seq
+        event = LeaseEvent(lease_seq, lease_ms, head, selection.passed, offsets, wall_ms, detail)
+        self._apply_lease(event, now_ms)
+        table = self._table
+        picks = []
+        for offset, record in picked:
+            entry = table[offset]
+            picks.append(Pick(offset, lease_seq, entry.attempts, entry.first_leased_at_ms, record))
+        dead = tuple([self._pick_of(offset) for offset in selection.held])
+        return event, tuple(picks), dead
+
+    def _pick_of(self, offset: int) -> Pick:
+        entry = self._table[offset]
+        return Pick(offset, entry.lease_seq, entry.attempts, entry.first_leased_at_ms, None)
+
+    # ── Ack and extend ───────────────────────────────────────────────────────────────────────
+    def ack(
+        self, claims: Sequence[Claim], *, now_ms: int, reason: AckReason = AckReason.ACKED
+    ) -> Outcome[Results]:
+        """One result per claim. A gone record is a success without an event. On a standard queue
+        any receipt of the record will do, even after its lease has ended; on FIFO only the
+        lease that is still running."""
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        results: list[Exception | None] = []
+        gone: list[int] = []
+        for claim in claims:
+            offset = claim.offset
+            entry = self._table.get(offset)
+            error: Exception | None = None
+            if entry is None:
+                if offset >= self._head and self.is_fifo:
+                    error = ExpiredReceipt(_RECEIPT_EXPIRED)
+                elif self._is_lost_lease(offset) and offset not in gone:
+                    gone.append(offset)
+            elif self.is_fifo and reason is AckReason.ACKED and not _is_held(entry, claim):
+                error = ExpiredReceipt(_RECEIPT_EXPIRED)
+            elif offset not in gone:
+                gone.append(offset)
+            results.append(error)
+        if not gone:
+            return Outcome(tuple(results))
+        event = AckEvent(reason, tuple(gone))
+        self._apply_ack(event.offsets)
+        # An ack can unlock a message group; on a standard queue it frees nothing to deliver.
+        return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
+
+    def _is_lost_lease(self, offset: int) -> bool:
+        """A receipt for a record that no lease has reached: it was leased, and a crash took that
+        lease's event. The consumer's ack must hold all the same, or the record comes back. (FIFO
+        queues refuse it instead: there the group's order would be at stake.)"""
+        return self._head <= offset < self._next_offset and offset not in self._acked_ahead
+
+    def extend(self, claims: Sequence[tuple[Claim, int]], *, now_ms: int) -> Outcome[Results]:
+        """Set each lease to end ``lease_ms`` from now; zero releases at once. Results per claim:
+        None, NotLeased (gone), InvalidRequest (over twelve hours in all), ExpiredReceipt (FIFO)."""
+        self._advance(now_ms)
+        results: list[Exception | None] = []
+        leases: list[tuple[int, int]] = []
+        wake_at_ms: int | None = None
+        for claim, lease_ms in claims:
+            error = self._refusal(claim, lease_ms, now_ms)
+            results.append(error)
+            if error is None:
+                leases.append((claim.offset, lease_ms))
+                ends_ms = now_ms + lease_ms
+                wake_at_ms = ends_ms if wake_at_ms is None else min(wake_at_ms, ends_ms)
+        if not leases:
+            return Outcome(tuple(results))
+        event = ExtendEvent(tuple(leases))
+        self._apply_extend(event, now_ms)
+        return Outcome(tuple(results), (event,), wake_at_ms)
+
+    def _refusal(self, claim: Claim, lease_ms: int, now_ms: int) -> Exception | None:
+        entry = self._table.get(claim.offset)
+        if entry is None:
+            return NotLeased(_NOT_LEASED)
+        if self.is_fifo and not _is_held(entry, claim):
+            return ExpiredReceipt(_RECEIPT_EXPIRED)
+        held_ms = now_ms - entry.leased_at_ms if entry.state == LEASED else 0
+        if lease_ms and held_ms + lease_ms > LEASE_MS_MAX:
+            return InvalidRequest(_TOO_LONG)
+        return None
+
+    # ── Purge, trim, expire ──────────────────────────────────────────────────────────────────
+    def purge(self, *, end_offset: int) -> Outcome[None]:
+        """Everything below ``end_offset``, the log's end, is gone: visible, delayed, in flight."""
+        assert end_offset >= self._next_offset, "a purge covers all that was appended"
+        event = TrimEvent(end_offset, self._appended_count - self._passed_count)
+        self._apply_trim(event)
+        return Outcome(None, (event,))
+
+    def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
+        """Retention has dropped the segments below ``start_offset``; ``passed`` of their messages
+        lay at or behind the head."""
+        if start_offset <= self.low_offset():
+            return Outcome(None)
+        assert start_offset > self._head or passed == 0, "the head passes nothing by standing still"
+        event = TrimEvent(start_offset, passed)
+        self._apply_trim(event)
+        return Outcome(None, (event,))
+
+    def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
+        """Drop what is past its retention among known records, in flight or not, and at the front
+        of the window. Replies how many. Looks at every known record: for a periodic job. When
+        ``wants_feed`` afterwards, feeding and calling again goes further."""
+        self._advance(now_ms)
+        bound_ms = wall_ms - retention_ms
+        table = self._table
+        old = [o for o, e in table.items() if UNKNOWN < e.sent_at_ms <= bound_ms]
+        events: list[Event] = []
+        for at in range(0, len(old), EXPIRED_PER_EVENT_MAX):
+            ack = AckEvent(AckReason.EXPIRED, tuple(old[at : at + EXPIRED_PER_EVENT_MAX]))
+            self._apply_ack(ack.offsets)
+            events.append(ack)
+        selection = Selection()
+        head = self._pass_expired(selection, self._head, bound_ms)
+        event, _, _ = self._decide_lease(selection, head, 0, None, now_ms, wall_ms)
+        if event is not None:
+            events.append(event)
+        unlocked_ms = now_ms if old and self.is_fifo else None
+        return Outcome(len(old) + selection.fresh_expired, tuple(events), unlocked_ms)
+
+    def _pass_expired(self, selection: Selection, head: int, bound_ms: int) -> int:
+        window = self._window
+        while window and self._retention_base(window[0]) <= bound_ms:
+            record = window[0]
+            if record.offset not in self._acked_ahead:
+                selection.fresh_expired += 1
+            self._pass(record, selection)
+            self._on_dropped(record)
+            head = record.offset + 1
+        return head
+
+    @abstractmethod
+    def _on_dropped(self, record: Record) -> None:
+        """A record has left the window without becoming an entry."""
+
+    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    def stats(self, *, now_ms: int, queue_delay_ms: int = 0) -> CursorStats:
+        """Nothing is scanned but the delay buckets. ``queue_delay_ms`` matters on FIFO only."""
+        self._advance(now_ms)
+        backlog = self._backlog
+        ahead = min(backlog, self._delays.count(now_ms=now_ms, delay_ms=queue_delay_ms))
+        known = len(self._table) - self._in_flight - self._delayed
+        return CursorStats(backlog - ahead + known, self._in_flight, ahead + self._delayed)
+
+    def next_wake_ms(self) -> int | None:
+        """Earliest time at which a lease ends or a delay passes; something may be available
+        earlier only through a call."""
+        deadlines = self._deadlines
+        while deadlines:
+            until_ms, offset = deadlines[0]
+            entry = self._table.get(offset)
+            if (
+                entry is not None
+                and entry.until_ms == until_ms
+                and entry.state in (LEASED, DELAYED)
+            ):
+                return until_ms
+            # Stale, and in the way: an acked or extended lease's old deadline.
+            self._pop_deadline()
+        return None
+
+    def low_offset(self) -> int:
+        """Nothing below it is needed any more."""
+        return next(iter(self._table), self._head)
+
+    def attempts_of(self, offset: int) -> int:
+        entry = self._table.get(offset)
+        return 0 if entry is None else entry.attempts
+
+    def state_of(
+        self,
+        offset: int,
+        *,
+        now_ms: int,
+        wall_ms: int = 0,
+        queue_delay_ms: int = 0,
+        record: Record | None = None,
+    ) -> PeekState | None:
+        """None: gone. A record ahead of the head is known to be delayed only by its contents."""
+        self._advance(now_ms)
+        entry = self._table.get(offset)
+        if entry is not None:
+            if entry.state == LEASED:
+                return PeekState.IN_FLIGHT
+            return PeekState.DELAYED if entry.state == DELAYED else PeekState.VISIBLE
+        if offset < self._head or offset in self._acked_ahead:
+            return None
+        if record is not None:
+            delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
+            if due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms) > now_ms:
+                return PeekState.DELAYED
+        return PeekState.VISIBLE
+
+
+def size_of(record: Record) -> int:
+    """Bytes a record keeps in memory while it waits in the window, roughly."""
+    message = record.message
+    size = len(message.body)
+    if message.attributes is not None:
+        size += sum([len(a.value) for a in message.attributes.values()])
+    return size
+
+
+def _is_held(entry: Entry, claim: Claim) -> bool:
+    """Whether this very lease still runs; deadlines up to now have been applied."""
+    return entry.state == LEASED and entry.lease_seq == claim.lease_seq

@@ -1,0 +1,19 @@
+"""The two ways to get a lease cursor: empty, to be filled by replay, or from a snapshot."""
+
+from penstock.cursor import snapshot
+from penstock.cursor.fifo import FifoCursor
+from penstock.cursor.lease import LeaseCursor
+from penstock.cursor.standard import StandardCursor
+
+
+def open_cursor(*, is_fifo: bool) -> LeaseCursor:
+    return FifoCursor() if is_fifo else StandardCursor()
+
+
+def restore_cursor(data: bytes, *, now_ms: int, elapsed_ms: int) -> LeaseCursor:
+    """A cursor as it was ``elapsed_ms`` ago. Raises Damaged: then replay the log instead. Apply
+    what the log has behind the snapshot, then hydrate."""
+    state = snapshot.decode(data)
+    cursor = open_cursor(is_fifo=state.is_fifo)
+    cursor.load(state, now_ms=now_ms, elapsed_ms=elapsed_ms)
+    return cursor

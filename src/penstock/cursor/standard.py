@@ -1,0 +1,280 @@
+"""Which records a receive on a standard queue gets.
+
+First those that are available again or have come due, lowest offset first, then fresh ones in log
+order. A delayed fresh record is passed over and remembered until it is due. When a message group
+crowds the queue, fair.py decides who waits; without such a group it costs two truth tests.
+"""
+
+from heapq import heappop, heappush
+
+from penstock.cursor.delay import due_at
+from penstock.cursor.entry import DELAYED, READY, TAKEN, Entry
+from penstock.cursor.fair import FairShare
+from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection
+from penstock.cursor.outcome import LeaseOutcome
+from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
+from penstock.model.message import Record
+
+_STALE_MIN = 1_024
+
+
+class StandardCursor(LeaseCursor):
+    is_fifo = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ready: list[int] = []  # heap of offsets; entries decide whether one still holds
+        self._ready_max = _STALE_MIN
+        self._due: dict[int, int] = {}  # delayed records in the window: offset → due, monotonic
+        self._fair = FairShare()
+
+    def lease(
+        self,
+        *,
+        count: int,
+        lease_ms: int,
+        attempts_max: int | None,
+        retention_ms: int,
+        queue_delay_ms: int,  # noqa: ARG002 - each message carries the delay it was sent with
+        in_flight_max: int,
+        attempt_id: str | None = None,  # noqa: ARG002 - a FIFO notion
+        now_ms: int,
+        wall_ms: int,
+    ) -> LeaseOutcome:
+        assert not self._unhydrated, "restored entries are hydrated before the first lease"
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        room = in_flight_max - self._in_flight
+        if room <= 0:
+            return LeaseOutcome(is_over_limit=True, wake_at_ms=self.next_wake_ms())
+        take = count if count < room else room
+        selection = Selection()
+        bound_ms = wall_ms - retention_ms
+        head = self._head
+        if self._fair.is_needed:
+            head, is_cut = self._take_fairly(selection, take, attempts_max, bound_ms, now_ms)
+        else:
+            is_cut = bool(self._ready) and self._take_again(selection, take, attempts_max, bound_ms)
+            if not is_cut and len(selection.picked) < take:
+                head = self._take_fresh(selection, take, head, bound_ms, now_ms)
+        event, picks, dead = self._decide_lease(selection, head, lease_ms, None, now_ms, wall_ms)
+        expired = len(selection.expired) + selection.fresh_expired
+        if len(picks) >= take:
+            return LeaseOutcome(picks, dead, expired, event)
+        return LeaseOutcome(
+            picks,
+            dead,
+            expired,
+            event,
+            needs_feed=not self._window and self._backlog > 0 and self._may_skip,
+            wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
+        )
+
+    # ── Without a crowd ──────────────────────────────────────────────────────────────────────
+    def _take_again(
+        self, selection: Selection, take: int, attempts_max: int | None, bound_ms: int
+    ) -> bool:
+        """Records leased or passed over before. True when it stopped at a bound, not for lack of
+        records."""
+        ready = self._ready
+        while ready and len(selection.picked) < take:
+            offset = ready[0]
+            entry = self._table.get(offset)
+            if entry is None or entry.state != READY:
+                heappop(ready)
+                continue
+            if not self._consider(selection, offset, entry, attempts_max, bound_ms):
+                return True
+            heappop(ready)
+        return False
+
+    def _consider(
+        self,
+        selection: Selection,
+        offset: int,
+        entry: Entry,
+        attempts_max: int | None,
+        bound_ms: int,
+    ) -> bool:
+        """Pick, hold as dead, or expire one available entry. False: this event is full of those."""
+        if entry.sent_at_ms <= bound_ms:
+            if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
+                return False
+            selection.expired.append(offset)
+        elif is_dead(entry.attempts, attempts_max):
+            if len(selection.held) == HELD_PER_LEASE_MAX:
+                return False
+            selection.held.append(offset)
+        else:
+            selection.picked.append((offset, None))
+        entry.state = TAKEN
+        return True
+
+    def _take_fresh(
+        self, selection: Selection, take: int, head: int, bound_ms: int, now_ms: int
+    ) -> int:
+        """Records nobody has looked at yet. Returns the new head."""
+        window = self._window
+        while window and len(selection.picked) < take:
+            record = window[0]
+            entry = self._enter(record, selection, bound_ms, now_ms)
+            if entry is None:
+                break
+            if entry.state == TAKEN:
+                selection.picked.append((record.offset, record))
+            head = record.offset + 1
+        return head
+
+    def _enter(
+        self, record: Record, selection: Selection, bound_ms: int, now_ms: int
+    ) -> Entry | None:
+        """Pass the first record of the window. The entry returned is TAKEN when the record can be
+        leased, otherwise it was skipped or is gone; None when memory forbids passing it over."""
+        offset = record.offset
+        due_ms = self._due.get(offset, 0) if self._due else 0
+        message = record.message
+        sent_at_ms = message.sent_at_ms
+        if sent_at_ms is None:
+            sent_at_ms = record.appended_at_ms
+        entry = Entry(TAKEN, message.group, sent_at_ms)
+        if sent_at_ms <= bound_ms or (self._acked_ahead and offset in self._acked_ahead):
+            if offset not in self._acked_ahead:
+                selection.fresh_expired += 1
+            entry.state = READY
+        elif due_ms > now_ms:
+            if not self._may_skip:
+                return None
+            entry.state = DELAYED
+            entry.until_ms = due_ms
+            self._delayed += 1
+            self._table[offset] = entry
+            self._arm(due_ms, offset)
+            selection.skipped.append(offset)
+        else:
+            self._table[offset] = entry
+        if self._due:
+            self._due.pop(offset, None)
+        self._pass(record, selection)
+        return entry
+
+    # ── With a crowd ─────────────────────────────────────────────────────────────────────────
+    def _take_fairly(
+        self,
+        selection: Selection,
+        take: int,
+        attempts_max: int | None,
+        bound_ms: int,
+        now_ms: int,
+    ) -> tuple[int, bool]:
+        """Quiet groups' records in the usual order, then the noisy groups', fewest in flight
+        first. Returns the new head and whether it stopped at a bound."""
+        fair = self._fair
+        noisy = set(fair.noisy_groups(self._in_flight))
+        picked = selection.picked
+        while len(picked) < take:
+            offset = self._next_quiet(noisy)
+            if offset is None:
+                break
+            entry = self._table[offset]
+            if not self._consider(selection, offset, entry, attempts_max, bound_ms):
+                heappush(self._ready, offset)
+                return self._head, True
+        head = self._take_quiet_fresh(selection, take, noisy, bound_ms, now_ms)
+        is_read_through = not self._window and self._backlog - selection.passed > 0
+        if is_read_through and not self._is_dry and fair.may_park and self._may_skip:
+            return head, False  # quiet records may follow: read on before the noisy ones get more
+        while len(picked) < take:
+            group = fair.quietest()
+            if group is None:
+                break
+            offset = fair.unpark(group)
+            parked = self._table.get(offset)
+            if parked is None or parked.state != READY:
+                continue
+            if not self._consider(selection, offset, parked, attempts_max, bound_ms):
+                heappush(self._ready, offset)
+                return head, True
+        if len(picked) < take and self._window:
+            # Nothing is parked and memory forbids parking more: plain order for the rest.
+            head = self._take_fresh(selection, take, head, bound_ms, now_ms)
+        return head, False
+
+    def _next_quiet(self, noisy: set[str]) -> int | None:
+        """The lowest available offset of a group that is not noisy, taken out of its heap or
+        parking place; noisy ones met on the way are parked."""
+        ready = self._ready
+        fair = self._fair
+        while ready:
+            entry = self._table.get(ready[0])
+            if entry is None or entry.state != READY:
+                heappop(ready)
+            elif entry.group in noisy and entry.group is not None and fair.may_park:
+                fair.park(entry.group, heappop(ready))
+            else:
+                break
+        while True:
+            calm = min(((o, g) for g, o in fair.parked_fronts() if g not in noisy), default=None)
+            if calm is None or (ready and ready[0] < calm[0]):
+                return heappop(ready) if ready else None
+            offset = fair.unpark(calm[1])
+            entry = self._table.get(offset)
+            if entry is not None and entry.state == READY:
+                return offset
+
+    def _take_quiet_fresh(
+        self, selection: Selection, take: int, noisy: set[str], bound_ms: int, now_ms: int
+    ) -> int:
+        window = self._window
+        head = self._head
+        while window and len(selection.picked) < take:
+            record = window[0]
+            group = record.message.group
+            is_noisy = group in noisy
+            if is_noisy and not (self._fair.may_park and self._may_skip):
+                break
+            entry = self._enter(record, selection, bound_ms, now_ms)
+            if entry is None:
+                break
+            head = record.offset + 1
+            if entry.state != TAKEN:
+                continue
+            if is_noisy and group is not None:
+                entry.state = READY
+                self._fair.park(group, record.offset)
+                selection.skipped.append(record.offset)
+            else:
+                selection.picked.append((record.offset, record))
+        return head
+
+    # ── What the fold tells ──────────────────────────────────────────────────────────────────
+    def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - FIFO needs it
+        heappush(self._ready, offset)
+        if len(self._ready) > self._ready_max:
+            self._rebuild()
+
+    def _on_leased(self, entry: Entry) -> None:
+        assert entry.group is not None
+        self._fair.leased(entry.group)
+
+    def _on_landed(self, entry: Entry) -> None:
+        assert entry.group is not None
+        self._fair.landed(entry.group)
+
+    def _on_gone(self, offset: int, entry: Entry) -> None:
+        pass  # the heap forgets lazily
+
+    def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
+        delay_ms = record.message.delay_ms
+        if delay_ms:
+            due_ms = due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+            if due_ms > now_ms:
+                self._due[record.offset] = due_ms
+
+    def _on_dropped(self, record: Record) -> None:
+        self._due.pop(record.offset, None)
+
+    def _rebuild(self) -> None:
+        # An ascending list is a heap already.
+        self._ready = [o for o, e in self._table.items() if e.state == READY]
+        self._ready_max = 2 * len(self._ready) + _STALE_MIN
+        self._fair.clear_parked()

@@ -1,0 +1,114 @@
+"""Small files that are whole or absent: snapshots of a caller's state, and the recovery point.
+
+    checkpoint      ┌───────┬─────────┬──────────┬────────────┬────────┬───────┬──────┐
+                    │ magic │ version │ reserved │ generation │ length │ crc   │ data │
+                    │ PSCK  │ u16 = 1 │ u16 = 0  │ u64        │ u32    │ u32   │      │
+                    └───────┴─────────┴──────────┴────────────┴────────┴───────┴──────┘
+    recovery point  ┌───────┬─────────┬───────────┬────────┬─────────────┬──────────────┬───────┐
+                    │ magic │ version │ flags     │ offset │ last        │ last         │ crc   │
+                    │ PSRP  │ u16 = 1 │ bit 0:    │ i64    │ segment's   │ segment's    │ u32   │
+                    │       │         │ clean u16 │        │ base, i64   │ bytes, i64   │       │
+                    └───────┴─────────┴───────────┴────────┴─────────────┴──────────────┴───────┘
+
+Each ``crc`` is CRC-32C of everything else. A checkpoint is written over the older of its two
+generations, so that the newer one survives whatever happens meanwhile; the newest valid one wins.
+A clean stop records the size of the last segment: the first append makes the mark untrue, so it
+needs no removal.
+"""
+
+import re
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.log.files import Disk, read_whole, replace_durably
+from penstock.log.layout import CHECKPOINT_SUFFIX, RECOVERY_POINT_FILE
+from penstock.record.crc32c import crc32c
+
+HEAD = struct.Struct(">4sHHQI")
+HEAD_BYTES = 24  # with the crc behind it
+MAGIC = b"PSCK"
+VERSION = 1
+GENERATIONS = 2
+
+POINT = struct.Struct(">4sHHqqq")
+POINT_BYTES = 36
+POINT_MAGIC = b"PSRP"
+POINT_VERSION = 1
+FLAG_CLEAN = 1
+
+_CRC = struct.Struct(">I")
+assert HEAD.size + _CRC.size == HEAD_BYTES
+assert POINT.size + _CRC.size == POINT_BYTES
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
+
+
+def checkpoint_path(folder: Path, name: str, slot: int) -> Path:
+    assert _NAME.match(name), "checkpoints are named by us"
+    return folder / f"{name}.{slot}{CHECKPOINT_SUFFIX}"
+
+
+def write_checkpoint(folder: Path, name: str, data: bytes, disk: Disk) -> None:
+    generations = [_generation(folder, name, slot, disk) for slot in range(GENERATIONS)]
+    slot = generations.index(min(generations))
+    head = HEAD.pack(MAGIC, VERSION, 0, max(generations) + 1, len(data))
+    crc = crc32c(data, crc32c(head))
+    replace_durably(disk, checkpoint_path(folder, name, slot), head + _CRC.pack(crc) + data)
+
+
+def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
+    """The newest that is whole; None when there is none."""
+    found = [_read(folder, name, slot, disk) for slot in range(GENERATIONS)]
+    whole = [one for one in found if one is not None]
+    return max(whole)[1] if whole else None
+
+
+def _generation(folder: Path, name: str, slot: int, disk: Disk) -> int:
+    found = _read(folder, name, slot, disk)
+    return -1 if found is None else found[0]
+
+
+def _read(folder: Path, name: str, slot: int, disk: Disk) -> tuple[int, bytes] | None:
+    content = read_whole(disk, checkpoint_path(folder, name, slot))
+    if content is None or len(content) < HEAD_BYTES:
+        return None
+    head, data = content[: HEAD.size], content[HEAD_BYTES:]
+    magic, version, _, generation, length = HEAD.unpack(head)
+    (crc,) = _CRC.unpack_from(content, HEAD.size)
+    if magic != MAGIC or version != VERSION or length != len(data):
+        return None
+    return (generation, data) if crc32c(data, crc32c(head)) == crc else None
+
+
+class RecoveryPoint(NamedTuple):
+    """Everything below ``offset`` was synced, side files of closed segments included."""
+
+    offset: int
+    is_clean: bool = False
+    last_base: int = 0
+    last_bytes: int = 0
+
+
+def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
+    flags = FLAG_CLEAN if point.is_clean else 0
+    raw = POINT.pack(
+        POINT_MAGIC, POINT_VERSION, flags, point.offset, point.last_base, point.last_bytes
+    )
+    replace_durably(disk, folder / RECOVERY_POINT_FILE, raw + _CRC.pack(crc32c(raw)))
+
+
+def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
+    """None when it is missing or not whole: then everything is scanned."""
+    content = read_whole(disk, folder / RECOVERY_POINT_FILE)
+    if content is None or len(content) != POINT_BYTES:
+        return None
+    raw = content[: POINT.size]
+    magic, version, flags, offset, last_base, last_bytes = POINT.unpack(raw)
+    if (
+        magic != POINT_MAGIC
+        or version != POINT_VERSION
+        or content[POINT.size :] != _CRC.pack(crc32c(raw))
+    ):
+        return None
+    return RecoveryPoint(offset, bool(flags & FLAG_CLEAN), last_base, last_bytes)

@@ -1,0 +1,277 @@
+"""Opening a partition's folder: what is there, what is whole, what has to go.
+
+After a clean stop a look at the last batch of each segment is enough. After any other stop, what
+lies behind the recovery point is scanned: the torn end of the last segment is cut off and said
+so; damage in the middle of a log is reported and left where it is, never cut, because whole
+records follow it. Side files that are missing, short or wrong are built again.
+"""
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.log.check import header_check
+from penstock.log.checkpoint import RecoveryPoint, read_point, write_point
+from penstock.log.damage import Damage, load_damage, merge_damage, save_damage
+from penstock.log.files import TMP_SUFFIX, Disk, read_whole, replace_durably
+from penstock.log.index import START, Place
+from penstock.log.layout import (
+    FORMAT_FILE,
+    FORMAT_VERSION,
+    LOG_SUFFIX,
+    SIDE_SUFFIXES,
+    base_offset_of,
+    format_line,
+    format_version,
+    segment_path,
+)
+from penstock.log.scan import Scan, Scanner, header_fault
+from penstock.log.segment import Segment
+from penstock.model.errors import PenstockError
+from penstock.record.batch import HEADER_BYTES, parse_header
+
+
+class FormatUnsupported(PenstockError):
+    """Written by a newer program than this one, or not by us at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    was_clean: bool
+    segments: int
+    scanned_bytes: int
+    truncated_bytes: int
+    position: int  # where the last segment was cut; its end when it was not
+    reason: str | None  # why it was cut
+    end_offset: int
+    recovery_point: int  # records below this offset were synced before the stop
+    damage: tuple[Damage, ...]
+
+    @property
+    def lost_offsets(self) -> int:
+        """Synced records that are not there any more: the disk broke its word."""
+        return max(0, self.recovery_point - self.end_offset)
+
+
+class Recovery:
+    """One opening. ``run`` leaves the segments, oldest first, in ``segments``."""
+
+    def __init__(self, folder: Path, *, interval_bytes: int, disk: Disk) -> None:
+        self.folder = folder
+        self.disk = disk
+        self.interval_bytes = interval_bytes
+        self.segments: list[Segment] = []
+        self._point = RecoveryPoint(0)
+        self._damage: list[Damage] = []
+        self._scanned_bytes = 0
+        self._truncated_bytes = 0
+        self._reason: str | None = None
+
+    def run(self) -> RecoveryReport:
+        self._prepare_folder()
+        bases = self._bases()
+        known = [] if not bases else load_damage(self.folder, self.disk)
+        point = read_point(self.folder, self.disk)
+        was_clean = not bases and point is None
+        if point is not None:
+            self._point = point
+            was_clean = point.is_clean and self._is_as_left(point, bases)
+        if not was_clean:
+            bases = self._without_empty_end(bases)
+        for at, base_offset in enumerate(bases):
+            next_base = bases[at + 1] if at + 1 < len(bases) else None
+            self._open_segment(base_offset, next_base, was_clean=was_clean)
+        if not self.segments:
+            self.segments.append(self._segment(0))
+        last = self.segments[-1]
+        if not was_clean:
+            self._make_durable(last)
+        names = {segment.path.name for segment in self.segments}
+        damage = merge_damage([one for one in known if one.file in names], self._damage)
+        if damage != known:
+            save_damage(self.folder, damage, self.disk)
+        return RecoveryReport(
+            was_clean=was_clean,
+            segments=len(self.segments),
+            scanned_bytes=self._scanned_bytes,
+            truncated_bytes=self._truncated_bytes,
+            position=last.bytes,
+            reason=self._reason,
+            end_offset=last.end_offset,
+            recovery_point=self._point.offset,
+            damage=tuple(damage),
+        )
+
+    # ── The folder ───────────────────────────────────────────────────────────────────────────
+
+    def _prepare_folder(self) -> None:
+        disk, folder = self.disk, self.folder
+        disk.make_folder(folder)
+        content = read_whole(disk, folder / FORMAT_FILE)
+        if content is None:
+            replace_durably(disk, folder / FORMAT_FILE, format_line())
+            return
+        version = format_version(content)
+        if version is None or version > FORMAT_VERSION:
+            shown = "unknown" if version is None else str(version)
+            raise FormatUnsupported(
+                f"{folder}: the log's format is {shown}, this program reads {FORMAT_VERSION}"
+            )
+
+    def _bases(self) -> list[int]:
+        """Base offsets of the segments. Half-made and orphaned files are removed."""
+        disk, folder = self.disk, self.folder
+        names = disk.names(folder)
+        bases = {base_offset_of(name) for name in names if name.endswith(LOG_SUFFIX)} - {None}
+        for name in names:
+            base_offset = base_offset_of(name)
+            is_orphan = base_offset is not None and base_offset not in bases
+            if name.endswith(TMP_SUFFIX) or is_orphan:
+                disk.unlink(folder / name)
+        return sorted(base for base in bases if base is not None)
+
+    def _is_as_left(self, point: RecoveryPoint, bases: list[int]) -> bool:
+        if not bases or bases[-1] != point.last_base:
+            return False
+        return self._size(bases[-1]) == point.last_bytes
+
+    def _size(self, base_offset: int) -> int:
+        fd = self.disk.open_read(segment_path(self.folder, base_offset))
+        try:
+            return self.disk.size(fd)
+        finally:
+            self.disk.close(fd)
+
+    def _without_empty_end(self, bases: list[int]) -> list[int]:
+        """A segment that was made but never written to would hide a torn one before it."""
+        while len(bases) > 1 and self._size(bases[-1]) == 0:
+            for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
+                self.disk.unlink(segment_path(self.folder, bases[-1], suffix))
+            bases = bases[:-1]
+        return bases
+
+    def _segment(self, base_offset: int) -> Segment:
+        return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
+
+    # ── One segment ──────────────────────────────────────────────────────────────────────────
+
+    def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> None:
+        segment = self._segment(base_offset)
+        self.segments.append(segment)
+        is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
+        if not (is_synced and open_quickly(segment, next_base)):
+            start, number, timestamp = (START, 0, -1) if is_synced else self._resume(segment)
+            self._scan(segment, next_base, start, number, timestamp)
+        if next_base is not None:
+            segment.close()
+
+    def _resume(self, segment: Segment) -> tuple[Place, int, int]:
+        """The indexed batch at or before the recovery point: nothing in front of it can be torn."""
+        index, checks = segment.files.index, segment.files.checks
+        number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
+        if number is None or number <= 0:
+            return START, 0, -1
+        place, time = index.place(number), index.times.read(number)
+        size = self.disk.size(segment.files.log_fd)
+        if place is None or time is None or place.position >= size:
+            return START, 0, -1
+        if place.ordinal > checks.count:
+            return START, 0, -1
+        return place, number, time[0]
+
+    def _scan(
+        self, segment: Segment, next_base: int | None, start: Place, number: int, timestamp: int
+    ) -> None:
+        source = segment.source()
+        scan = Scanner(source, start, max_timestamp=timestamp).run()
+        if start is not START and scan.last is None:
+            start, number = START, 0  # the index led nowhere: look at all of it
+            scan = Scanner(source).run()
+        self._scanned_bytes += source.size - start.position
+        self._damage += scan.damage
+        if next_base is not None:
+            scan.seal()
+            self._close_gap(segment, scan, source.size, next_base)
+        elif scan.position < source.size:
+            self._reason = scan.tail_reason
+            self._truncated_bytes = source.size - scan.position
+            self.disk.truncate(segment.files.log_fd, scan.position)
+        segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
+        segment.bytes = source.size if next_base is not None else scan.position
+        segment.end_offset = scan.offset if next_base is None else next_base
+        segment.batch_count = scan.ordinal
+        segment.max_timestamp = scan.max_timestamp
+        segment.last = scan.last or START
+        segment.first_timestamp = _first_timestamp(segment)
+
+    def _close_gap(self, segment: Segment, scan: Scan, size: int, next_base: int) -> None:
+        """A closed segment must reach to the next one's first offset."""
+        if scan.position == size and scan.offset == next_base:
+            return
+        reason = scan.tail_reason or f"records up to offset {next_base} are missing"
+        self._damage.append(
+            Damage(
+                segment.path.name,
+                scan.position,
+                size - scan.position,
+                scan.offset,
+                next_base,
+                reason,
+            )
+        )
+
+    def _make_durable(self, last: Segment) -> None:
+        """What was read may so far be only in the page cache: from here on it counts as synced."""
+        for segment in self.segments:
+            if segment.end_offset > self._point.offset or segment is last:
+                self.disk.sync_data(segment.files.log_fd)
+                if segment is not last:
+                    for fd in segment.files.fds():
+                        self.disk.sync_data(fd)
+                    segment.close()
+        self.disk.sync_folder(self.folder)
+        try:
+            write_point(self.folder, RecoveryPoint(last.end_offset), self.disk)
+        except OSError as error:
+            # A full disk still opens: the point only saves time at the next start.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+
+
+def open_quickly(segment: Segment, next_base: int | None) -> bool:
+    """Believe a segment that was closed in order, after a look at its last batch. False when
+    something does not add up and it has to be scanned."""
+    files = segment.files
+    size = segment.disk.size(files.log_fd)
+    index, checks = files.index, files.checks
+    if size == 0:
+        return next_base is None and index.count == 0 and checks.count == 0
+    number = index.count - 1
+    place, time = index.place(number), index.times.read(number)
+    if place is None or time is None or index.times.count != index.count:
+        return False
+    if checks.count != place.ordinal + 1:
+        return False
+    raw = segment.disk.pread(files.log_fd, HEADER_BYTES, place.position)
+    if len(raw) < HEADER_BYTES:
+        return False
+    header = parse_header(raw)
+    if (
+        header_fault(header, segment.base_offset + place.relative) is not None
+        or checks.read(place.ordinal) != (header_check(raw),)
+        or place.position + header.total_bytes != size
+        or (next_base is not None and header.next_offset != next_base)
+    ):
+        return False
+    segment.bytes = size
+    segment.end_offset = header.next_offset
+    segment.batch_count = checks.count
+    segment.max_timestamp = time[0]
+    segment.last = place
+    segment.first_timestamp = _first_timestamp(segment)
+    return True
+
+
+def _first_timestamp(segment: Segment) -> int:
+    raw = segment.disk.pread(segment.files.log_fd, HEADER_BYTES, 0)
+    return parse_header(raw).base_timestamp if len(raw) == HEADER_BYTES else -1

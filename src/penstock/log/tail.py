@@ -1,0 +1,61 @@
+"""The most recent batches, in memory: nearly every read of a queue that keeps up ends here."""
+
+from bisect import bisect_right
+
+_SWEEP = 1_024  # forgotten slots at the front before the lists are moved up
+
+
+class Tail:
+    """Contiguous batches up to the end of the log, at most ``bytes_max`` and the last one."""
+
+    __slots__ = ("_bases", "_batches", "_bytes", "_bytes_max", "_end", "_first")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._bases: list[int] = []
+        self._batches: list[bytes] = []
+        self._end = 0
+        self._first = 0  # slots before this one are forgotten
+
+    def append(self, base_offset: int, next_offset: int, batch: bytes) -> None:
+        self._end = next_offset
+        self._bases.append(base_offset)
+        self._batches.append(batch)
+        self._bytes += len(batch)
+        if self._bytes > self._bytes_max:
+            self._forget()
+
+    def _forget(self) -> None:
+        batches = self._batches
+        first = self._first
+        last = len(batches) - 1
+        while self._bytes > self._bytes_max and first < last:
+            self._bytes -= len(batches[first])
+            batches[first] = b""
+            first += 1
+        self._first = first
+        self._sweep()
+
+    def _sweep(self) -> None:
+        first = self._first
+        if first >= _SWEEP and 2 * first >= len(self._batches):
+            del self._batches[:first]
+            del self._bases[:first]
+            self._first = 0
+
+    def holds(self, offset: int) -> bool:
+        return self._first < len(self._bases) and offset >= self._bases[self._first]
+
+    def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
+        """As ``Log.read``; ``start`` is held."""
+        bases, batches = self._bases, self._batches
+        at = bisect_right(bases, start, lo=self._first) - 1
+        # A batch ends where the next one begins; the one that up_to lies in does not count.
+        stop = len(bases) if up_to >= self._end else bisect_right(bases, up_to, lo=at) - 1
+        taken = 0
+        for index in range(at, stop):
+            taken += len(batches[index])
+            if taken > bytes_max and index > at:
+                return batches[at:index]
+        return batches[at:stop]

@@ -1,0 +1,117 @@
+"""The connection: kept alive, opened again, given up on in time; and who signs."""
+
+import socket
+import threading
+
+import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials as BotoCredentials
+
+from penstock.cli.client import Admin, Connection, Sqs
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.signature import Credentials, Signer
+
+from .conftest import Endpoint
+
+
+def test_calls_share_one_connection(endpoint: Endpoint) -> None:
+    endpoint.actions["ListQueues"] = {}
+    sqs = Sqs(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    for _ in range(3):
+        assert list(sqs.queue_names()) == []
+    sqs.close()
+    assert endpoint.connections == 1
+
+
+def test_a_connection_closed_while_idle_is_opened_again(endpoint: Endpoint) -> None:
+    endpoint.actions["ListQueues"] = {}
+    endpoint.is_closing_idle = True
+    sqs = Sqs(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    for _ in range(3):
+        assert list(sqs.queue_names()) == []
+    sqs.close()
+    assert endpoint.connections == 3
+
+
+def test_a_silent_server_is_given_up_on_as_a_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        connection = Connection(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.05)
+        with pytest.raises(Failure) as caught:
+            connection.call("GET", "/")
+    assert caught.value.exit_code == ExitCode.TIMEOUT
+
+
+def test_a_server_that_hangs_up_on_a_new_connection_is_not_asked_for_ever() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = Connection(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=5)
+
+        def hang_up() -> None:
+            accepted, _ = server.accept()
+            accepted.recv(65_536)
+            accepted.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(Failure) as caught:
+            connection.call("GET", "/")
+        thread.join()
+    assert caught.value.exit_code == ExitCode.UNREACHABLE
+
+
+def test_a_queue_may_be_named_by_name_arn_or_url(endpoint: Endpoint) -> None:
+    sqs = Sqs(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    assert sqs.queue_url("http://elsewhere/1/jobs") == "http://elsewhere/1/jobs"
+    by_name = sqs.queue_url("jobs")
+    assert sqs.queue_url("arn:aws:sqs:us-east-1:000000000000:jobs") == by_name
+    assert len(endpoint.requests("GetQueueUrl")) == 1
+    sqs.close()
+
+
+def test_with_an_account_the_url_is_known_without_asking(endpoint: Endpoint) -> None:
+    sqs = Sqs(endpoint.url, region="us-east-1", account="123456789012", timeout_s=5)
+    assert sqs.queue_url("jobs") == f"{endpoint.url}/123456789012/jobs"
+    assert endpoint.asked == []
+    sqs.close()
+
+
+def test_listing_follows_pages(endpoint: Endpoint) -> None:
+    pages = {
+        None: {"QueueUrls": ["http://h/0/a", "http://h/0/b"], "NextToken": "t"},
+        "t": {"QueueUrls": ["http://h/0/c"]},
+    }
+    endpoint.actions["ListQueues"] = lambda request: (200, pages[request.get("NextToken")])
+    sqs = Sqs(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    assert list(sqs.queue_names()) == ["a", "b", "c"]
+    sqs.close()
+
+
+def test_the_admin_token_is_sent_when_there_is_one(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint.paths["/api/v1/info"] = {"version": "1"}
+    monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", "secret")
+    admin = Admin(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    admin.info()
+    admin.close()
+    assert endpoint.headers[-1]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("token", [None, "session"])
+def test_the_signature_is_the_one_botocore_makes(token: str | None) -> None:
+    headers = {
+        "content-type": "application/x-amz-json-1.0",
+        "x-amz-target": "AmazonSQS.SendMessage",
+    }
+    body = b'{"QueueUrl":"jobs"}'
+    request = AWSRequest("POST", "http://127.0.0.1:9324/", dict(headers), data=body)
+    boto = SigV4Auth(BotoCredentials("key", "secret", token), "sqs", "eu-west-1")
+    boto.add_auth(request)
+    ours = Signer(Credentials("key", "secret", token), region="eu-west-1").sign(
+        host="127.0.0.1:9324",
+        path="/",
+        headers=headers,
+        body=body,
+        timestamp=request.headers["X-Amz-Date"],
+    )
+    assert ours["authorization"] == request.headers["Authorization"]

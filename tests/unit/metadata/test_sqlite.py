@@ -1,0 +1,195 @@
+"""What is SQLite's own: its files, its failures, its thread."""
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.metadata import sqlite as sqlite_store
+from penstock.metadata.sqlite import SCHEMA_VERSION, SqliteStore
+from penstock.metadata.store import StoreUnusable
+from penstock.model.errors import DiskFull, Throttled, VersionConflict
+
+
+async def refused(path: Path) -> str:
+    with pytest.raises(StoreUnusable) as caught:
+        await SqliteStore.open(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert str(path) in text
+    return text
+
+
+async def test_a_file_that_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    path.write_bytes(b"these are not the bytes you are looking for" * 100)
+    assert "not a usable metadata database" in await refused(path)
+
+
+async def test_a_damaged_page_is_found_when_the_store_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    for n in range(300):
+        await store.put(f"/{n}", bytes(200))
+    await store.close()
+    with path.open("r+b") as file:
+        for page in range(3, 12):
+            file.seek(page * 4_096)
+            file.write(b"\x5a" * 4_096)
+    assert "metadata.db" in await refused(path)
+
+
+async def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    await (await SqliteStore.open(path)).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    assert "newer Penstock" in await refused(path)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)
+    connection.close()
+
+
+async def test_another_programs_database_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    assert "another program" in await refused(path)
+    assert path.read_bytes() == before
+
+
+async def test_a_missing_folder_and_a_folder_in_the_files_place_are_refused(tmp_path: Path) -> None:
+    assert "cannot be opened" in await refused(tmp_path / "missing" / "metadata.db")
+    assert "unable to open" in await refused(tmp_path)
+
+
+async def test_commits_are_synced_in_wal_mode(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+
+    def pragma(name: str) -> object:
+        return store._database._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    assert await store._call(lambda: pragma("journal_mode")) == "wal"
+    assert await store._call(lambda: pragma("synchronous")) == 2
+    await store.close()
+
+
+async def test_what_was_answered_survives_a_process_that_never_closed(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    await store.put("/a", b"1")
+    # The files as a killed process leaves them: the newest commits only in the WAL.
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for file in (path, path.with_name("metadata.db-wal")):
+        (crashed / file.name).write_bytes(file.read_bytes())
+    await store.close()
+    store = await SqliteStore.open(crashed / "metadata.db")
+    entry = await store.get("/a")
+    assert entry is not None
+    assert entry.value == b"1"
+    await store.close()
+
+
+async def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+
+    def limit_pages(count: int) -> None:
+        store._database._connection.execute(f"PRAGMA max_page_count = {count}")
+
+    await store._call(lambda: limit_pages(8))
+    with pytest.raises(DiskFull):
+        await store.put("/a", bytes(400_000))
+    assert await store.list("") == ([], 0)
+    await store._call(lambda: limit_pages(10_000))
+    assert await store.put("/a", bytes(400_000)) == 1
+    await store.close()
+
+
+async def test_after_an_io_error_the_store_refuses_everything(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+
+    def fail() -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+    with pytest.raises(StoreUnusable, match="disk I/O error"):
+        await store._call(fail)
+    with pytest.raises(StoreUnusable, match="restart"):
+        await store.get("/a")
+    await store.close()
+
+
+async def test_another_process_holding_the_lock_is_an_overload_not_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "BUSY_SECONDS_MAX", 0.05)
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Throttled):
+        await store.put("/a", b"1")
+    other.execute("ROLLBACK")
+    other.close()
+    assert await store.put("/a", b"1") == 1
+    await store.close()
+
+
+async def test_calls_waiting_for_the_thread_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "CALLS_MAX", 2)
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    gate = threading.Event()
+    waiting = [asyncio.ensure_future(store._call(gate.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Throttled):
+        await store.get("/a")
+    gate.set()
+    await asyncio.gather(*waiting)
+    assert await store.get("/a") is None
+    await store.close()
+
+
+async def test_a_cancelled_caller_leaves_a_whole_change_or_none(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    for n in range(20):
+        call = asyncio.ensure_future(store.txn(puts=((f"/{n}/a", b""), (f"/{n}/b", b""))))
+        await asyncio.sleep(0 if n % 2 else 0.001)
+        call.cancel()
+        await asyncio.wait((call,))
+        entries, _ = await store.list(f"/{n}/")
+        assert len(entries) in (0, 2)
+    await store.close()
+
+
+async def test_a_closed_store_refuses_calls_and_may_be_closed_again(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreUnusable):
+        await store.get("/a")
+    assert not any(thread.name.startswith("metadata") for thread in threading.enumerate())
+
+
+async def test_history_stays_bounded(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db", history_revisions_max=20)
+
+    def history_count() -> int:
+        row = store._database._connection.execute("SELECT count(*) FROM change").fetchone()
+        return int(row[0])
+
+    for n in range(100):
+        await store.put("/a", b"%d" % n)
+        assert 0 < await store._call(history_count) <= 25
+    with pytest.raises(VersionConflict):
+        await store.put("/a", b"", if_version=1)
+    await store.close()

@@ -1,0 +1,46 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.model.ports import Clock
+from penstock.telemetry import clock as clock_module
+from penstock.telemetry.clock import ClockAnchor, SystemClock, clock_anchor, elapsed_trustworthy
+
+
+def test_it_is_a_clock_with_both_times_in_milliseconds() -> None:
+    clock: Clock = SystemClock()
+    assert abs(clock.wall_ms() - time.time() * 1_000) < 1_000
+    first = clock.mono_ms()
+    assert abs(first - time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000) < 1_000
+    assert clock.mono_ms() >= first
+
+
+def test_two_anchors_of_one_running_machine_agree() -> None:
+    assert elapsed_trustworthy(clock_anchor(), SystemClock().anchor())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_trusted"),
+    [
+        (ClockAnchor("a", 1_000), ClockAnchor("a", 1_000), True),
+        (ClockAnchor("a", 1_000), ClockAnchor("a", 2_000), True),
+        (ClockAnchor("a", 2_000), ClockAnchor("a", 1_000), True),
+        (ClockAnchor("a", 1_000), ClockAnchor("a", 2_001), False),  # wall clock set forward
+        (ClockAnchor("a", 2_001), ClockAnchor("a", 1_000), False),  # and back
+        (ClockAnchor("a", 1_000), ClockAnchor("b", 1_000), False),  # another boot
+        (ClockAnchor("", 1_000), ClockAnchor("", 1_000), False),  # boot unknown
+    ],
+)
+def test_elapsed_time_is_trusted_on_the_same_boot_with_an_even_wall_clock(
+    before: ClockAnchor, now: ClockAnchor, is_trusted: bool
+) -> None:
+    assert elapsed_trustworthy(before, now) is is_trusted
+
+
+def test_without_a_boot_id_nothing_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_module, "BOOT_ID", tmp_path / "missing")
+    assert clock_anchor().boot_id == ""
+    assert not elapsed_trustworthy(clock_anchor(), clock_anchor())
