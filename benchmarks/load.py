@@ -27,6 +27,7 @@ from benchmarks.scripts import SCRIPTS, Script, Tally, serial_numbers
 
 FAULTS_MAX = 1_000  # a run with more is stopped: its rate would mean nothing
 EMPTY_PER_CLIENT = 3  # so many empty receives in a row, per client: the queue is drained
+LAST_REPLIES_S_MAX = 10.0
 TICK_S = 0.02  # how often the end of a closed run is looked for
 
 
@@ -112,6 +113,7 @@ class Client:
             reply = None
             tally.fault(f"{status} {body.decode(errors='replace')}")
         if tally.is_over:
+            tally.client_left()
             return
         self._histogram, request = self._script.send(reply)
         self._sent_at_ns = time.perf_counter_ns()
@@ -186,6 +188,12 @@ async def run_closed(job: Job, queue: QueueRequests) -> Result:
     for reason in lost:
         tally.fault(reason)
     result = result_of(job, tally, meter)
+    # What is still under way would otherwise burden whatever is measured next.
+    if not lost:
+        try:
+            await asyncio.wait_for(tally.everyone_left(job.connections), LAST_REPLIES_S_MAX)
+        except TimeoutError:
+            pass
     for channel in channels:
         channel.shut()
     return result

@@ -4,6 +4,7 @@ body of its reply. A generator keeps the story of a client readable at the price
 What they count goes to a ``Tally``; who drives them, and the clock, is ``load.py``.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from itertools import count, islice
@@ -34,9 +35,18 @@ class Tally:
         self.first_fault = ""
         self.empty_count = 0  # empty receives since the last one that was not
         self.histograms: dict[str, Histogram] = {}
+        self._left = asyncio.Semaphore(0)
 
     def histogram(self, name: str) -> Histogram:
         return self.histograms.setdefault(name, Histogram())
+
+    def client_left(self) -> None:
+        """Its last reply has come, and it asks no more."""
+        self._left.release()
+
+    async def everyone_left(self, client_count: int) -> None:
+        for _ in range(client_count):
+            await self._left.acquire()
 
     def done(self, message_count: int) -> None:
         if self.is_measuring:

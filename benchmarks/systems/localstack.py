@@ -9,7 +9,7 @@ from benchmarks.systems import venv
 class LocalStack:
     name = "localstack"
     is_queue = True
-    warm_up_s = 0.0
+    warm_up_s = 8.0
 
     def prepare(self) -> None:
         venv.prepare(self.name)
@@ -20,6 +20,8 @@ class LocalStack:
             "SERVICES": "sqs",
             "EAGER_SERVICE_LOADING": "1",
             "GATEWAY_LISTEN": f"127.0.0.1:{port}",
+            # Also in a container it shall write nowhere but here.
+            "OVERRIDE_IN_DOCKER": "0",
             "FILESYSTEM_ROOT": str(folder),
             "DISABLE_EVENTS": "1",
             "SKIP_SSL_CERT_DOWNLOAD": "1",

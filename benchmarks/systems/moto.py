@@ -9,7 +9,7 @@ from benchmarks.systems import venv
 class Moto:
     name = "moto"
     is_queue = True
-    warm_up_s = 0.0
+    warm_up_s = 8.0
 
     def prepare(self) -> None:
         venv.prepare(self.name)

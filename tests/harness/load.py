@@ -260,8 +260,13 @@ class Consumer(Worker):
     def run(self) -> None:
         while not self.gate.stop_consuming.is_set():
             lease_seconds = self.chance.choice(LEASE_SECONDS)
-            for got in self.receive(self.chance.choice((1, 3, 10)), lease_seconds):
-                self._handle(got, lease_seconds)
+            got = self.receive(self.chance.choice((1, 10, 10)), lease_seconds)
+            done = [each for each in got if self._is_done_with(each, lease_seconds)]
+            if len(done) > 1 and self.chance.random() < 0.8:
+                self.delete_batch(done)
+            else:
+                for each in done:
+                    self.delete(each)
 
     def receive(self, count: int, lease_seconds: int) -> list[L.Recv]:
         """One long poll; what it gave is in the ledger before anything is done with it."""
@@ -314,16 +319,17 @@ class Consumer(Worker):
             body.group_seq if is_ours and body is not None else 0,
         )
 
-    def _handle(self, got: L.Recv, lease_seconds: int) -> None:
+    def _is_done_with(self, got: L.Recv, lease_seconds: int) -> bool:
+        """Most messages are; some are dropped, released, or kept for longer first."""
         dice = self.chance.random()
         if dice < self.drop_share:
-            return
+            return False
         if dice < self.drop_share + 0.03:
             self.extend(got, 0)
-            return
+            return False
         if dice < self.drop_share + 0.08:
             self.extend(got, lease_seconds + 1)
-        self.delete(got)
+        return True
 
     def delete(self, got: L.Recv) -> bool:
         receipt = got.receipt
@@ -334,6 +340,34 @@ class Consumer(Worker):
             on_ok=lambda _: self.ledger.write(L.DelOk(now_ns(), receipt)),
             on_fail=lambda why: self.ledger.write(L.DelFail(now_ns(), receipt, why)),
             on_info=lambda why: self.ledger.write(L.DelInfo(now_ns(), receipt, why)),
+        )
+
+    def delete_batch(self, got: Sequence[L.Recv]) -> None:
+        at = now_ns()
+        self.ledger.write(*(L.DelInvoke(at, each.receipt, each.message_id) for each in got))
+
+        def note(reply: dict[str, Any]) -> None:
+            done_at = now_ns()
+            for entry in reply.get("Successful", []):
+                self.ledger.write(L.DelOk(done_at, got[int(entry["Id"])].receipt))
+            for entry in reply.get("Failed", []):
+                end = L.DelFail if entry.get("SenderFault") else L.DelInfo
+                why = f"{entry.get('Code')}: {entry.get('Message')}"
+                self.ledger.write(end(done_at, got[int(entry["Id"])].receipt, why))
+
+        def note_all(end: type[L.DelFail] | type[L.DelInfo]) -> Callable[[str], None]:
+            def write(why: str) -> None:
+                self.ledger.write(*(end(now_ns(), each.receipt, why) for each in got))
+
+            return write
+
+        entries = [{"Id": str(n), "ReceiptHandle": each.receipt} for n, each in enumerate(got)]
+        self.attempt(
+            "DeleteMessageBatch",
+            {"QueueUrl": self.queue.url, "Entries": entries},
+            on_ok=note,
+            on_fail=note_all(L.DelFail),
+            on_info=note_all(L.DelInfo),
         )
 
     def extend(self, got: L.Recv, lease_seconds: int) -> bool:
@@ -375,8 +409,8 @@ class Drainer(Consumer):
         counts = (-1, -1, -1)
         while time.monotonic() - progress_at < NO_PROGRESS_SECONDS_MAX:
             got = self.receive(10, DRAIN_LEASE_SECONDS)
-            for each in got:
-                self.delete(each)
+            if got:
+                self.delete_batch(got)
             empty_polls = 0 if got else empty_polls + 1
             if got:
                 progress_at = time.monotonic()

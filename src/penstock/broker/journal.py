@@ -77,9 +77,12 @@ class Stage:
 class Flush:
     """The appends of one turn."""
 
-    __slots__ = ("committed", "sent", "written")
+    __slots__ = ("committed", "end_offset", "sent", "size_bytes", "started", "written")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.started = 0.0
+        self.size_bytes = 0
+        self.end_offset = 0  # of the log behind it
         self.sent = Stage(loop)  # the messages are committed
         self.written = Stage(loop)  # the events are in the log
         self.committed = Stage(loop)  # the events are committed
@@ -97,6 +100,7 @@ class Journal:
         on_high_watermark: Callable[[], None],
         on_lost: Callable[[], None],
         on_synced: Callable[[float], None],
+        on_committed: Callable[[int, float], None],
     ) -> None:
         self.log = log
         self.fsync = fsync
@@ -110,12 +114,13 @@ class Journal:
         self._on_high_watermark = on_high_watermark
         self._on_lost = on_lost
         self._on_synced = on_synced
+        self._on_committed = on_committed
         # This turn:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
         self._flush: Flush | None = None
-        # Written, waiting for a sync; each with the end of the log that covers it:
-        self._committing: deque[tuple[int, Flush]] = deque()
+        # Written, waiting for a sync:
+        self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
 
     # ── handing in ───────────────────────────────────────────────────────────────────────────
@@ -154,6 +159,8 @@ class Journal:
         messages, self._messages = self._messages, []
         events, self._events = self._events, []
         now_ms = max(self._clock.wall_ms(), self.log.last_timestamp_ms)
+        flush.started = perf_counter()
+        appended_before = self.appended_bytes
         sent_error = events_error = self.failure
         if messages and sent_error is None:
             sent_error = self._append(partial(self._append_messages, messages, now_ms))
@@ -167,14 +174,20 @@ class Journal:
         if (sent_error is not None or events_error is not None) and self.failure is None:
             self._on_lost()
         flush.written.settle()
+        flush.end_offset = self.log.end_offset
+        flush.size_bytes = self.appended_bytes - appended_before
         if self.fsync is Fsync.ALWAYS:
-            self._committing.append((self.log.end_offset, flush))
+            self._committing.append(flush)
             self._sync()
         else:
-            self.high_watermark = self.log.end_offset
-            flush.sent.settle()
-            flush.committed.settle()
+            self.high_watermark = flush.end_offset
+            self._commit(flush)
             self._on_high_watermark()
+
+    def _commit(self, flush: Flush) -> None:
+        flush.sent.settle()
+        flush.committed.settle()
+        self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
         try:
@@ -260,10 +273,8 @@ class Journal:
         committing = self._committing
         if self.fsync is Fsync.ALWAYS:
             self.high_watermark = max(self.high_watermark, durable_offset)
-        while committing and committing[0][0] <= durable_offset:
-            _, flush = committing.popleft()
-            flush.sent.settle()
-            flush.committed.settle()
+        while committing and committing[0].end_offset <= durable_offset:
+            self._commit(committing.popleft())
         self._on_high_watermark()
 
     def _fail(self, reason: str) -> None:
@@ -271,7 +282,7 @@ class Journal:
         self.failure = Overloaded(f"the partition is out of service: {reason}")
         log_.critical("partition failed", extra={"folder": str(self.log.folder), "reason": reason})
         while self._committing:
-            _, flush = self._committing.popleft()
+            flush = self._committing.popleft()
             flush.sent.settle(self.failure)
             flush.committed.settle(self.failure)
 
@@ -280,7 +291,7 @@ class Journal:
         self.failure = reason
         self.flush()
         while self._committing:
-            _, flush = self._committing.popleft()
+            flush = self._committing.popleft()
             flush.sent.settle(reason)
             flush.committed.settle(reason)
         while self._sync_task is not None:

@@ -101,6 +101,7 @@ class Partition:
             on_high_watermark=self.wake,
             on_lost=self._reload,
             on_synced=surroundings.meter.fsynced,
+            on_committed=surroundings.meter.appended,
         )
 
     # ── append ───────────────────────────────────────────────────────────────────────────────

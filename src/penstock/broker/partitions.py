@@ -75,7 +75,9 @@ class Partitions:
         catalog = self._surroundings.catalog
         topics = catalog.all_topics()
         self.to_open_count = len(topics)
-        (self._folder()).mkdir(parents=True, exist_ok=True)
+        self._folder().mkdir(parents=True, exist_ok=True)
+        for tomb in catalog.tombstones():
+            await self._remove_folder(tomb)  # deleted just before the last process ended
         for start in range(0, len(topics), 64):
             await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
         catalog.on_change(self._catalog_changed)
@@ -168,13 +170,15 @@ class Partitions:
 
     def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
         if before is not None and (after is None or after.topic_id != before.topic_id):
-            self.spawn(self._remove(before), f"remove {before.topic_id}")
+            self.spawn(self._let_go(before), f"let go of {before.topic_id}")
         if after is not None:
             queue = self._queues.get(after.topic_id)
             if queue is not None:
                 queue.replace_topic(after)
 
-    async def _remove(self, topic: Topic) -> None:
+    async def _let_go(self, topic: Topic) -> None:
+        """The catalog has the topic no more. Its data goes only if it says that it was deleted:
+        an entry may also be missing because a store was restored."""
         opening = self._opening.get(topic.topic_id)
         if opening is not None:
             await asyncio.wait([opening])
@@ -183,6 +187,10 @@ class Partitions:
             queue.waits.fail(TopicNotFound(topic.name))
             for partition in queue.partitions:
                 await partition.abandon()
+        if self._surroundings.catalog.tombstone(topic.topic_id) is not None:
+            await self._remove_folder(topic)
+
+    async def _remove_folder(self, topic: Topic) -> None:
         folder = self._folder() / topic.topic_id
         await self._loop.run_in_executor(
             self._surroundings.pool, lambda: shutil.rmtree(folder, ignore_errors=True)

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
 from penstock.log.log import LogConfig
+from penstock.metadata.catalog import StoredCatalog
 from penstock.model import limits
-from penstock.model.ports import Catalog, Clock
+from penstock.model.ports import Clock
 from penstock.model.topic import Fsync
 
 
@@ -23,6 +24,8 @@ class BrokerMeter(Protocol):
 
     def fsynced(self, seconds: float) -> None: ...
 
+    def appended(self, size_bytes: int, seconds: float) -> None: ...
+
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -30,7 +33,7 @@ class Surroundings:
     clock: Clock
     pool: Executor  # for fdatasync, checkpoints and opening logs
     disk: DiskBudget
-    catalog: Catalog
+    catalog: StoredCatalog
     meter: BrokerMeter
     log: LogConfig
     fsync_default: Fsync = Fsync.ALWAYS

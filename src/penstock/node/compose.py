@@ -25,6 +25,7 @@ from penstock.log.log import LogConfig
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.sqlite import SqliteStore
+from penstock.model.errors import PenstockError
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.node.config import Config, Mode, parse_listen
 from penstock.node.entropy import Entropy
@@ -203,10 +204,13 @@ class Node:
         topics = self._folder.path / "topics"
         while True:
             await asyncio.sleep(TOMB_SWEEP_SECONDS)
-            await self._catalog.sweep(
-                now_ms=self._clock.wall_ms(),
-                is_gone=lambda topic_id: not (topics / topic_id).exists(),
-            )
+            try:
+                await self._catalog.sweep(
+                    now_ms=self._clock.wall_ms(),
+                    is_gone=lambda topic_id: not (topics / topic_id).exists(),
+                )
+            except PenstockError as error:  # a full disk, say: the next round tries again
+                log_.warning("tombstones not swept", extra={"reason": str(error)})
 
     async def _watch_health(self) -> None:
         """Once a second: what the probes should say, and how late the loop runs."""

@@ -51,6 +51,15 @@ def append(log: Log, *, count: int = 1, size: int = 40, epoch: int = 0) -> bytes
     return batch
 
 
+def append_many(log: Log, count: int) -> dict[int, bytes]:
+    """By base offset, as ``read_all`` returns them."""
+    written = {}
+    for _ in range(count):
+        offset = log.end_offset
+        written[offset] = append(log)
+    return written
+
+
 def sync(log: Log) -> None:
     job = log.begin_sync()
     if job is not None:
@@ -67,10 +76,11 @@ def read_all(log: Log) -> tuple[dict[int, bytes], list[DamagedRange]]:
         try:
             batches = log.read(offset, bytes_max=500)
         except DamagedRange as damaged:
-            assert damaged.next_offset > offset, "damage leads onwards"
             damages.append(damaged)
-            offset = damaged.next_offset
-            continue
+            offset, before = damaged.next_offset, offset
+            if offset > before:
+                continue
+            raise AssertionError("damage does not lead onwards") from None
         assert batches, "a read below the end returns something or raises"
         for batch in batches:
             header = parse_header(batch)

@@ -4,7 +4,16 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.unit.log.stage import SMALL, FaultyDisk, append, make_batch, open_log, read_all, sync
+from tests.unit.log.stage import (
+    SMALL,
+    FaultyDisk,
+    append,
+    append_many,
+    make_batch,
+    open_log,
+    read_all,
+    sync,
+)
 
 from penstock.log.damage import DamagedRange
 from penstock.log.log import OPEN_SEGMENTS_MAX, AppendsRefused, Log, LogConfig, OffsetOutOfRange
@@ -190,7 +199,7 @@ def test_a_sync_in_a_thread_copes_with_rolls_and_drops_meanwhile(tmp_path: Path)
 def test_descriptors_of_closed_segments_are_bounded(tmp_path: Path) -> None:
     before = open_fds()
     log = open_log(tmp_path)
-    written = {log.end_offset: append(log) for _ in range(150)}
+    written = append_many(log, 150)
     assert log.segment_count > 20
     sync(log)
     assert read_all(log)[0] == written
@@ -220,11 +229,11 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
 def test_side_files_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
     disk = FaultyDisk()
     log = open_log(tmp_path, LogConfig(tail_bytes_max=0), disk=disk)
-    written = {log.end_offset: append(log) for _ in range(5)}
+    written = append_many(log, 5)
     disk.room = 0
     sync(log)
     disk.room = None
-    written |= {log.end_offset: append(log) for _ in range(5)}
+    written |= append_many(log, 5)
     assert read_all(log) == (written, [])
     log.close()
     again = open_log(tmp_path)
@@ -330,7 +339,7 @@ def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
 
 def test_damage_met_while_reading_is_remembered(tmp_path: Path) -> None:
     log = open_log(tmp_path)
-    written = {log.end_offset: append(log) for _ in range(12)}
+    written = append_many(log, 12)
     log.close()
     path = tmp_path / f"{0:020d}.log"
     raw = bytearray(path.read_bytes())

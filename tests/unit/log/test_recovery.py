@@ -1,15 +1,17 @@
-"""Opening after a crash: torn ends are cut and said so, damage in the middle is kept and said so."""
+"""Opening after a crash: torn ends are cut, damage in the middle is kept, and both are said."""
 
 import shutil
 import time
 from pathlib import Path
 
 import pytest
-from tests.unit.log.stage import SMALL, append, make_batch, open_log, read_all, sync
+from tests.unit.log.stage import append, append_many, make_batch, open_log, read_all, sync
 
 from penstock.log.damage import DamagedRange
 from penstock.log.log import Log, LogConfig
 from penstock.log.recovery import FormatUnsupported
+from penstock.record.batch import encode_batch, parse_header
+from penstock.record.record import encode_record
 
 ONE_SEGMENT = LogConfig(index_interval_bytes=150, tail_bytes_max=0)
 SEGMENT = f"{0:020d}.log"
@@ -18,7 +20,7 @@ SEGMENT = f"{0:020d}.log"
 def written_log(folder: Path, count: int = 12, config: LogConfig = ONE_SEGMENT) -> dict[int, bytes]:
     """A log that was synced and then lost its process."""
     log = open_log(folder, config)
-    written = {log.end_offset: append(log) for _ in range(count)}
+    written = append_many(log, count)
     sync(log)
     log.close(clean=False)
     return written
@@ -146,7 +148,7 @@ def test_a_batch_inside_of_a_body_does_not_pass_for_one(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for raw, expected in (
         (whole[: len(first) + len(outer) - 2], {0: first}),
-        (whole[: len(first) + 30] + b"\x00" + whole[len(first) + 31 :], {0: first, 2: third}),
+        (whole[: len(first) + 30] + b"\xff" + whole[len(first) + 31 :], {0: first, 2: third}),
     ):
         path.write_bytes(raw)
         shutil.copytree(tmp_path, tmp_path / "copy")
@@ -155,9 +157,6 @@ def test_a_batch_inside_of_a_body_does_not_pass_for_one(tmp_path: Path) -> None:
 
 
 def rebuild_with_body(outer: bytes, body: bytes) -> bytes:
-    from penstock.record.batch import encode_batch, parse_header
-    from penstock.record.record import encode_record
-
     header = parse_header(outer)
     return encode_batch(
         [encode_record(offset_delta=0, timestamp_delta=0, key=None, value=body)],
@@ -170,7 +169,7 @@ def rebuild_with_body(outer: bytes, body: bytes) -> bytes:
 
 def test_a_segment_missing_in_the_middle_is_damage(tmp_path: Path) -> None:
     log = open_log(tmp_path)
-    written = {log.end_offset: append(log) for _ in range(30)}
+    written = append_many(log, 30)
     infos = log.segments()
     log.close()
     (tmp_path / f"{infos[1].base_offset:020d}.log").unlink()
@@ -210,7 +209,7 @@ def test_only_what_lies_behind_the_recovery_point_is_scanned(tmp_path: Path) -> 
         append(log)
     log.close()
     log = open_log(tmp_path, ONE_SEGMENT)
-    written = {log.end_offset: append(log) for _ in range(3)}
+    written = append_many(log, 3)
     log.close(clean=False)
     again = open_log(tmp_path, ONE_SEGMENT)
     assert not again.recovery.was_clean
@@ -236,7 +235,7 @@ def test_rolled_segments_are_not_scanned_once_they_were_synced(tmp_path: Path) -
 @pytest.mark.parametrize("suffix", [".index", ".time", ".check"])
 def test_side_files_that_are_missing_or_short_are_built_again(tmp_path: Path, suffix: str) -> None:
     log = open_log(tmp_path)
-    written = {log.end_offset: append(log) for _ in range(30)}
+    written = append_many(log, 30)
     log.close()
     for at, path in enumerate(sorted(tmp_path.glob(f"*{suffix}"))):
         before = path.read_bytes()
@@ -276,7 +275,7 @@ def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 def test_a_crash_right_after_a_roll_keeps_the_log_whole(tmp_path: Path) -> None:
     log = open_log(tmp_path, ONE_SEGMENT)
-    written = {log.end_offset: append(log) for _ in range(3)}
+    written = append_many(log, 3)
     sync(log)
     log.roll(now_ms=0)
     log.close(clean=False)
@@ -299,7 +298,3 @@ def test_an_unclean_full_segment_is_recovered_within_a_second_of_cpu(tmp_path: P
     assert time.process_time() - before < 2.0  # twice the aim: the machine may be busy
     assert again.recovery.scanned_bytes == log.size_bytes
     assert again.end_offset == log.end_offset
-
-
-def test_small_config_is_what_the_other_tests_think_it_is() -> None:
-    assert SMALL.tail_bytes_max == 0
