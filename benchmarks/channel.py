@@ -108,7 +108,8 @@ class _Wire(asyncio.Protocol):
             self._channel.closed(self, str(exc or "closed by the server"))
         else:
             self._forget()
-            self._channel.answered(reply.status, reply.body)
+            status, body, _ = reply
+            self._channel.answered(status, body)
 
     def _forget(self) -> None:
         """Make the channel open another connection for its next request."""

@@ -5,16 +5,14 @@ that the server cannot be asked for. Pure; ``channel.py`` owns the connection.
 """
 
 import re
-from typing import NamedTuple
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CHUNKED = re.compile(rb"\r\ntransfer-encoding:[ \t]*chunked", re.IGNORECASE)
 
 
-class Reply(NamedTuple):
-    status: int
-    body: bytes
-    is_last: bool  # the server closes the connection behind it
+# Status, body, and whether the server closes the connection behind it. A plain tuple: a named one
+# takes four times as long to make.
+Reply = tuple[int, bytes, bool]
 
 
 def parse_reply(data: bytes, *, at_end: bool = False) -> Reply | None:
@@ -23,7 +21,7 @@ def parse_reply(data: bytes, *, at_end: bool = False) -> Reply | None:
     head_end = data.find(b"\r\n\r\n")
     if head_end < 0:
         return None
-    status = int(data[9:12])
+    status = 200 if data.startswith(b"200", 9) else int(data[9:12])
     # Both usual spellings without a regular expression; the odd ones pay for it.
     is_last = data.find(b"onnection: close", 0, head_end) >= 0
     mark = data.find(b"ontent-Length: ", 0, head_end)
@@ -39,17 +37,17 @@ def parse_reply(data: bytes, *, at_end: bool = False) -> Reply | None:
     start = head_end + 4
     if len(data) < start + length:
         return None
-    return Reply(status, data[start : start + length], is_last)
+    return status, data[start : start + length], is_last
 
 
 def _unsized(data: bytes, head_end: int, status: int, *, at_end: bool) -> Reply | None:
     if _CHUNKED.search(data, 0, head_end) is not None:
         body = join_chunks(data, head_end + 4)
         is_last = data.find(b"onnection: close", 0, head_end) >= 0
-        return None if body is None else Reply(status, body, is_last)
+        return None if body is None else (status, body, is_last)
     if status in (204, 304):
-        return Reply(status, b"", False)
-    return Reply(status, data[head_end + 4 :], True) if at_end else None
+        return status, b"", False
+    return (status, data[head_end + 4 :], True) if at_end else None
 
 
 def join_chunks(data: bytes, start: int) -> bytes | None:

@@ -9,34 +9,19 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from tests.compat.answers import arn_of, code_of
+from tests.compat.answers import receive as receive_once
 from tests.compat.conftest import MakeQueue
 
 
-def code_of(error: pytest.ExceptionInfo[ClientError]) -> str:
-    code: str = error.value.response["Error"]["Code"]
-    return code
-
-
-def arn_of(sqs: Any, url: str) -> str:
-    reply = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-    arn: str = reply["Attributes"]["QueueArn"]
-    return arn
+def receive(sqs: Any, url: str, *, wait: int = 5, **more: Any) -> list[dict[str, Any]]:
+    """With everything a message has to show."""
+    more.update(MessageSystemAttributeNames=["All"], MessageAttributeNames=["All"])
+    return receive_once(sqs, url, wait=wait, **more)
 
 
 def rule(arn: str, count: object = 1) -> str:
     return json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": count})
-
-
-def receive(sqs: Any, url: str, *, wait: int = 5, **more: Any) -> list[dict[str, Any]]:
-    reply = sqs.receive_message(
-        QueueUrl=url,
-        WaitTimeSeconds=wait,
-        MessageSystemAttributeNames=["All"],
-        MessageAttributeNames=["All"],
-        **more,
-    )
-    messages: list[dict[str, Any]] = reply.get("Messages", [])
-    return messages
 
 
 Pair = tuple[str, str]  # source URL, dead-letter URL

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from tests.compat.answers import code_of
+from tests.compat.answers import receive as receive_once
 from tests.compat.conftest import MakeQueue
-
-
-def code_of(error: pytest.ExceptionInfo[ClientError]) -> str:
-    code: str = error.value.response["Error"]["Code"]
-    return code
 
 
 def send(sqs: Any, url: str, body: str, group: str = "g", **more: Any) -> dict[str, Any]:
@@ -22,10 +19,9 @@ def send(sqs: Any, url: str, body: str, group: str = "g", **more: Any) -> dict[s
 
 
 def receive(sqs: Any, url: str, *, wait: int = 5, **more: Any) -> list[dict[str, Any]]:
+    """As many as there are: groups come one after the other."""
     more.setdefault("MaxNumberOfMessages", 10)
-    reply = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=wait, **more)
-    messages: list[dict[str, Any]] = reply.get("Messages", [])
-    return messages
+    return receive_once(sqs, url, wait=wait, **more)
 
 
 def bodies(messages: list[dict[str, Any]]) -> list[str]:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
-from tests.compat.conftest import CREDENTIALS, MakeQueue
+from tests.compat.answers import attributes_of, code_of, receive
+from tests.compat.conftest import CREDENTIALS, MakeQueue, sqs_client
 from tests.harness.server import Server
 
 ACCOUNT = "000000000000"
-
-
-def code_of(error: pytest.ExceptionInfo[ClientError]) -> str:
-    code: str = error.value.response["Error"]["Code"]
-    return code
-
-
-def attributes_of(sqs: Any, url: str, *names: str) -> dict[str, str]:
-    reply = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=list(names or ("All",)))
-    attributes: dict[str, str] = reply.get("Attributes", {})
-    return attributes
 
 
 # ── Create ───────────────────────────────────────────────────────────────────────────────────
@@ -385,3 +376,20 @@ def test_pages_for_probes_and_people(server: Server, path: str) -> None:
     with urlopen(Request(server.url + path), timeout=5) as reply:
         assert reply.status == 200
         assert isinstance(json.load(reply), dict)
+
+
+def test_reset_empties_everything_for_test_suites(tmp_path: Path) -> None:
+    with Server(tmp_path, fsync="never") as own:
+        client = sqs_client(own.url)
+        for name in ("one", "two.fifo"):
+            fifo = {"FifoQueue": "true"} if name.endswith(".fifo") else {}
+            client.create_queue(QueueName=name, Attributes=fifo)
+        for path in ("/_penstock/reset", "/moto-api/reset"):
+            with urlopen(Request(own.url + path, method="POST"), timeout=5) as reply:
+                assert reply.status == 200
+            assert "QueueUrls" not in client.list_queues()
+            url = client.create_queue(QueueName="one")["QueueUrl"]
+            assert receive(client, url, wait=0) == []
+            client.send_message(QueueUrl=url, MessageBody="x")
+        client.close()
+        assert own.stop() == 0, own.stderr_tail()

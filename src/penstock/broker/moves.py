@@ -24,7 +24,9 @@ log_ = logging.getLogger(__name__)
 STEP_RECORDS = 10
 LEASE_MS = 60_000  # long enough to move one step, short enough not to hide a failed one
 SAVE_EVERY_RECORDS = 500
-RATE_PER_S_MAX = 500
+STOP_SECONDS_MAX = 5.0
+
+STOPPED = "STOPPED"  # by the node, not by anyone who asked: it stays RUNNING in the store
 
 QUEUE_GONE = "AWS.SimpleQueueService.NonExistentQueue"
 SOURCE_UNKNOWN = "CouldNotDetermineMessageSource"
@@ -46,6 +48,7 @@ class Mover:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, MoveTask] = {}  # newer than the store's by at most a few hundred
         self._cancelled: set[str] = set()
+        self._stopping = asyncio.Event()
 
     def resume(self) -> None:
         """Go on with what an earlier process left unfinished."""
@@ -68,11 +71,11 @@ class Mover:
         return [self._states.get(task.task_id, task) for task in self._tasks.list(source_arn)]
 
     async def stop(self) -> None:
-        """Leave running tasks as they are; the next start resumes them."""
+        """Let running tasks finish the message they are at; the next start resumes them."""
+        self._stopping.set()
         running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=STOP_SECONDS_MAX)
 
     def _run(self, task: MoveTask) -> None:
         self._states[task.task_id] = task
@@ -88,6 +91,9 @@ class Mover:
         finally:
             state = self._states[task_id]
             self._running.pop(task_id, None)
+        if status == STOPPED:
+            await self._tasks.put(state)
+            return
         ended = msgspec.structs.replace(state, status=status, failure_reason=reason)
         await self._tasks.put(ended)
         self._states.pop(task_id, None)
@@ -101,6 +107,8 @@ class Mover:
             task = self._states[task_id]
             if task_id in self._cancelled:
                 return "CANCELLED", None
+            if self._stopping.is_set():
+                return STOPPED, None
             source = self._catalog.find_arn(task.source_arn)
             if source is None:
                 return "FAILED", QUEUE_GONE
@@ -117,6 +125,9 @@ class Mover:
         self, task_id: str, source: Topic, deliveries: Sequence[Delivery]
     ) -> str | None:
         for position, delivery in enumerate(deliveries):
+            if self._stopping.is_set():
+                await self._give_back(source, deliveries[position:])
+                return None
             task = self._states[task_id]
             message = delivery.record.message
             arn = task.destination_arn or message.source_arn
@@ -169,4 +180,7 @@ class Mover:
             return
         due_s = (task.moved - moved_before) / task.rate_per_s
         if due_s > elapsed_s:
-            await asyncio.sleep(due_s - elapsed_s)
+            try:
+                await asyncio.wait_for(self._stopping.wait(), due_s - elapsed_s)
+            except TimeoutError:
+                pass

@@ -425,8 +425,12 @@ class Partition:
     async def clean(self) -> int:
         """Forget what is past its retention and drop the segments nobody needs any more. Returns
         the bytes freed."""
-        topic = self.topic
+        freed_bytes = await self._drop_segments()
         await self._expire()
+        return freed_bytes
+
+    async def _drop_segments(self) -> int:
+        topic = self.topic
         wall_ms = self._clock.wall_ms()
         cut = droppable(
             self.log.segments(),
@@ -452,6 +456,8 @@ class Partition:
     async def _expire(self) -> None:
         for _ in range(EXPIRY_ROUNDS_MAX):
             now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+            if self._cursor.wants_feed:
+                self._feed(now_ms, wall_ms)
             outcome = self._cursor.expire(
                 retention_ms=self.topic.settings.retention_ms, now_ms=now_ms, wall_ms=wall_ms
             )
@@ -460,7 +466,7 @@ class Partition:
                 self.expired_count += outcome.reply
                 self._meter.expired(outcome.reply)
                 await flush.committed.wait()
-            if not (outcome.reply and self._cursor.wants_feed and self._feed(now_ms, wall_ms)):
+            if not outcome.reply:
                 return
 
     async def _count_messages(self, start: int, end: int) -> int:

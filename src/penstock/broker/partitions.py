@@ -61,6 +61,8 @@ class Partitions:
         queue = self._queues.get(topic.topic_id)
         if queue is not None:
             return queue
+        if self._surroundings.catalog.find_id(topic.topic_id) is None:
+            raise TopicNotFound(topic.name)
         opening = self._opening.get(topic.topic_id)
         if opening is None:
             opening = asyncio.create_task(self._open(topic), name=f"open {topic.topic_id}")
@@ -122,7 +124,8 @@ class Partitions:
             if restored.damage is not None:
                 partition.found_damage(restored.damage)
             partitions.append(partition)
-        if surroundings.catalog.find_arn(topic.arn) is None:
+        if surroundings.catalog.find_id(topic.topic_id) is None:
+            # Deleted while it was being opened; whoever deletes waits for us to remove the folder.
             for partition in partitions:
                 await partition.abandon()
             raise TopicNotFound(topic.name)

@@ -152,7 +152,6 @@ def _measure(
         session.remark(f"{title}: {connections} connections for up to {duration:g} s on '{name}'")
         tally.start_s = time.perf_counter()
         _run(run(target, shape, tally))
-        seconds = time.perf_counter() - tally.start_s
     result = {
         "bench": title,
         "queue": name,
@@ -160,7 +159,7 @@ def _measure(
         "size_bytes": size,
         "rate_asked_per_s": rate,
         "batch": batch,
-        **load.summary(tally, seconds),
+        **load.summary(tally),
     }
     _print(session, result)
     for text in tally.first_errors:

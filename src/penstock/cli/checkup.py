@@ -49,9 +49,12 @@ def examine(
 ) -> Report:
     findings: list[Finding] = [_software(), _open_files()]
     info: Json | None = None
+    skew_ms: int | None = None
     if not is_local:
         server, info = _server(session)
         findings.append(server)
+        if info is not None and "now_ms" in info:
+            skew_ms = round(info["now_ms"] - time.time() * 1_000)
     rows: list[dict[str, Any]] = []
     if info is not None:
         rows, found = _remote_config(session)
@@ -64,7 +67,7 @@ def examine(
         findings += _ports(values)
     if info is None or _is_loopback(session.settings.endpoint):
         findings += _disk(Path(data or (info or {}).get("data") or values.get("node.data") or "."))
-    findings.append(_clock(info))
+    findings.append(_clock(skew_ms))
     return Report(findings, rows)
 
 
@@ -204,14 +207,13 @@ def _fsync(place: Path) -> Finding:
     return Finding("fsync", "ok", detail)
 
 
-def _clock(info: Json | None) -> Finding:
+def _clock(skew_ms: int | None) -> Finding:
+    """``skew_ms`` is the server's clock less ours, if there is a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
         return Finding("clock", "fail", f"it is not {time.ctime(now_s)}", "set the time: NTP")
-    if info is None or "now_ms" not in info:
+    if skew_ms is None:
         return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
-    # The answer is older than now_s by one way of the network: good enough for a second.
-    skew_ms = round(info["now_ms"] - now_s * 1_000)
     if abs(skew_ms) > _CLOCK_SKEW_MS:
         return Finding("clock", "fail", f"server and client differ by {skew_ms} ms", "use NTP")
     return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")

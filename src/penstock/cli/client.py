@@ -220,14 +220,15 @@ class Sqs:
     def info(self) -> Json:
         """What the endpoint says of itself, the address of its admin API above all."""
         status, _, data = self._connection.call("GET", "/_penstock/info")
-        if status != 200:
+        info = _decode(data, self.url) if status == 200 else {}
+        if not info.get("admin"):
             raise Failure(
                 f"{self.url} does not say where its admin API is",
                 f"GET /_penstock/info answered with status {status}",
                 "name it with --admin URL or PENSTOCK_ADMIN",
                 exit_code=ExitCode.UNREACHABLE,
             )
-        return _decode(data, self.url)
+        return info
 
     def close(self) -> None:
         self._connection.close()
@@ -275,10 +276,6 @@ class Admin:
             if after is None:
                 return
 
-    def queue(self, name: str) -> Json:
-        path = f"queues/{quote(name, safe='')}"
-        return self.get(path, self._scope, what=f"no queue '{name}'")
-
     def messages(
         self, name: str, *, start: str, partition: int | None, count: int, wait_ms: int = 0
     ) -> Json:
@@ -295,11 +292,6 @@ class Admin:
             what=f"cannot look into queue '{name}'",
             wait_s=wait_ms / 1_000,
         )
-
-    def probe(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a health endpoint, whatever they are."""
-        status, _, data = self._connection.call("GET", path, headers=self._headers)
-        return status, data
 
     def close(self) -> None:
         self._connection.close()

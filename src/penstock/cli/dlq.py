@@ -27,7 +27,7 @@ _LIST_FIELDS = ("name", "visible", "in_flight", "delayed", "oldest_age_s", "sour
 _LIST_COLUMNS = (
     Column("name", "DEAD-LETTER QUEUE"),
     Column("visible", "VISIBLE", is_number=True),
-    Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("in_flight", "FLIGHT", is_number=True),
     Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
     Column("sources", "FROM", form=", ".join),
 )

@@ -42,11 +42,15 @@ class Shape(NamedTuple):
 
 class Tally:
     def __init__(self) -> None:
-        self.start_s = time.perf_counter()
+        self.start_s = self.last_s = time.perf_counter()
         self.messages = 0
         self.errors = 0
         self.first_errors: list[str] = []
         self.latencies: dict[str, Histogram] = {}
+
+    def counted(self, messages: int) -> None:
+        self.messages += messages
+        self.last_s = time.perf_counter()
 
     def took(self, what: str, seconds: float) -> None:
         histogram = self.latencies.get(what)
@@ -221,7 +225,7 @@ async def send(target: Target, shape: Shape, tally: Tally, *, count_max: int | N
             reply = await call(lane, tally, action, request, due_s=due_s)
             if reply is not None:
                 refused = len(reply.get("Failed", ()))
-                tally.messages += shape.batch - refused
+                tally.counted(shape.batch - refused)
                 if refused:
                     tally.failed(f"{action}: {reply['Failed'][0]}")
 
@@ -257,7 +261,7 @@ async def _take(
         request = {"QueueUrl": url, "Entries": entries}
         start_s = time.perf_counter()
         await call(lane, tally, "DeleteMessageBatch", request, due_s=start_s)
-        tally.messages += len(found)
+        tally.counted(len(found))
     return found
 
 
@@ -317,7 +321,9 @@ def _due(text: str, otherwise_s: float) -> float:
         return otherwise_s
 
 
-def summary(tally: Tally, seconds: float) -> dict[str, Any]:
+def summary(tally: Tally) -> dict[str, Any]:
+    # Up to the last message: a consumer that still waits for another one measures nothing.
+    seconds = tally.last_s - tally.start_s
     return {
         "seconds": round(seconds, 3),
         "messages": tally.messages,

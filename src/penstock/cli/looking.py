@@ -48,10 +48,10 @@ def _body(item: Json) -> str:
 
 
 _PEEK_COLUMNS = (
-    Column("partition", "PARTITION", is_number=True),
+    Column("partition", "PART", is_number=True),
     Column("offset", "OFFSET", is_number=True),
     Column("state", "STATE"),
-    Column("attempts", "ATTEMPTS", is_number=True),
+    Column("attempts", "TRIES", is_number=True),
     Column("age_s", "AGE", is_number=True, form=duration),
     Column("group", "GROUP"),
     Column("body_line", "BODY"),

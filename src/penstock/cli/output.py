@@ -83,11 +83,8 @@ def is_drawing(stream: TextIO) -> bool:
 
 
 class Output:
-    def __init__(
-        self, chosen: str | None, *, is_quiet: bool = False, stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, chosen: str | None, *, stream: TextIO | None = None) -> None:
         self._chosen = chosen
-        self.is_quiet = is_quiet
         self._stream = stream or sys.stdout
 
     @property
@@ -166,9 +163,13 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    # Where it does not fit, names and bodies are folded; a folded number could be misread.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for column in columns:
-        table.add_column(column.title, justify="right" if column.is_number else "left")
+        if column.is_number:
+            table.add_column(column.title, justify="right", no_wrap=True)
+        else:
+            table.add_column(column.title, overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))  # Text: a body may hold [markup]
     return table

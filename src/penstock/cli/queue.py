@@ -61,14 +61,13 @@ def create(
 
 _LIST_COLUMNS = (
     Column("name", "NAME"),
-    Column("kind", "KIND"),
     Column("visible", "VISIBLE", is_number=True),
-    Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("in_flight", "FLIGHT", is_number=True),
     Column("delayed", "DELAYED", is_number=True),
     Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
-    Column("partitions", "PARTITIONS", is_number=True),
-    Column("log_bytes", "ON DISK", is_number=True, form=size),
-    Column("dead_letter", "DEAD LETTERS TO"),
+    Column("partitions", "PARTS", is_number=True),
+    Column("log_bytes", "DISK", is_number=True, form=size),
+    Column("dead_letter", "DEAD TO"),
 )
 
 
@@ -83,7 +82,7 @@ _LIST_COLUMNS = (
 )
 @pass_session
 def list_queues(session: Session, prefix: str, sort: str) -> None:
-    """List queues, those that start with PREFIX only if one is given."""
+    """List queues, or those that start with PREFIX."""
     from penstock.cli import queue_numbers
 
     if session.out.format_of("ndjson") == "name" and sort == "name":
@@ -135,7 +134,10 @@ def set_settings(
     untags: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Change settings or tags of a queue; what is not named stays as it is."""
+    """Change settings or tags of a queue.
+
+    What is not named stays as it is.
+    """
     tag_map = tags_of(tags)
     attributes = attributes_of(session, flags)
     if no_dead_letter:
@@ -174,7 +176,10 @@ def delete(session: Session, name: str, yes: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="say how many messages would go, remove none")
 @pass_session
 def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
-    """Remove every message of a queue, those in flight and delayed included."""
+    """Remove every message of a queue.
+
+    Those in flight and delayed are removed too.
+    """
     url = session.sqs.queue_url(name)
     if dry_run:
         item = described(name, url, session.sqs.attributes(name))

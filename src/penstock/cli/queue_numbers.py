@@ -24,21 +24,21 @@ def _rate(per_s: float) -> str:
 COLUMNS = (
     Column("name", "NAME"),
     Column("visible", "VISIBLE", is_number=True),
-    Column("in_flight", "IN FLIGHT", is_number=True),
+    Column("in_flight", "FLIGHT", is_number=True),
     Column("delayed", "DELAYED", is_number=True),
     Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
     Column("sent", "SENT", is_number=True),
     Column("received", "RECEIVED", is_number=True),
     Column("acked", "DELETED", is_number=True),
     Column("dead_lettered", "DEAD", is_number=True),
-    Column("waits", "WAITING", is_number=True),
+    Column("waits", "WAITS", is_number=True),
 )
 RATE_COLUMNS = (
     *COLUMNS[:5],
     Column("sent_per_s", "SENT/s", is_number=True, form=_rate),
-    Column("received_per_s", "RECEIVED/s", is_number=True, form=_rate),
-    Column("acked_per_s", "DELETED/s", is_number=True, form=_rate),
-    Column("waits", "WAITING", is_number=True),
+    Column("received_per_s", "RECV/s", is_number=True, form=_rate),
+    Column("acked_per_s", "DEL/s", is_number=True, form=_rate),
+    Column("waits", "WAITS", is_number=True),
 )
 
 

@@ -78,12 +78,13 @@ def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
         request["WaitTimeSeconds"] = wish.wait_s
     if wish.visibility_s is not None:
         request["VisibilityTimeout"] = wish.visibility_s
+    # A queue may have its own wait of up to 20 s, of which we are not told.
+    wait_s = 20.0 if wish.wait_s is None else float(wish.wait_s)
     left = wish.count_max
     while left:
         request["MaxNumberOfMessages"] = min(left, _BATCH_COUNT_MAX)
-        # A queue may have its own wait of up to 20 s, of which we are not told.
         reply = session.sqs.call(
-            "ReceiveMessage", request, what=f"cannot receive from '{queue}'", wait_s=20.0
+            "ReceiveMessage", request, what=f"cannot receive from '{queue}'", wait_s=wait_s
         )
         found = reply.get("Messages", [])
         if not found:

@@ -133,7 +133,7 @@ class Noun(click.Group):
 class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.out = Output(settings.output, is_quiet=settings.quiet)
+        self.out = Output(settings.output)
         self._sqs: Sqs | None = None
         self._admin: Admin | None = None
 
@@ -157,12 +157,14 @@ class Session:
             from penstock.cli.client import Admin
 
             settings = self.settings
-            url = settings.admin or str(self.sqs.info()["admin"])
+            url, account = settings.admin, settings.account
+            if url is None:
+                info = self.sqs.info()
+                url = str(info["admin"])
+                # The account that the SQS API uses for us, so that both show the same queues.
+                account = account or info.get("account")
             self._admin = Admin(
-                url,
-                region=settings.region,
-                account=settings.account,
-                timeout_s=settings.timeout_s,
+                url, region=settings.region, account=account, timeout_s=settings.timeout_s
             )
         return self._admin
 

@@ -107,11 +107,9 @@ class LeaseFold(ABC):
         ago. A lease gets what is left of its time, counted from now."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease stands behind the records it speaks of"
-        self._apply(event, now_ms, elapsed_ms)
-
-    def _apply(self, event: Event, now_ms: int, elapsed_ms: int = 0) -> None:
-        if isinstance(event, LeaseEvent):
+            self._add_restored(event)
             self._apply_lease(event, now_ms, elapsed_ms)
+            self._on_head()
         elif isinstance(event, AckEvent):
             self._apply_ack(event.offsets)
         elif isinstance(event, ExtendEvent):
@@ -122,10 +120,10 @@ class LeaseFold(ABC):
     def _apply_lease(self, event: LeaseEvent, now_ms: int, elapsed_ms: int = 0) -> None:
         detail = event.detail
         if event.head > self._head:
-            self._add_restored(event)
             self._head = event.head
             self._passed_count += event.passed
-            self._move_head()
+            if self._acked_order:
+                self._forget_acked_ahead()
         attempt = 1
         if detail is not None:
             if detail.attempt_id is not None:
@@ -140,6 +138,8 @@ class LeaseFold(ABC):
         until_ms = now_ms + max(0, event.duration_ms - elapsed_ms)
         for offset in event.offsets:
             self._lease_entry(offset, event, attempt, until_ms, now_ms - elapsed_ms)
+        if len(self._deadlines) > self._deadlines_max:
+            self._sweep_deadlines()
         if event.lease_seq >= self._next_lease_seq:
             self._next_lease_seq = event.lease_seq + 1
 
@@ -158,11 +158,11 @@ class LeaseFold(ABC):
         entry.until_ms = until_ms
         entry.leased_at_ms = leased_at_ms
         entry.is_changed = False
-        self._arm(until_ms, offset)
+        heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Entries for the records this lease is the first to see. A live decision has put them
-        into the table itself, with contents, so this finds work only during replay."""
+        """Entries for the records this lease is the first to see. A live decision puts them into
+        the table itself, with contents."""
         table = self._table
         head = self._head
         fresh = [o for o in event.offsets if o >= head and o not in table]
@@ -216,7 +216,8 @@ class LeaseFold(ABC):
         if start > self._head:
             self._head = start
             self._passed_count += event.passed
-            self._move_head()
+            self._forget_acked_ahead()
+            self._on_head()
             if self._backlog <= 0:
                 self._delays.clear()
         self._next_offset = max(self._next_offset, start)
@@ -229,11 +230,10 @@ class LeaseFold(ABC):
         """Messages that no lease has looked at."""
         return self._appended_count - self._passed_count - len(self._acked_ahead)
 
-    def _move_head(self) -> None:
+    def _forget_acked_ahead(self) -> None:
         order = self._acked_order
         while order and order[0] < self._head:
             self._acked_ahead.discard(heappop(order))
-        self._on_head()
 
     def _leave(self, offset: int, entry: Entry) -> None:
         if entry.state == LEASED:

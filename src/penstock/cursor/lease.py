@@ -124,7 +124,7 @@ class LeaseCursor(LeaseFold):
         """A record has come into the window."""
 
     def _on_head(self) -> None:
-        """Read-ahead below the head is void. A live decision has emptied it itself already."""
+        """Read-ahead below the head is void."""
         window = self._window
         while window and window[0].offset < self._head:
             record = window.popleft()

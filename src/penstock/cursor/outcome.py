@@ -14,7 +14,7 @@ from penstock.model.message import Record
 Reply = TypeVar("Reply")
 
 
-class Outcome(msgspec.Struct, Generic[Reply], frozen=True):
+class Outcome(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
     reply: Reply
     events: tuple[Event, ...] = ()
     # Monotonic time at which this decision may let a waiting consumer have something; None: never.
@@ -31,7 +31,7 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
     record: Record | None  # None: leased before, so it must be read from the log again
 
 
-class LeaseOutcome(msgspec.Struct, frozen=True):
+class LeaseOutcome(msgspec.Struct, frozen=True, gc=False):
     picks: tuple[Pick, ...] = ()
     # Leased too often already: copy each to the dead-letter queue, then ack it as dead. They are
     # held for redrive.HOLD_MS, so a shell that dies in between loses nothing.

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from penstock.cursor.delay import due_at
 from penstock.cursor.entry import DELAYED, READY, TAKEN, Entry
 from penstock.cursor.fair import FairShare
-from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection
+from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection, size_of
 from penstock.cursor.outcome import LeaseOutcome
 from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
 from penstock.model.message import Record
@@ -115,28 +115,45 @@ class StandardCursor(LeaseCursor):
     ) -> int:
         """Records nobody has looked at yet. Returns the new head."""
         window = self._window
-        while window and len(selection.picked) < take:
+        picked = selection.picked
+        # Nearly always nothing in the window is delayed or acked: then a record needs only the
+        # retention check, and this loop is the hottest code of a receive.
+        is_plain = not (self._due or self._delays or self._acked_ahead)
+        while window and len(picked) < take:
             record = window[0]
-            entry = self._enter(record, selection, bound_ms, now_ms)
-            if entry is None:
-                break
-            if entry.state == TAKEN:
-                selection.picked.append((record.offset, record))
-            head = record.offset + 1
+            offset = record.offset
+            message = record.message
+            sent_at_ms = message.sent_at_ms
+            if sent_at_ms is None:
+                sent_at_ms = record.appended_at_ms
+            if is_plain and sent_at_ms > bound_ms:
+                window.popleft()
+                self._window_bytes -= size_of(record)
+                self._table[offset] = Entry(TAKEN, message.group, sent_at_ms)
+                selection.passed += 1
+                picked.append((offset, record))
+            else:
+                entry = self._enter(record, sent_at_ms, selection, bound_ms, now_ms)
+                if entry is None:
+                    break
+                if entry.state == TAKEN:
+                    picked.append((offset, record))
+            head = offset + 1
         return head
 
     def _enter(
-        self, record: Record, selection: Selection, bound_ms: int, now_ms: int
+        self,
+        record: Record,
+        sent_at_ms: int,
+        selection: Selection,
+        bound_ms: int,
+        now_ms: int,
     ) -> Entry | None:
         """Pass the first record of the window. The entry returned is TAKEN when the record can be
         leased, otherwise it was skipped or is gone; None when memory forbids passing it over."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
-        message = record.message
-        sent_at_ms = message.sent_at_ms
-        if sent_at_ms is None:
-            sent_at_ms = record.appended_at_ms
-        entry = Entry(TAKEN, message.group, sent_at_ms)
+        entry = Entry(TAKEN, record.message.group, sent_at_ms)
         if sent_at_ms <= bound_ms or (self._acked_ahead and offset in self._acked_ahead):
             if offset not in self._acked_ahead:
                 selection.fresh_expired += 1
@@ -232,7 +249,7 @@ class StandardCursor(LeaseCursor):
             is_noisy = group in noisy
             if is_noisy and not (self._fair.may_park and self._may_skip):
                 break
-            entry = self._enter(record, selection, bound_ms, now_ms)
+            entry = self._enter(record, record.sent_at_ms, selection, bound_ms, now_ms)
             if entry is None:
                 break
             head = record.offset + 1

@@ -10,7 +10,7 @@ import errno
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.log.check import header_check
+from penstock.log.check import HOLE, header_check
 from penstock.log.checkpoint import RecoveryPoint, read_point, write_point
 from penstock.log.damage import Damage, load_damage, merge_damage, save_damage
 from penstock.log.files import TMP_SUFFIX, Disk, read_whole, replace_durably
@@ -208,6 +208,10 @@ class Recovery:
         """A closed segment must reach to the next one's first offset."""
         if scan.position == size and scan.offset == next_base:
             return
+        if scan.position < size:
+            # Without a mark the bytes would be taken for a batch whose check got lost.
+            scan.checks.append(HOLE)
+            scan.ordinal += 1
         reason = scan.tail_reason or f"records up to offset {next_base} are missing"
         self._damage.append(
             Damage(

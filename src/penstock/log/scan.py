@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.log.check import HOLE, header_check, is_entry_intact, read_checks
-from penstock.log.damage import DAMAGE_MAX, Damage
+from penstock.log.damage import Damage
 from penstock.log.entries import EntryFile
 from penstock.log.files import Disk
 from penstock.log.index import RELATIVE_MAX, START, Place, SegmentIndex
@@ -188,7 +188,7 @@ class Scanner:
         if self._is_zero_from(scan.position):
             scan.tail_reason = ZEROS_REASON
             return False
-        place = self._next_whole() if len(scan.damage) < DAMAGE_MAX else None
+        place = self._next_whole()
         if place is None:
             scan.tail_reason = reason
             return False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from penstock.log.check import (
     CHECK_FIELDS,
+    HOLE,
     header_check,
     is_entry_intact,
     is_same_checks,
@@ -184,20 +185,34 @@ class Segment:
         """Whole batches from the one that holds ``start``; DamagedRange when that one is bad."""
         assert self.base_offset <= start < self.end_offset
         reader = _Reader(self, self._find(start), bytes_max=bytes_max)
+        try:
+            return reader.run(start, up_to=up_to)
+        except DamagedRange:
+            # Where a header is lost, only a scan can tell how far the damage goes. It leaves a
+            # hole that is known and an index entry behind it, so this happens once per damage.
+            if not reader.is_new_hole or not self._rebuild_all():
+                raise
+        reader = _Reader(self, self._find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
 
     def _find(self, offset: int) -> Place:
         """Where to start looking for an offset. A damaged index is built again first."""
         place = self.files.index.find(offset - self.base_offset)
-        if place is None:
-            self._rebuild_all()
+        if place is None and self._rebuild_all():
             place = self.files.index.find(offset - self.base_offset)
         return place or START
 
-    def _rebuild_all(self) -> None:
+    def _rebuild_all(self) -> bool:
+        """False when the end of the segment is not whole: then its side files stay as they are,
+        because appends go on from their numbering."""
         scan = Scanner(self.source()).run()
+        if scan.position != self.bytes or scan.last is None:
+            return False
         scan.seal()
         self.rebuild(scan)
+        self.batch_count = scan.ordinal
+        self.last = scan.last
+        return True
 
     def source(self) -> Source:
         files = self.files
@@ -240,8 +255,7 @@ class Segment:
         """The base offset of the first batch that reaches the timestamp; our end if none does."""
         index = self.files.index
         relative = index.find_time(timestamp_ms)
-        if relative is None:
-            self._rebuild_all()
+        if relative is None and self._rebuild_all():
             relative = index.find_time(timestamp_ms)
         offset = self.base_offset + (relative or 0)
         while offset < self.end_offset:
@@ -269,11 +283,13 @@ class _Reader:
         "_segment",
         "_window",
         "_window_at",
+        "is_new_hole",
     )
 
     def __init__(self, segment: Segment, place: Place, *, bytes_max: int) -> None:
         self._segment = segment
         self._place = place
+        self.is_new_hole = False  # a header was bad, and no scan has yet said how far it goes
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
@@ -292,6 +308,7 @@ class _Reader:
             if reason is not None:
                 if batches:
                     break
+                self.is_new_hole = self._check(ordinal) != HOLE
                 raise self._damaged(position, offset, reason)
             total = header.length + LENGTH_FROM
             next_offset = header.next_offset

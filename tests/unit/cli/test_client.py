@@ -115,3 +115,13 @@ def test_the_signature_is_the_one_botocore_makes(token: str | None) -> None:
         timestamp=request.headers["X-Amz-Date"],
     )
     assert ours["authorization"] == request.headers["Authorization"]
+
+
+def test_an_endpoint_without_an_admin_api_is_told_apart_from_one_that_is_down(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.paths["/_penstock/info"] = {"admin": None}
+    sqs = Sqs(endpoint.url, region="us-east-1", account=None, timeout_s=5)
+    with pytest.raises(Failure, match="does not say where its admin API is"):
+        sqs.info()
+    sqs.close()

@@ -182,6 +182,17 @@ def test_a_flag_wins_over_the_environment(
     assert regions == ["eu-west-1", "eu-north-1"]
 
 
+def test_the_admin_api_is_asked_for_the_account_that_the_endpoint_uses(
+    cli: Cli, endpoint: Endpoint
+) -> None:
+    endpoint.paths["/_penstock/info"] = {"admin": endpoint.url, "account": "123456789012"}
+    endpoint.paths["/api/v1/queues"] = QUEUES
+    cli("queue", "list")
+    cli("queue", "list", "--account", "210987654321")
+    accounts = [request["account"] for request in endpoint.requests("/api/v1/queues")]
+    assert accounts == ["123456789012", "210987654321"]
+
+
 def test_a_pipe_closed_early_is_silent() -> None:
     read, write = os.pipe()
     os.close(read)

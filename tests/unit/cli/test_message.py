@@ -232,11 +232,11 @@ class Log:
 
     def answer(self, query: Json) -> Answer:
         wanted = [int(query["partition"])] if "partition" in query else list(self.partitions)
-        starts = dict.fromkeys(wanted, query["start"])
-        if ":" in query["start"]:
-            starts = {
-                int(p): o for p, _, o in (x.partition(":") for x in query["start"].split(","))
-            }
+        start = str(query["start"])
+        starts = dict.fromkeys(wanted, start)
+        if ":" in start:
+            pairs = (pair.partition(":") for pair in start.split(","))
+            starts = {int(partition): offset for partition, _, offset in pairs}
         count = int(query["count"])
         rows: list[Json] = []
         nexts = {}

@@ -20,6 +20,10 @@ ACCOUNT = "000000000000"
 Reply = dict[str, Any]
 
 
+def arn(name: str) -> str:
+    return f"arn:aws:sqs:us-east-1:{ACCOUNT}:{name}"
+
+
 class Client:
     """Speaks JSON to a rig; ``code`` is the query code of a fault, as SDKs report it."""
 
@@ -234,6 +238,51 @@ async def test_visibility_of_a_gone_message_names_its_receipt(client: Client) ->
     assert await client.code("ChangeMessageVisibility", **receipt) == "MissingParameter"
 
 
+async def test_a_visibility_batch_tells_bad_receipts_from_bad_times(client: Client) -> None:
+    url = await client.queue()
+    for body in "ab":
+        await client.call("SendMessage", QueueUrl=url, MessageBody=body)
+    received = (await client.call("ReceiveMessage", QueueUrl=url, MaxNumberOfMessages=2))[
+        "Messages"
+    ]
+    first, second = (message["ReceiptHandle"] for message in received)
+    await client.call("DeleteMessage", QueueUrl=url, ReceiptHandle=second)
+    entries = [
+        {"Id": "good", "ReceiptHandle": first, "VisibilityTimeout": 5},
+        {"Id": "gone", "ReceiptHandle": second, "VisibilityTimeout": 5},
+        {"Id": "long", "ReceiptHandle": first, "VisibilityTimeout": 43_201},
+        {"Id": "none", "ReceiptHandle": "garbage", "VisibilityTimeout": 5},
+        {"Id": "void", "ReceiptHandle": first},
+    ]
+    reply = await client.call("ChangeMessageVisibilityBatch", QueueUrl=url, Entries=entries)
+    assert [one["Id"] for one in reply["Successful"]] == ["good"]
+    assert {one["Id"]: one["Code"] for one in reply["Failed"]} == {
+        "gone": "InvalidParameterValue",
+        "long": "InvalidParameterValue",
+        "none": "ReceiptHandleIsInvalid",
+        "void": "MissingParameter",
+    }
+    none = await client.call(
+        "ChangeMessageVisibilityBatch", QueueUrl=url, Entries=[entries[2], entries[3]]
+    )
+    assert "Successful" not in none
+
+
+async def test_only_attributes_asked_for_are_shown(client: Client) -> None:
+    url = await client.queue()
+    attributes = {name: {"DataType": "String", "StringValue": name} for name in ("a.x", "a.y", "b")}
+    for _ in range(2):
+        await client.call(
+            "SendMessage", QueueUrl=url, MessageBody="x", MessageAttributes=attributes
+        )
+    names = {"MessageAttributeNames": ["a.*"], "MessageSystemAttributeNames": ["SentTimestamp"]}
+    [message] = (await client.call("ReceiveMessage", QueueUrl=url, **names))["Messages"]
+    assert set(message["MessageAttributes"]) == {"a.x", "a.y"}
+    assert message["Attributes"] == {"SentTimestamp": "1700000000000"}
+    [bare] = (await client.call("ReceiveMessage", QueueUrl=url))["Messages"]
+    assert set(bare) == {"MessageId", "ReceiptHandle", "MD5OfBody", "Body"}
+
+
 # ── Queues ───────────────────────────────────────────────────────────────────────────────────
 async def test_a_new_queue_gets_an_id_a_key_and_the_default_partitions() -> None:
     client = Client(FrontendConfig(partitions_default=3))
@@ -312,6 +361,72 @@ async def test_a_queue_cannot_be_its_own_dead_letter_target(client: Client) -> N
     given = {"RedrivePolicy": json.dumps(policy)}
     code = await client.code("SetQueueAttributes", QueueUrl=url, Attributes=given)
     assert code == "InvalidParameterValue"
+
+
+async def test_creating_again_names_the_attribute_that_differs(client: Client) -> None:
+    url = await client.queue(VisibilityTimeout="5")
+    assert await client.queue() == url
+    code = await client.code("CreateQueue", QueueName="q", Attributes={"VisibilityTimeout": "6"})
+    assert code == "QueueAlreadyExists"
+    assert await client.code("CreateQueue", QueueName="a b") == "InvalidParameterValue"
+    assert await client.code("CreateQueue") == "MissingParameter"
+
+
+async def test_a_queue_made_at_the_same_time_by_someone_else_is_as_good(client: Client) -> None:
+    url = await client.queue()
+    find, answers = client.rig.catalog.find, iter([None])
+    client.rig.catalog.find = lambda *key: next(answers, find(*key))  # type: ignore[method-assign]
+    assert await client.queue() == url
+
+
+async def test_the_dead_letter_target_has_a_say(client: Client) -> None:
+    allow = {"redrivePermission": "byQueue", "sourceQueueArns": [arn("friend")]}
+    await client.queue("dead", RedriveAllowPolicy=json.dumps(allow))
+    await client.queue("dead.fifo")
+    policies = {
+        name: json.dumps({"deadLetterTargetArn": arn(name), "maxReceiveCount": 1})
+        for name in ("dead", "dead.fifo", "none")
+    }
+    await client.queue("friend", RedrivePolicy=policies["dead"])
+    for policy in policies.values():
+        code = await client.code(
+            "CreateQueue", QueueName="stranger", Attributes={"RedrivePolicy": policy}
+        )
+        assert code == "InvalidParameterValue"
+    url = await client.queue("later")
+    await client.call("SetQueueAttributes", QueueUrl=url, Attributes={"RedrivePolicy": ""})
+    reply = await client.call("ListDeadLetterSourceQueues", QueueUrl=f"http://h/{ACCOUNT}/dead")
+    assert reply["queueUrls"] == [f"http://queues.test:9324/{ACCOUNT}/friend"]
+
+
+async def test_permissions_are_statements_that_come_and_go(client: Client) -> None:
+    url = await client.queue()
+    grant = {
+        "QueueUrl": url,
+        "Label": "share",
+        "AWSAccountIds": ["111111111111"],
+        "Actions": ["SendMessage"],
+    }
+    await client.call("AddPermission", **grant)
+    policy = json.loads(client.topic().settings.policy or "")
+    assert policy["Id"] == f"{arn('q')}/SQSDefaultPolicy"
+    assert policy["Statement"][0]["Sid"] == "share"
+    assert await client.code("AddPermission", **grant) == "InvalidParameterValue"
+    for lacking in ("Label", "AWSAccountIds", "Actions"):
+        assert await client.code("AddPermission", **{**grant, lacking: None}) == "MissingParameter"
+    await client.call("RemovePermission", QueueUrl=url, Label="share")
+    assert client.topic().settings.policy is None
+    assert await client.code("RemovePermission", QueueUrl=url) == "MissingParameter"
+
+
+async def test_tags_come_and_go(client: Client) -> None:
+    url = await client.queue()
+    await client.call("TagQueue", QueueUrl=url, Tags={"a": "1", "b": ""})
+    await client.call("UntagQueue", QueueUrl=url, TagKeys=["a", "never"])
+    assert await client.call("ListQueueTags", QueueUrl=url) == {"Tags": {"b": ""}}
+    await client.call("UntagQueue", QueueUrl=url, TagKeys=["b"])
+    assert await client.call("ListQueueTags", QueueUrl=url) == {}
+    assert await client.code("UntagQueue", QueueUrl=url, TagKeys=[]) == "MissingParameter"
 
 
 @pytest.mark.parametrize(

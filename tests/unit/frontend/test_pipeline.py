@@ -9,6 +9,7 @@ import pytest
 from tests.unit.frontend.memory import Rig
 
 from penstock import __version__
+from penstock.frontend import decode
 from penstock.frontend.pipeline import FrontendConfig
 from penstock.model.errors import DiskFull, InFlightLimit
 from penstock.net.exchange import HttpReply
@@ -108,6 +109,12 @@ async def test_sts_tells_the_caller_who_it_is(
     reply = await query_call(Rig(), "GetCallerIdentity", headers=headers, **fields)
     assert reply.status == 200
     assert f"<Account>{ACCOUNT}</Account>" in reply.body.decode()
+
+
+async def test_sts_answers_in_json_too() -> None:
+    target = {"x-amz-target": "AWSSecurityTokenServiceV20110615.GetCallerIdentity"}
+    reply = await Rig().ask(body=b"{}", headers=target)
+    assert json.loads(reply.body)["Account"] == ACCOUNT
 
 
 async def test_an_action_of_another_service_is_refused_in_that_services_form() -> None:
@@ -217,6 +224,32 @@ async def test_the_signatures_region_is_a_namespace() -> None:
     assert reply.status == 400, "a signed one from its signature"
 
 
+async def test_callers_who_sign_alike_are_told_apart() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    for key in ("one", "two", "one"):
+        headers = signed("us-east-1", key=key)
+        await json_call(rig, "SendMessage", QueueUrl=url, MessageBody="x", headers=headers)
+    reordered = (
+        "AWS4-HMAC-SHA256 SignedHeaders=host, "
+        "Credential={}/20260101/us-east-1/sqs/aws4_request, Signature=00"
+    )
+    for key in ("three", "four"):
+        headers = {"authorization": reordered.format(key)}
+        await json_call(rig, "SendMessage", QueueUrl=url, MessageBody="x", headers=headers)
+    [topic] = rig.catalog.all_topics()
+    senders = [record.message.sender for record in rig.backend.records[topic.topic_id, 0]]
+    assert senders == ["one", "two", "one", "three", "four"]
+
+
+async def test_the_memory_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "SCOPES_MAX", 3)
+    rig = Rig()
+    for number in range(20):
+        await json_call(rig, "ListQueues", headers=signed("us-east-1", key=f"key-{number}"))
+        assert len(rig.frontend._context.scopes) <= 3
+
+
 @pytest.mark.parametrize(
     "authorization", ["", "Basic eDp5", "AWS4-HMAC-SHA256 nonsense", "AWS4-HMAC-SHA256"]
 )
@@ -297,6 +330,22 @@ async def test_reset_deletes_every_queue_and_frees_their_names(path: str) -> Non
     await make_queue(rig, "one")
     await make_queue(rig, "two")
     assert (await rig.ask("GET", path)).status == 405
+
+
+async def test_our_own_pages_hide_what_went_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig()
+    await make_queue(rig)
+
+    async def delete(*_: str, now_ms: int) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(rig.catalog, "delete", delete)
+    reply = await rig.ask("POST", "/_penstock/reset")
+    assert reply.status == 500
+    assert b"secret detail" not in reply.body
+    assert len(caplog.records) == 1
 
 
 async def test_reset_is_only_there_in_development_mode() -> None:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.log.stage import append, make_batch, open_log, read_all, sync
+from tests.unit.log.stage import QuickDisk, append, make_batch, open_log, read_all, sync
 
 from penstock.log.log import Log, LogConfig
 
@@ -13,6 +13,12 @@ from penstock.log.log import Log, LogConfig
 CONFIG = LogConfig(segment_bytes_max=420, index_interval_bytes=200, tail_bytes_max=0)
 FIRST, SECOND = f"{0:020d}", f"{5:020d}"
 SIDES = [".index", ".time", ".check"]
+# Every byte takes a while; every eleventh does not.
+STEPS = pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def every(raw: bytes, step: int) -> range:
+    return range(0, len(raw), step)
 
 
 def build(folder: Path, *, clean: bool) -> dict[int, bytes]:
@@ -43,10 +49,12 @@ def reopened(folder: Path, scratch: Path, name: str, content: bytes) -> Log:
         shutil.rmtree(target)
     shutil.copytree(folder, target)
     (target / name).write_bytes(content)
-    return open_log(target, CONFIG)
+    return open_log(target, CONFIG, disk=QuickDisk())
 
 
-def check_served(log: Log, written: dict[int, bytes]) -> dict[int, bytes]:
+def check_served(
+    log: Log, written: dict[int, bytes], *, is_at_edge: bool = False
+) -> dict[int, bytes]:
     """Nothing but what was written; each offset is there, or damaged, or cut off and counted."""
     found, damages = read_all(log)
     for base_offset, batch in found.items():
@@ -55,7 +63,8 @@ def check_served(log: Log, written: dict[int, bytes]) -> dict[int, bytes]:
     for base_offset in written:
         if base_offset not in found and base_offset < log.end_offset:
             assert base_offset in damaged
-    if log.end_offset < 11:
+    # A file that ends between two batches after a crash is what a lost, unsynced write looks like.
+    if log.end_offset < 11 and not is_at_edge:
         assert log.recovery.truncated_bytes > 0 or log.recovery.lost_offsets > 0
     # And it goes on from there.
     follow_up = make_batch(log.end_offset, epoch=9)
@@ -65,13 +74,14 @@ def check_served(log: Log, written: dict[int, bytes]) -> dict[int, bytes]:
     return found
 
 
+@STEPS
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_no_flipped_byte_of_a_segment_is_served(
-    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str
+    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str, step: int
 ) -> None:
     folder, written = built
     raw = (folder / f"{name}.log").read_bytes()
-    for at in range(len(raw)):
+    for at in every(raw, step):
         broken = bytearray(raw)
         broken[at] ^= (0x01, 0x80, 0xFF)[at % 3]
         log = reopened(folder, tmp_path, f"{name}.log", bytes(broken))
@@ -79,15 +89,17 @@ def test_no_flipped_byte_of_a_segment_is_served(
         assert len(written) - 1 <= len(found) < len(written), "one flip costs one batch"
 
 
+@STEPS
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_a_segment_cut_anywhere_loses_only_what_was_cut(
-    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str
+    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str, step: int
 ) -> None:
     folder, written = built
     raw = (folder / f"{name}.log").read_bytes()
-    for size in range(len(raw)):
+    edges = {0, *(raw.find(batch) for batch in written.values())}
+    for size in every(raw, step):
         log = reopened(folder, tmp_path, f"{name}.log", raw[:size])
-        check_served(log, written)
+        check_served(log, written, is_at_edge=size in edges)
 
 
 @pytest.mark.parametrize("suffix", SIDES)
@@ -102,7 +114,7 @@ def test_no_flipped_or_missing_byte_of_a_side_file_costs_a_record(
         broken[at] ^= 0xFF if at % 2 else 0x01
         for content in (bytes(broken), raw[:at]):
             log = reopened(folder, tmp_path, name + suffix, content)
-            assert log.find_time(1_007) == 5
+            assert log.find_time(1_007) == 8
             assert check_served(log, written) == written
 
 
@@ -137,14 +149,15 @@ def test_a_damaged_recovery_point_costs_only_time(
             assert check_served(log, written) == written
 
 
-def test_damage_that_appears_under_an_open_log_is_not_served(tmp_path: Path) -> None:
+@STEPS
+def test_damage_that_appears_under_an_open_log_is_not_served(tmp_path: Path, step: int) -> None:
     folder = tmp_path / "log"
     written = build(folder, clean=True)
     for name in (FIRST, SECOND):
         path = folder / f"{name}.log"
         raw = path.read_bytes()
-        for at in range(len(raw)):
-            log = open_log(folder, CONFIG)
+        for at in every(raw, step):
+            log = open_log(folder, CONFIG, disk=QuickDisk())
             with path.open("r+b") as file:
                 file.seek(at)
                 file.write(bytes([raw[at] ^ 0x11]))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.unit.log.stage import make_batch, open_log, read_all
+from tests.unit.log.stage import QuickDisk, make_batch, open_log, read_all
 
 from penstock.log.log import LogConfig, OffsetOutOfRange
 
@@ -31,7 +31,7 @@ class LogMachine(RuleBasedStateMachine):
         self.generation = 0
         self.batches: dict[int, bytes] = {}  # the model: what was appended and not dropped
         self.synced_bytes: dict[str, int] = {}
-        self.log = open_log(self.folder, CONFIG)
+        self.log = open_log(self.folder, CONFIG, disk=QuickDisk())
         self.durable = 0
 
     def teardown(self) -> None:
@@ -77,7 +77,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def stop_and_start(self) -> None:
         self.log.close()
-        self.log = open_log(self.folder, CONFIG)
+        self.log = open_log(self.folder, CONFIG, disk=QuickDisk())
         assert self.log.recovery.was_clean
         self._after_start()
 
@@ -94,7 +94,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log.close(clean=False)
         shutil.rmtree(self.folder)
         self.folder = target
-        self.log = open_log(target, CONFIG)
+        self.log = open_log(target, CONFIG, disk=QuickDisk())
         report = self.log.recovery
         assert report.lost_offsets == 0
         assert self.log.end_offset >= min(self.durable, self._end())
