@@ -72,9 +72,12 @@ def run(scenario_name: str, system_name: str, *, seconds: int, out: Path) -> lis
         server = system.start(folder=Path(folder), cores=server_cores)
         try:
             for serial, (style, path) in enumerate(outputs.items()):
-                # One style per recording, so the load runs once for each. Sampling starts with
-                # the load and the load outlasts it: fill and warm-up are part of the picture.
-                sampler = start_sampling(server, style=style, out=path, seconds=seconds)
+                # One style per recording, so the load runs once for each.
+                started: list[subprocess.Popen[str]] = []
+
+                def sample(style: str = style, path: Path = path) -> None:
+                    started.append(start_sampling(server, style=style, out=path, seconds=seconds))
+
                 result = scenarios.run(
                     scenario,
                     server,
@@ -82,6 +85,7 @@ def run(scenario_name: str, system_name: str, *, seconds: int, out: Path) -> lis
                     timing=Timing(warm_up_s=0.5, window_s=float(seconds)),
                     cores=load_cores,
                     serial=serial,
+                    before_load=sample,
                 )
                 _, problem = sampler.communicate(timeout=seconds + 30)
                 if sampler.returncode != 0:

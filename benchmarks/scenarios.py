@@ -4,7 +4,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -176,9 +176,13 @@ def run(
     timing: Timing,
     cores: set[int],
     serial: int,
+    before_load: Callable[[], None] | None = None,
 ) -> Result:
-    """Measure one scenario once. ``serial`` makes the queue's name unique on this server."""
+    """Measure one scenario once. ``serial`` makes the queue's name unique on this server;
+    ``before_load`` is called when the queue is filled and the load is about to begin."""
     if not is_queue:
+        if before_load is not None:
+            before_load()
         job = job_for(server, timing, cores, queue_url="http://127.0.0.1/q", scenario=scenario.name)
         return run_load(job)
     queue_url = create_queue(server, f"bench-{scenario.name}-{serial}", is_fifo=scenario.is_fifo)
@@ -195,6 +199,8 @@ def run(
         scenario=SCRIPT_OF.get(scenario.name, scenario.name),
         rate=PACED_RATE if scenario.name == "end_to_end" else 0,
     )
+    if before_load is not None:
+        before_load()
     result = run_load(job)
     delete_queue(server, queue_url)
     if result.messages == 0:

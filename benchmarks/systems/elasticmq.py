@@ -30,7 +30,7 @@ rest-stats {{ enabled = false }}
 class ElasticMQ:
     name = "elasticmq"
     is_queue = True
-    warm_up_s = 30.0
+    warm_up_s = 60.0
 
     def prepare(self) -> None:
         for tool in ("java", "mvn"):

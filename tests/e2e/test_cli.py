@@ -214,6 +214,28 @@ def test_a_refused_message_is_exit_7_and_the_others_arrive(shell: Shell, queue: 
     assert "message 2 refused" in done.err
 
 
+def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
+    shell: Shell, queue: str
+) -> None:
+    send = subprocess.Popen(
+        [PENSTOCK, "message", "send", queue, "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=shell.env,
+    )
+    assert send.stdin is not None
+    send.stdin.write("one\ntwo\nthr")
+    send.stdin.flush()
+    got = shell("message", "receive", queue, "-n", "2", "--wait", "20").lines
+    assert {line["body"] for line in got} <= {"one", "two"}
+    send.send_signal(signal.SIGINT)
+    _, err = send.communicate(timeout=20)
+    assert send.returncode == ExitCode.INTERRUPTED
+    assert f"2 messages had been accepted by '{queue}'" in err
+
+
 def test_a_receipt_extends_releases_and_deletes(shell: Shell, queue: str) -> None:
     shell("message", "send", queue, "work")
     (first,) = shell("message", "receive", queue, "--visibility", "10m").lines

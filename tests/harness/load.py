@@ -25,6 +25,7 @@ LEASE_SECONDS = (2, 4)
 DRAIN_LEASE_SECONDS = 30
 NO_PROGRESS_SECONDS_MAX = 15.0  # the STUCK bound
 END_SECONDS_MAX = 60.0
+UNKNOWN_COUNTS = (-1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,9 +393,12 @@ class Consumer(Worker):
             "ApproximateNumberOfMessagesNotVisible",
             "ApproximateNumberOfMessagesDelayed",
         )
-        attributes = self.client.call(
-            "GetQueueAttributes", {"QueueUrl": self.queue.url, "AttributeNames": list(names)}
-        )["Attributes"]
+        try:
+            attributes = self.client.call(
+                "GetQueueAttributes", {"QueueUrl": self.queue.url, "AttributeNames": list(names)}
+            )["Attributes"]
+        except Fault:
+            return UNKNOWN_COUNTS  # a queue that cannot say is not drained
         visible, in_flight, delayed = (int(attributes[name]) for name in names)
         return visible, in_flight, delayed
 
@@ -406,7 +410,7 @@ class Drainer(Consumer):
     def run(self) -> None:
         empty_polls = 0
         progress_at = time.monotonic()
-        counts = (-1, -1, -1)
+        counts = UNKNOWN_COUNTS
         while time.monotonic() - progress_at < NO_PROGRESS_SECONDS_MAX:
             got = self.receive(10, DRAIN_LEASE_SECONDS)
             if got:

@@ -124,13 +124,14 @@ class Partitions:
             if restored.damage is not None:
                 partition.found_damage(restored.damage)
             partitions.append(partition)
-        if surroundings.catalog.find_id(topic.topic_id) is None:
+        current = surroundings.catalog.find_id(topic.topic_id)
+        if current is None:
             # Deleted while it was being opened; whoever deletes waits for us to remove the folder.
             for partition in partitions:
                 await partition.abandon()
             raise TopicNotFound(topic.name)
         queue = Queue(
-            topic,
+            current,
             partitions,
             waits,
             in_flight_max=surroundings.in_flight_max,

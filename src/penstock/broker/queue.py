@@ -41,6 +41,7 @@ class Queue:
         self._turn = 0
         self._loop = asyncio.get_running_loop()
         for partition in partitions:
+            partition.topic = topic
             partition.take_for_wait = self._taker(partition)
 
     def replace_topic(self, topic: Topic) -> None:

@@ -18,7 +18,7 @@ from penstock.cli.session import Session
 
 _PAGE_COUNT_MAX = 100
 _WAIT_MS = 10_000
-_BODY_WIDTH = 60
+_BODY_WIDTH = 100
 _LAST_MAX = 10_000
 
 Starts = str | Mapping[str, int]

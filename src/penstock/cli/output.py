@@ -18,6 +18,8 @@ FORMATS = ("table", "json", "ndjson", "name")
 
 Row = Mapping[str, Any]
 
+_FOLDED_WIDTH_MIN = 12
+
 
 class Column(NamedTuple):
     key: str
@@ -159,17 +161,17 @@ class Output:
 
 
 def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any:
-    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     # Where it does not fit, names and bodies are folded; a folded number could be misread.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for column in columns:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
         if column.is_number:
             table.add_column(column.title, justify="right", no_wrap=True)
-        else:
-            table.add_column(column.title, overflow="fold")
+            continue
+        width = max((len(row[number]) for row in cells), default=0)
+        table.add_column(column.title, overflow="fold", min_width=min(width, _FOLDED_WIDTH_MIN))
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))  # Text: a body may hold [markup]
     return table

@@ -28,7 +28,7 @@ COLUMNS = (
     Column("delayed", "DELAYED", is_number=True),
     Column("oldest_age_s", "OLDEST", is_number=True, form=duration),
     Column("sent", "SENT", is_number=True),
-    Column("received", "RECEIVED", is_number=True),
+    Column("received", "RECV", is_number=True),
     Column("acked", "DELETED", is_number=True),
     Column("dead_lettered", "DEAD", is_number=True),
     Column("waits", "WAITS", is_number=True),

@@ -3,10 +3,8 @@
 Standard queues: the next partition in turn, one turn per send call. A whole batch goes to one
 partition, so that it shares one append and one sync.
 
-FIFO queues: order holds within a group, so a group must always meet the same partition. The choice
-is CRC-32 (the zlib polynomial) of the group's UTF-8 bytes, modulo the partition count. This is a
-contract with what is on disk: a queue's partition count is fixed when it is created, and another
-hash would send a group's next message past those that wait. test_route.py pins its values.
+FIFO queues: order holds within a group, so a group must always meet the same partition: see
+model/partitioning.py, which the broker shares.
 
 Sequence number, twenty digits:
 
@@ -14,8 +12,6 @@ Sequence number, twenty digits:
 
 A group has one partition and offsets only rise, so the number rises within a group; between groups
 it says nothing, as with the original."""
-
-from zlib import crc32
 
 from penstock.model.topic import Topic
 
@@ -43,12 +39,6 @@ class Rotation:
             turns.clear()
         turns[topic.topic_id] = partition + 1 if partition + 1 < count else 0
         return partition
-
-
-def partition_of_group(group: str, partition_count: int) -> int:
-    if partition_count == 1:
-        return 0
-    return crc32(group.encode()) % partition_count
 
 
 def sequence_number(partition: int, offset: int) -> str:

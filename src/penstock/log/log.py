@@ -67,7 +67,7 @@ class LogConfig:
 class SyncJob:
     """What was dirty at one moment. ``run`` may be called from any thread, once."""
 
-    __slots__ = ("_disk", "_fds", "_folder", "_log", "_point", "end_offset")
+    __slots__ = ("_disk", "_fds", "_folder", "_log", "_point", "end_offset", "is_point_owed")
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class SyncJob:
         self._folder = folder
         self._point = point
         self._disk = disk
+        self.is_point_owed = False  # the disk was too full to write it: the next sync will
 
     def run(self) -> None:
         """Returns when it is all on disk. An error is final: after a failed sync the kernel may
@@ -108,6 +109,7 @@ class SyncJob:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 self._log.refuse_appends(f"writing the recovery point failed: {error}")
                 raise
+            self.is_point_owed = True
 
     def discard(self) -> None:
         """Give the descriptors back. A job that will not be run needs this."""
@@ -312,6 +314,7 @@ class Log:
         if self._refused is not None:
             raise AppendsRefused(self._refused)
         self.durable_offset = max(self.durable_offset, job.end_offset)
+        self._is_rolled = self._is_rolled or job.is_point_owed
 
     # ── Drop, checkpoints, close ─────────────────────────────────────────────────────────────
 

@@ -76,11 +76,11 @@ class Recovery:
         if point is not None:
             self._point = point
             was_clean = point.is_clean and self._is_as_left(point, bases)
-        if not was_clean:
-            bases = self._without_empty_end(bases)
         for at, base_offset in enumerate(bases):
             next_base = bases[at + 1] if at + 1 < len(bases) else None
-            self._open_segment(base_offset, next_base, was_clean=was_clean)
+            if not self._open_segment(base_offset, next_base, was_clean=was_clean):
+                self._remove(bases[at + 1 :])
+                break
         if not self.segments:
             self.segments.append(self._segment(0))
         last = self.segments[-1]
@@ -142,28 +142,36 @@ class Recovery:
         finally:
             self.disk.close(fd)
 
-    def _without_empty_end(self, bases: list[int]) -> list[int]:
-        """A segment that was made but never written to would hide a torn one before it."""
-        while len(bases) > 1 and self._size(bases[-1]) == 0:
+    def _remove(self, bases: list[int]) -> None:
+        """Segments behind a torn one. They were never synced: see ``_open_segment``."""
+        for base_offset in bases:
+            self._truncated_bytes += self._size(base_offset)
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                self.disk.unlink(segment_path(self.folder, bases[-1], suffix))
-            bases = bases[:-1]
-        return bases
+                self.disk.unlink(segment_path(self.folder, base_offset, suffix))
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
 
     # ── One segment ──────────────────────────────────────────────────────────────────────────
 
-    def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> None:
+    def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
+        """False when the log ends here, whatever files follow.
+
+        A sync covers closed segments before the active one, and moves the recovery point past
+        them before it counts. So what lies behind a segment that the point has not passed was
+        never promised to anyone, and a torn end there is the end of the log. A torn end before
+        the point is damage: bytes that were on disk have changed."""
         segment = self._segment(base_offset)
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
+        is_whole = True
         if not (is_synced and open_quickly(segment, next_base)):
             start, number, timestamp = (START, 0, -1) if is_synced else self._resume(segment)
-            self._scan(segment, next_base, start, number, timestamp)
-        if next_base is not None:
+            may_cut = next_base is None or not is_synced
+            is_whole = self._scan(segment, next_base, start, number, timestamp, may_cut=may_cut)
+        if next_base is not None and is_whole:
             segment.close()
+        return is_whole
 
     def _resume(self, segment: Segment) -> tuple[Place, int, int]:
         """The indexed batch at or before the recovery point: nothing in front of it can be torn."""
@@ -180,8 +188,16 @@ class Recovery:
         return place, number, time[0]
 
     def _scan(
-        self, segment: Segment, next_base: int | None, start: Place, number: int, timestamp: int
-    ) -> None:
+        self,
+        segment: Segment,
+        next_base: int | None,
+        start: Place,
+        number: int,
+        timestamp: int,
+        *,
+        may_cut: bool,
+    ) -> bool:
+        """False when the end was torn and has been cut off."""
         source = segment.source()
         scan = Scanner(source, start, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
@@ -189,25 +205,32 @@ class Recovery:
             scan = Scanner(source).run()
         self._scanned_bytes += source.size - start.position
         self._damage += scan.damage
+        is_whole = scan.position == source.size and next_base in (None, scan.offset)
+        if may_cut:
+            segment.bytes, segment.end_offset = scan.position, scan.offset
+            if scan.position < source.size:
+                self._reason = scan.tail_reason
+                self._truncated_bytes += source.size - scan.position
+                self.disk.truncate(segment.files.log_fd, scan.position)
+            elif not is_whole:
+                self._reason = f"records up to offset {next_base} were never synced"
+        else:
+            assert next_base is not None, "only a closed segment is left as it is"
+            segment.bytes, segment.end_offset = source.size, next_base
+            if not is_whole:
+                self._close_gap(segment, scan, source.size, next_base)
+                is_whole = True
         if next_base is not None:
             scan.seal()
-            self._close_gap(segment, scan, source.size, next_base)
-        elif scan.position < source.size:
-            self._reason = scan.tail_reason
-            self._truncated_bytes = source.size - scan.position
-            self.disk.truncate(segment.files.log_fd, scan.position)
         segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
-        segment.bytes = source.size if next_base is not None else scan.position
-        segment.end_offset = scan.offset if next_base is None else next_base
         segment.batch_count = scan.ordinal
         segment.max_timestamp = scan.max_timestamp
         segment.last = scan.last or START
         segment.first_timestamp = _first_timestamp(segment)
+        return is_whole or next_base is None
 
     def _close_gap(self, segment: Segment, scan: Scan, size: int, next_base: int) -> None:
-        """A closed segment must reach to the next one's first offset."""
-        if scan.position == size and scan.offset == next_base:
-            return
+        """Damage at the end of a closed segment, which must reach to the next one."""
         if scan.position < size:
             # Without a mark the bytes would be taken for a batch whose check got lost.
             scan.checks.append(HOLE)

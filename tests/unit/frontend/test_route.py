@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.frontend import route
-from penstock.frontend.route import Rotation, partition_of_group, sequence_number
+from penstock.frontend.route import Rotation, sequence_number
+from penstock.model.partitioning import partition_of_group
 from penstock.model.topic import Kind, Topic
 
 

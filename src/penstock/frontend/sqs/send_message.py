@@ -2,10 +2,11 @@
 
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
-from penstock.frontend.route import partition_of_group, sequence_number
+from penstock.frontend.route import sequence_number
 from penstock.frontend.sqs.naming import topic_of
 from penstock.frontend.sqs.outgoing import outgoing
 from penstock.model.names import uuid_text
+from penstock.model.partitioning import partition_of_group
 from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
-from penstock.frontend.route import partition_of_group, sequence_number
+from penstock.frontend.route import sequence_number
 from penstock.frontend.sqs.entries import check_entries, check_total, failed
 from penstock.frontend.sqs.naming import topic_of
 from penstock.frontend.sqs.outgoing import Outgoing, check_ordered, outgoing, size_of
@@ -12,6 +12,7 @@ from penstock.frontend.sqs.spread import spread
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended, Message
 from penstock.model.names import uuid_text
+from penstock.model.partitioning import partition_of_group
 from penstock.model.topic import Topic
 from penstock.wire.aws.faults import Fault, fault_of
 from penstock.wire.aws.shapes import (

@@ -1,0 +1,258 @@
+"""Random lives of a queue against a model so simple that it can be checked by reading: one list of
+messages, scanned from the front each time."""
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from penstock.cursor.events import AckReason
+from penstock.cursor.redrive import HOLD_MS
+from penstock.model.errors import ExpiredReceipt, NotLeased
+from penstock.model.message import Claim
+from tests.unit.cursor.harness import Shell, claim_of
+
+SECOND = 1_000
+GROUPS = ["a", "b", "c", None]
+
+
+@dataclass
+class Told:
+    """What the model knows of one message."""
+
+    offset: int
+    group: object
+    appended_ms: int
+    delay_ms: int
+    attempts: int = 0
+    until_ms: int = 0
+    seq: int = 0
+
+    def is_leased(self, now_ms: int) -> bool:
+        return self.until_ms > now_ms
+
+
+class QueueMachine(RuleBasedStateMachine):
+    is_fifo = False
+
+    @initialize(
+        attempts_max=st.sampled_from([None, 2]),
+        retention_s=st.sampled_from([120, 100_000]),
+        feed_max=st.integers(1, 9),
+    )
+    def start(self, attempts_max: int | None, retention_s: int, feed_max: int) -> None:
+        self.shell = Shell(
+            is_fifo=self.is_fifo,
+            attempts_max=attempts_max,
+            retention_ms=retention_s * SECOND,
+            feed_max=feed_max,
+        )
+        self.alive: list[Told] = []
+        self.gone: set[int] = set()
+        self.claims: list[Claim] = []
+        self.saved: tuple[bytes, int, int] | None = None
+
+    # ── The model ────────────────────────────────────────────────────────────────────────────
+    @property
+    def now(self) -> int:
+        return self.shell.now_ms
+
+    def is_delayed(self, told: Told) -> bool:
+        return told.attempts == 0 and told.appended_ms + told.delay_ms > self.now
+
+    def find(self, offset: int) -> Told | None:
+        return next((t for t in self.alive if t.offset == offset), None)
+
+    def drop(self, told: Told) -> None:
+        self.alive.remove(told)
+        self.gone.add(told.offset)
+
+    def expected(self, count: int) -> tuple[list[Told], list[Told]]:
+        """Who is delivered, and who is held as a dead letter on the way."""
+        picks: list[Told] = []
+        dead: list[Told] = []
+        for told in self.alive:
+            if len(picks) == count:
+                break
+            if told.is_leased(self.now) or self.is_delayed(told):
+                continue
+            (dead if self.is_dead(told) else picks).append(told)
+        return picks, dead
+
+    def is_dead(self, told: Told) -> bool:
+        return self.shell.attempts_max is not None and told.attempts >= self.shell.attempts_max
+
+    # ── Rules ────────────────────────────────────────────────────────────────────────────────
+    @rule(
+        count=st.integers(1, 6),
+        group=st.sampled_from(GROUPS),
+        delay_s=st.sampled_from([0, 0, 0, 5, 40]),
+    )
+    def send(self, count: int, group: str | None, delay_s: int) -> None:
+        # Fairness has its own tests; here the order of a standard queue stays by offset.
+        delay_ms = None if self.is_fifo or not delay_s else delay_s * SECOND
+        for offset in self.shell.send(count, group=group, delay_ms=delay_ms):
+            key = offset if group is None else group
+            self.alive.append(Told(offset, key, self.now, delay_ms or 0))
+
+    @rule(count=st.integers(1, 10), lease_s=st.sampled_from([0, 1, 10, 10, 60]))
+    def lease(self, count: int, lease_s: int) -> None:
+        picks, dead = self.expected(count)
+        outcome = self.shell.lease(count, lease_s * SECOND)
+        # GROUP order, OVERLAP and RESURRECT are all in this one line: the model knows who is free.
+        assert [p.offset for p in outcome.picks] == [t.offset for t in picks]
+        assert [p.offset for p in outcome.dead] == [t.offset for t in dead]
+        for told, pick in zip(picks, outcome.picks, strict=True):
+            told.attempts += 1
+            told.until_ms = self.now + lease_s * SECOND
+            told.seq = pick.lease_seq
+            assert pick.attempt == told.attempts
+            assert pick.offset not in self.gone
+            assert claim_of(pick) not in self.claims, "a new receipt for each lease"
+            self.claims.append(claim_of(pick))
+        for told, pick in zip(dead, outcome.dead, strict=True):
+            told.until_ms = self.now + HOLD_MS
+            told.seq = pick.lease_seq
+            assert pick.attempt == told.attempts, "a hold is no attempt"
+
+    @rule(data=st.data())
+    def bury(self, data: st.DataObject) -> None:
+        """The shell has copied a dead letter and acks the original."""
+        held = [t for t in self.alive if self.is_dead(t) and t.is_leased(self.now)]
+        if held:
+            told = data.draw(st.sampled_from(held))
+            claim = Claim(0, told.offset, told.seq)
+            assert self.shell.ack(claim, reason=AckReason.DEAD) == [None]
+            self.drop(told)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        claims = data.draw(st.lists(st.sampled_from(self.claims), min_size=1, max_size=4))
+        results = self.shell.ack(*claims)
+        finished = []
+        for claim, result in zip(claims, results, strict=True):
+            told = self.find(claim.offset)
+            if told is not None and not self.may_use(claim, told):
+                assert isinstance(result, ExpiredReceipt)
+            else:
+                assert result is None
+                finished.append(told)
+        for told in finished:
+            if told is not None and told in self.alive:
+                self.drop(told)
+
+    def may_use(self, claim: Claim, told: Told) -> bool:
+        if not self.is_fifo:
+            return True
+        return told.is_leased(self.now) and told.seq == claim.lease_seq
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data(), lease_s=st.sampled_from([0, 0, 5, 100]))
+    def extend(self, data: st.DataObject, lease_s: int) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        told = self.find(claim.offset)
+        result = self.shell.extend(claim, lease_s * SECOND)
+        if told is None:
+            assert isinstance(result, NotLeased)
+        elif not self.may_use(claim, told):
+            assert isinstance(result, ExpiredReceipt)
+        else:
+            assert result is None
+            told.until_ms = self.now + lease_s * SECOND
+
+    @rule(seconds=st.sampled_from([1, 5, 10, 30, 60]))
+    def wait(self, seconds: int) -> None:
+        self.shell.now_ms += seconds * SECOND
+        old = [
+            t for t in self.alive if t.appended_ms + self.shell.retention_ms <= self.shell.now_ms
+        ]
+        for told in old:
+            self.drop(told)
+        assert self.shell.expire() == len(old)
+
+    @rule()
+    def purge(self) -> None:
+        self.shell.purge()
+        for told in list(self.alive):
+            self.drop(told)
+
+    @rule()
+    def restart_from_the_log(self) -> None:
+        self.shell.restart()
+
+    @rule()
+    def save(self) -> None:
+        self.saved = self.shell.snapshot()
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def restart_from_a_snapshot(self) -> None:
+        assert self.saved is not None
+        self.shell.restart_from(self.saved)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        in_flight = sum(t.is_leased(self.now) for t in self.alive)
+        delayed = sum(self.is_delayed(t) and not t.is_leased(self.now) for t in self.alive)
+        visible = len(self.alive) - in_flight - delayed
+        assert self.shell.counts() == (visible, in_flight, delayed)
+
+    @invariant()
+    def nothing_that_is_needed_may_be_dropped(self) -> None:
+        low = self.shell.cursor.low_offset()
+        assert all(t.offset >= low for t in self.alive)
+        for offset in self.gone:
+            assert self.shell.cursor.state_of(offset, now_ms=self.now) is None or offset >= low
+
+
+class FifoMachine(QueueMachine):
+    is_fifo = True
+
+    def expected(self, count: int) -> tuple[list[Told], list[Told]]:
+        picks: list[Told] = []
+        dead: list[Told] = []
+        for key in dict.fromkeys(t.group for t in self.alive):  # groups by their oldest message
+            for told in [t for t in self.alive if t.group == key]:
+                if len(picks) == count or told.is_leased(self.now) or self.is_delayed(told):
+                    break
+                if self.is_dead(told):
+                    dead.append(told)
+                    break
+                picks.append(told)
+            if len(picks) == count:
+                break
+        return picks, dead
+
+    @rule(seconds=st.sampled_from([0, 0, 5, 20]))
+    def set_queue_delay(self, seconds: int) -> None:
+        """Only lowered while something waits: what a rise does to records that were already
+        looked at is a test of its own."""
+        if seconds * SECOND <= self.shell.queue_delay_ms or not self.alive:
+            self.shell.queue_delay_ms = seconds * SECOND
+
+    def is_delayed(self, told: Told) -> bool:
+        return told.attempts == 0 and told.appended_ms + self.shell.queue_delay_ms > self.now
+
+
+class StandardMachine(QueueMachine):
+    is_fifo = False
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStandardQueue = StandardMachine.TestCase
+TestStandardQueue.settings = SETTINGS
+TestFifoQueue = FifoMachine.TestCase
+TestFifoQueue.settings = SETTINGS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [StandardMachine, FifoMachine])
+def test_a_long_random_life_agrees_with_the_model(machine: type[QueueMachine]) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=400, stateful_step_count=120, deadline=None)
+    )
