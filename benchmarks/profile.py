@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks import proc, scenarios
-from benchmarks.scenarios import SCENARIOS, Timing
+from benchmarks.scenarios import SCENARIOS, Scenario, Timing
 from benchmarks.server import NotAvailable, Server
-from benchmarks.systems import SYSTEMS
+from benchmarks.systems import SYSTEMS, System
 
 HERE = Path(__file__).parent
 PY_SPY = Path(sys.prefix) / "bin" / "py-spy"
@@ -60,10 +62,39 @@ def as_text(folded: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def record(
+    system: System,
+    server: Server,
+    scenario: Scenario,
+    begin: Callable[[], subprocess.Popen[str]],
+    *,
+    seconds: int,
+    serial: int,
+) -> None:
+    """Run the scenario, with the sampler begun once the queue is filled."""
+    samplers: list[subprocess.Popen[str]] = []
+    _, load_cores = proc.split_cores()
+    try:
+        result = scenarios.run(
+            scenario,
+            server,
+            is_queue=system.is_queue,
+            timing=Timing(warm_up_s=0.5, window_s=float(seconds)),
+            cores=load_cores,
+            serial=serial,
+            before_load=lambda: samplers.append(begin()),
+        )
+    finally:
+        problems = [sampler.communicate(timeout=seconds + 30)[1] for sampler in samplers]
+    if any(sampler.returncode for sampler in samplers):
+        raise NotAvailable(f"py-spy: {problems[0].strip()[-200:]}")
+    print(f"{result.messages_per_s:,.0f} msg/s while sampled", flush=True)
+
+
 def run(scenario_name: str, system_name: str, *, seconds: int, out: Path) -> list[Path]:
     system = SYSTEMS[system_name]
     system.prepare()
-    server_cores, load_cores = proc.split_cores()
+    server_cores, _ = proc.split_cores()
     scenario = SCENARIOS[scenario_name]
     out.mkdir(parents=True, exist_ok=True)
     stem = out / f"{system_name}-{scenario_name}"
@@ -71,26 +102,10 @@ def run(scenario_name: str, system_name: str, *, seconds: int, out: Path) -> lis
     with tempfile.TemporaryDirectory(dir=out) as folder:
         server = system.start(folder=Path(folder), cores=server_cores)
         try:
+            # One style per recording, so the load runs once for each.
             for serial, (style, path) in enumerate(outputs.items()):
-                # One style per recording, so the load runs once for each.
-                started: list[subprocess.Popen[str]] = []
-
-                def sample(style: str = style, path: Path = path) -> None:
-                    started.append(start_sampling(server, style=style, out=path, seconds=seconds))
-
-                result = scenarios.run(
-                    scenario,
-                    server,
-                    is_queue=system.is_queue,
-                    timing=Timing(warm_up_s=0.5, window_s=float(seconds)),
-                    cores=load_cores,
-                    serial=serial,
-                    before_load=sample,
-                )
-                _, problem = sampler.communicate(timeout=seconds + 30)
-                if sampler.returncode != 0:
-                    raise NotAvailable(f"py-spy: {problem.strip()[-200:]}")
-                print(f"{result.messages_per_s:,.0f} msg/s while sampled", flush=True)
+                begin = partial(start_sampling, server, style=style, out=path, seconds=seconds)
+                record(system, server, scenario, begin, seconds=seconds, serial=serial)
         finally:
             server.stop()
     text = stem.with_suffix(".txt")

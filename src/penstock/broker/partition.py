@@ -88,6 +88,8 @@ class Partition:
         self._dedup = restored.dedup
         self._fresh: deque[_Fresh] = deque()
         self._fresh_count = 0
+        self._ahead: deque[Record] = deque()
+        self._ahead_end = 0
         self._messages_end = log.end_offset  # behind the last batch of messages
         self._wake_timer: asyncio.TimerHandle | None = None
         self._wake_at_ms = 0
@@ -223,13 +225,28 @@ class Partition:
             self._fresh_count -= len(fresh.popleft().messages)
         if scan_from >= high_watermark or scan_from >= self._messages_end:
             return False
-        if fresh and fresh[0].previous_end <= scan_from and fresh[0].next_offset <= high_watermark:
+        if (
+            fresh
+            and fresh[0].previous_end <= scan_from <= fresh[0].base_offset
+            and fresh[0].next_offset <= high_watermark
+        ):
             batch = fresh.popleft()
             self._fresh_count -= len(batch.messages)
             base, at_ms = batch.base_offset, batch.now_ms
             records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
             cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
             return True
+        ahead = self._ahead
+        while ahead and ahead[0].offset < scan_from:
+            ahead.popleft()
+        if not ahead and not self._read_ahead(scan_from, high_watermark):
+            return False
+        cursor.feed(ahead, self._ahead_end, now_ms=now_ms, wall_ms=wall_ms)
+        return True
+
+    def _read_ahead(self, scan_from: int, high_watermark: int) -> bool:
+        """Decode a stretch of the log. The cursor takes what fits into its window; the rest waits
+        here, so that nothing is decoded twice."""
         try:
             batches = self.log.read(
                 scan_from, bytes_max=limits.READ_BYTES_MAX, up_to=high_watermark
@@ -237,17 +254,12 @@ class Partition:
         except Damaged as damage:
             self.found_damage(damage)
             return False
-        if not batches:
-            return False
-        records = []
-        next_offset = scan_from
         for data in batches:
             header = parse_header(data)
-            next_offset = header.next_offset
+            self._ahead_end = header.next_offset
             if not header.is_control:
-                records.extend(decode_batch(data, origin=self._origin, from_offset=scan_from))
-        cursor.feed(records, next_offset, now_ms=now_ms, wall_ms=wall_ms)
-        return True
+                self._ahead.extend(decode_batch(data, origin=self._origin, from_offset=scan_from))
+        return bool(batches)
 
     def read(self, offset: int) -> Record | None:
         """One record again, for a later lease of it. None, and the damage noted, if it cannot be
@@ -401,6 +413,7 @@ class Partition:
         self._cursor, self._dedup = restored.cursor, restored.dedup
         self._fresh.clear()
         self._fresh_count = 0
+        self._ahead.clear()
         self._messages_end = self.log.end_offset
 
     @property

@@ -62,6 +62,13 @@ def send(
 
     if dedup_id is not None and unique:
         raise click.UsageError("--dedup-id and --unique exclude each other.")
+    is_single = len(bodies) == 1 and bodies != ("-",)
+    if bodies == ("-",):
+        bodies, path = (), "-"
+    if bool(bodies) == bool(path):
+        raise click.UsageError("Give a BODY, '-' for stdin, or -f FILE: one of them.")
+    if whole and (path is None or ndjson):
+        raise click.UsageError("--whole goes with -f and without --ndjson.")
     defaults = Defaults(
         group=group,
         dedup_id=dedup_id,
@@ -71,7 +78,7 @@ def send(
     source = _source(bodies, path, defaults, is_whole=whole, is_ndjson=ndjson)
     if unique:
         source = _made_unique(source)
-    _send_all(session, queue, source, is_single=len(bodies) == 1 and bodies != ("-",))
+    _send_all(session, queue, source, is_single=is_single)
 
 
 def _source(
@@ -80,12 +87,6 @@ def _source(
     from penstock.cli.outgoing import batches, from_json, from_text
     from penstock.cli.sending import read_lines
 
-    if bodies == ("-",):
-        bodies, path = (), "-"
-    if bool(bodies) == bool(path):
-        raise click.UsageError("Give a BODY, '-' for stdin, or -f FILE: one of them.")
-    if is_whole and (path is None or is_ndjson):
-        raise click.UsageError("--whole goes with -f and without --ndjson.")
     if path is None:
         make = from_json if is_ndjson else from_text
         yield from batches(make(place, body, defaults) for place, body in enumerate(bodies, 1))

@@ -22,9 +22,12 @@ from penstock.cursor.events import LeaseDetail, LeaseEvent
 from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection
 from penstock.cursor.outcome import LeaseOutcome
 from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
+from penstock.model.limits import WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
 _LINE_STALE_MIN = 1_024
+# A receive wants to see this many fresh records, to find what belongs to its first group.
+_LOOK_AHEAD = WINDOW_RECORDS_MAX // 2
 
 GroupKey = str | int  # a record without a group goes by its offset
 
@@ -65,6 +68,9 @@ class FifoCursor(LeaseCursor):
         room = in_flight_max - self._in_flight
         if room <= 0:
             return LeaseOutcome(is_over_limit=True, wake_at_ms=self.next_wake_ms())
+        is_dry, self._is_dry = self._is_dry, False
+        if self._lacks(_LOOK_AHEAD, is_dry) and self._may_skip:
+            return LeaseOutcome(needs_feed=True)
         take = min(count, room)
         selection = Selection()
         bound_ms = wall_ms - retention_ms
@@ -73,7 +79,8 @@ class FifoCursor(LeaseCursor):
             selection, take, attempts_max, bound_ms, now_ms - queue_delay_ms
         )
         is_short = len(selection.picked) < take
-        reads_on = is_short and not is_cut and not is_delayed and self._reads_on(now_ms)
+        is_stuck = not (selection.picked or is_cut or is_delayed or is_dry)
+        reads_on = is_stuck and self._reads_on(now_ms)
         last = max((o for o, record in selection.picked if record is not None), default=-1)
         if reads_on and self._window:
             last = self._window[-1].offset  # all of it is blocked: make room to see further

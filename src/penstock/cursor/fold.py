@@ -49,7 +49,6 @@ class LeaseFold(ABC):
         self._in_flight = 0
         self._delayed = 0
         self._unhydrated: set[int] = set()
-        self._is_dry = False  # the last read ahead found nothing, and nothing came since
         self._delays = DelayBuckets(by_append=self.is_fifo)
 
     # ── What the two kinds of queue do differently ───────────────────────────────────────────
@@ -95,7 +94,6 @@ class LeaseFold(ABC):
         assert base_offset >= self._next_offset, "appends come in the order of the log"
         self._appended_count += count
         self._next_offset = next_offset
-        self._is_dry = False
         for offset, delay_ms in delays:
             if delay_ms > 0 and offset >= self._head:
                 self._delays.add(

@@ -80,6 +80,7 @@ class LeaseCursor(LeaseFold):
         self._window: deque[Record] = deque()  # read ahead of the head, decoded
         self._window_bytes = 0
         self._scan_from = 0
+        self._is_dry = False  # the last feed was empty: the next lease must not ask for another
 
     # ── Reading ahead ────────────────────────────────────────────────────────────────────────
     @property
@@ -100,11 +101,21 @@ class LeaseCursor(LeaseFold):
             and self._window_bytes < WINDOW_BYTES_MAX
         )
 
+    def _lacks(self, count: int, is_dry: bool) -> bool:
+        """Whether fewer than ``count`` records are in the window although the log has more."""
+        return (
+            len(self._window) < count
+            and not is_dry
+            and self._backlog > len(self._window)
+            and self._window_bytes < WINDOW_BYTES_MAX
+        )
+
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
         """Records read from ``scan_from`` on, and where to read after them. Takes what fits:
-        ``scan_from`` afterwards says how far that was."""
+        ``scan_from`` afterwards says how far that was. Feeding nothing is an answer too: the
+        next lease makes do with what there is."""
         self._is_dry = not records
         for record in records:
             if record.offset < self._scan_from:
@@ -163,7 +174,9 @@ class LeaseCursor(LeaseFold):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Take up to ``count`` records for ``lease_ms``."""
+        """Take up to ``count`` records for ``lease_ms``; all in one event. While the outcome
+        says ``needs_feed`` nothing was picked: feed and ask again, even if there was nothing to
+        read."""
 
     def _decide_lease(
         self,

@@ -38,8 +38,8 @@ class LeaseOutcome(msgspec.Struct, frozen=True, gc=False):
     dead: tuple[Pick, ...] = ()
     expired: int = 0  # records found to be past their retention
     event: LeaseEvent | None = None
-    # Nothing more is available in what was read so far, but the log may have more: feed from
-    # ``scan_from`` and lease again for the rest.
+    # Nothing was picked because too little of the log has been read: feed from ``scan_from`` and
+    # lease again. (Records may have been passed over, so there can be an event all the same.)
     needs_feed: bool = False
     is_over_limit: bool = False
     # Set when fewer than asked for were found: when to try again.

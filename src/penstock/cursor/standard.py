@@ -48,11 +48,16 @@ class StandardCursor(LeaseCursor):
         if room <= 0:
             return LeaseOutcome(is_over_limit=True, wake_at_ms=self.next_wake_ms())
         take = count if count < room else room
+        is_dry, self._is_dry = self._is_dry, False
+        if len(self._window) < take and len(self._ready) < take and self._lacks(take, is_dry):
+            return LeaseOutcome(needs_feed=True)
         selection = Selection()
         bound_ms = wall_ms - retention_ms
         head = self._head
         if self._fair.is_needed:
-            head, is_cut = self._take_fairly(selection, take, attempts_max, bound_ms, now_ms)
+            head, is_cut = self._take_fairly(
+                selection, take, attempts_max, bound_ms, now_ms, is_dry=is_dry
+            )
         else:
             is_cut = bool(self._ready) and self._take_again(selection, take, attempts_max, bound_ms)
             if not is_cut and len(selection.picked) < take:
@@ -66,7 +71,7 @@ class StandardCursor(LeaseCursor):
             dead,
             expired,
             event,
-            needs_feed=not self._window and self._backlog > 0 and self._may_skip,
+            needs_feed=not picks and self._lacks(1, is_dry) and self._may_skip,
             wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
         )
 
@@ -182,6 +187,8 @@ class StandardCursor(LeaseCursor):
         attempts_max: int | None,
         bound_ms: int,
         now_ms: int,
+        *,
+        is_dry: bool,
     ) -> tuple[int, bool]:
         """Quiet groups' records in the usual order, then the noisy groups', fewest in flight
         first. Returns the new head and whether it stopped at a bound."""
@@ -198,7 +205,7 @@ class StandardCursor(LeaseCursor):
                 return self._head, True
         head = self._take_quiet_fresh(selection, take, noisy, bound_ms, now_ms)
         is_read_through = not self._window and self._backlog - selection.passed > 0
-        if is_read_through and not self._is_dry and fair.may_park and self._may_skip:
+        if is_read_through and not is_dry and fair.may_park and self._may_skip:
             return head, False  # quiet records may follow: read on before the noisy ones get more
         while len(picked) < take:
             group = fair.quietest()

@@ -62,15 +62,20 @@ def test_listing_queues_takes_less_than_150_ms_of_cpu(endpoint: Endpoint, tmp_pa
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     endpoint.paths["/api/v1/queues"] = QUEUES
     command = [sys.executable, "-m", "penstock", "--endpoint", endpoint.url, "queue", "list"]
+    bare = [sys.executable, "-c", "pass"]
 
-    def cpu_s() -> float:
+    def cpu_s(command: list[str]) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, check=True, capture_output=True, env=env)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return float(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
-    # The best of several: neighbours on the machine only ever make it longer.
-    assert min(cpu_s() for _ in range(9)) < 0.150
+    # The best of several: neighbours on the machine only ever make it longer. Where they never
+    # leave, the same seconds buy less, which an empty interpreter (16 ms when alone) shows.
+    rounds = [(cpu_s(bare), cpu_s(command)) for _ in range(12)]
+    bare_s = min(found for found, _ in rounds)
+    budget_s = 0.150 * max(1.0, bare_s / 0.016)
+    assert min(found for _, found in rounds) < budget_s
 
 
 def test_every_entry_of_the_table_leads_to_a_command_with_that_name() -> None:

@@ -6,6 +6,8 @@ feeds it when asked, and after a restart replays log or snapshot and hydrates.""
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.cursor.events import AckReason, Event, decode, encode
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.open import open_cursor, restore_cursor
@@ -52,9 +54,7 @@ class Shell:
         delay_ms: int | None = None,
         sent_at_ms: int | None = None,
     ) -> list[int]:
-        message = Message(
-            b"m" * 16, b"body", group=group, delay_ms=delay_ms, sent_at_ms=sent_at_ms
-        )
+        message = Message(b"m" * 16, b"body", group=group, delay_ms=delay_ms, sent_at_ms=sent_at_ms)
         records = [Record(self.end + i, self.wall_ms, message) for i in range(count)]
         batch = Batch(records, self.now_ms, self.queue_delay_ms if self.is_fifo else delay_ms or 0)
         self.log.append(batch)
@@ -83,13 +83,12 @@ class Shell:
     def lease(
         self, count: int = 1, lease_ms: int = 30_000, attempt_id: str | None = None
     ) -> LeaseOutcome:
-        """One receive, fed until it is satisfied or the log has no more."""
-        picks: list[Pick] = []
+        """One receive, fed as long as the cursor asks for it."""
         dead: list[Pick] = []
         expired = 0
         while True:
             outcome = self.cursor.lease(
-                count=count - len(picks),
+                count=count,
                 lease_ms=lease_ms,
                 attempts_max=self.attempts_max,
                 retention_ms=self.retention_ms,
@@ -100,20 +99,15 @@ class Shell:
                 wall_ms=self.wall_ms,
             )
             self.write(outcome.events)
-            picks += outcome.picks
             dead += outcome.dead
             expired += outcome.expired
-            if len(picks) == count or not outcome.needs_feed or not self.feed():
+            if not outcome.needs_feed:
                 break
-        for pick in picks:
+            assert not outcome.picks
+            self.feed()
+        for pick in outcome.picks:
             assert pick.record is None or pick.record is self.records[pick.offset]
-        return LeaseOutcome(
-            tuple(picks),
-            tuple(dead),
-            expired,
-            is_over_limit=outcome.is_over_limit,
-            wake_at_ms=outcome.wake_at_ms,
-        )
+        return msgspec.structs.replace(outcome, dead=tuple(dead), expired=expired)
 
     def take(self, count: int = 1, lease_ms: int = 30_000) -> list[int]:
         return [pick.offset for pick in self.lease(count, lease_ms).picks]

@@ -102,6 +102,9 @@ class QueueMachine(RuleBasedStateMachine):
         picks, dead = self.expected(count)
         outcome = self.shell.lease(count, lease_s * SECOND)
         # GROUP order, OVERLAP and RESURRECT are all in this one line: the model knows who is free.
+        if not self.is_fifo and len(outcome.picks) < len(picks):
+            # A receive may stop at the end of what was read, but not come back empty-handed.
+            picks = picks[: max(1, len(outcome.picks))]
         assert [p.offset for p in outcome.picks] == [t.offset for t in picks]
         assert [p.offset for p in outcome.dead] == [t.offset for t in dead]
         for told, pick in zip(picks, outcome.picks, strict=True):
