@@ -16,6 +16,7 @@ help:  ## this list
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --require-hashes -r requirements/run.lock
 	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 .venv/.dev: .venv/.run requirements/dev.lock

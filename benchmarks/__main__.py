@@ -98,8 +98,8 @@ class Bench:
             self._warm_up(system, server)
             for scenario in self._scenarios(system):
                 if scenario.name == "end_to_end" and self._is_too_slow(system.name):
-                    reason = f"it takes fewer than {2 * PACED_RATE:,} msg/s"
-                    self._skipped[f"{system.name} {scenario.name}"] = reason
+                    too_slow = f"it takes fewer than {2 * PACED_RATE:,} msg/s"
+                    self._skipped[f"{system.name} {scenario.name}"] = too_slow
                     continue
                 try:
                     result = scenarios.run(

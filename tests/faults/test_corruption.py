@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from tests.harness.checker import Verdict, check
+from tests.harness.ledger import Recv
 from tests.harness.load import Load
 from tests.harness.server import Server, stable_port
 
@@ -36,8 +37,16 @@ class Bench:
 
     def start_and_drain(self) -> Verdict:
         self.server.start()
-        self.load.drain()
+        self.load.drain(no_progress_seconds=4.0)  # a damaged queue may well end STUCK: not for long
         return check(self.load.events(), log=self.server.stderr)
+
+    def served_count(self) -> int:
+        """Messages given out after the restart."""
+        return sum(
+            1
+            for event in self.load.events()
+            if isinstance(event, Recv) and event.call.startswith("drain-")
+        )
 
     def says_damage(self) -> bool:
         """Whether an operator is told, by the readiness check or on stderr."""
@@ -49,7 +58,7 @@ class Bench:
         )
 
 
-@pytest.fixture(params=["standard", "groups.fifo"])
+@pytest.fixture
 def bench(tmp_path: Path, seed: str, request: pytest.FixtureRequest) -> Iterator[Bench]:
     ledgers = tmp_path / "ledgers"
     ledgers.mkdir()
@@ -112,26 +121,38 @@ def garbage_tail(bench: Bench, chance: Random) -> None:
         file.write(chance.randbytes(500))
 
 
-DAMAGES: list[Callable[[Bench, Random], None]] = [
-    flip_middle,
-    flip_header,
-    zero_page,
-    flip_tail,
-    tear_tail,
-    garbage_tail,
+# With how many messages must be served all the same: those before the damage, at least.
+BEFORE_SEGMENT = 30
+BEFORE_TAIL = SENDS - 30
+DAMAGES: list[tuple[str, Callable[[Bench, Random], None], int]] = [
+    ("standard", flip_middle, BEFORE_SEGMENT),
+    ("standard", flip_header, BEFORE_SEGMENT),
+    ("standard", zero_page, BEFORE_SEGMENT),
+    ("standard", flip_tail, BEFORE_TAIL),
+    ("standard", tear_tail, BEFORE_TAIL),
+    ("standard", garbage_tail, BEFORE_TAIL),
+    ("groups.fifo", flip_middle, BEFORE_SEGMENT),
+    ("groups.fifo", tear_tail, BEFORE_TAIL),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
+@pytest.mark.parametrize(
+    ("bench", "damage", "served_min"),
+    DAMAGES,
+    indirect=["bench"],
+    ids=[f"{kind}-{damage.__name__}" for kind, damage, _ in DAMAGES],
+)
 def test_a_damaged_segment_is_reported_and_never_served(
-    bench: Bench, damage: Callable[[Bench, Random], None], seed: str
+    bench: Bench, damage: Callable[[Bench, Random], None], served_min: int, seed: str
 ) -> None:
     damage(bench, Random(f"damage-{seed}"))
     verdict = bench.start_and_drain()
     broken = {name for name, count in verdict.counts.items() if count}
     assert broken <= HARMLESS, verdict.text()
-    assert verdict.coverage.deliveries > 0, "not even the undamaged part was served"
+    assert bench.served_count() >= served_min, (
+        f"only {bench.served_count()} messages before the damage were served\n{verdict.text()}"
+    )
     # Damage that cost nothing, in a batch nobody has to read again, may wait to be found.
     assert verdict.is_clean or bench.says_damage(), (
         f"damage went unmentioned\n{verdict.text()}\n{bench.server.stderr_tail()}"
@@ -139,14 +160,14 @@ def test_a_damaged_segment_is_reported_and_never_served(
     assert bench.server.stop() == 0, bench.server.stderr_tail()
 
 
+REBUILDABLE = ("*.index", "*.time", "*.check", "*.checkpoint")
+
+
 @pytest.mark.parametrize("bench", ["standard"], indirect=True)
 @pytest.mark.parametrize("how", ["flipped", "emptied", "missing", "garbage"])
-@pytest.mark.parametrize("pattern", ["*.index", "*.time", "*.checkpoint"])
-def test_what_can_be_rebuilt_is_rebuilt_without_a_loss(
-    bench: Bench, pattern: str, how: str, seed: str
-) -> None:
+def test_what_can_be_rebuilt_is_rebuilt_without_a_loss(bench: Bench, how: str, seed: str) -> None:
     chance = Random(f"rebuild-{seed}")
-    for path in bench.files(pattern):
+    for path in [path for pattern in REBUILDABLE for path in bench.files(pattern)]:
         if how == "missing":
             path.unlink()
         elif how == "emptied":

@@ -407,11 +407,13 @@ class Drainer(Consumer):
     """Takes and deletes until the queue is empty by its own word and by three empty polls, or
     nothing has moved for so long that it counts as stuck."""
 
+    no_progress_seconds = NO_PROGRESS_SECONDS_MAX
+
     def run(self) -> None:
         empty_polls = 0
         progress_at = time.monotonic()
         counts = UNKNOWN_COUNTS
-        while time.monotonic() - progress_at < NO_PROGRESS_SECONDS_MAX:
+        while time.monotonic() - progress_at < self.no_progress_seconds:
             got = self.receive(10, DRAIN_LEASE_SECONDS)
             if got:
                 self.delete_batch(got)
@@ -487,8 +489,8 @@ class Load:
         self._join(self.workers)
         self.drain()
 
-    def drain(self) -> None:
-        drainers: list[Worker] = [
+    def drain(self, *, no_progress_seconds: float = NO_PROGRESS_SECONDS_MAX) -> None:
+        drainers = [
             Drainer(
                 f"drain-{queue.name}", self.port, self.folder, self.gate, self.seed,
                 queue=queue, run=self.run_id,
@@ -497,6 +499,7 @@ class Load:
         ]  # fmt: skip
         self.workers += drainers
         for drainer in drainers:
+            drainer.no_progress_seconds = no_progress_seconds
             drainer.start()
         self._join(drainers)
 

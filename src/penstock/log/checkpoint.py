@@ -69,8 +69,16 @@ def _generation(folder: Path, name: str, slot: int, disk: Disk) -> int:
     return -1 if found is None else found[0]
 
 
+def is_whole_checkpoint(path: Path, disk: Disk) -> bool:
+    return _read_file(path, disk) is not None
+
+
 def _read(folder: Path, name: str, slot: int, disk: Disk) -> tuple[int, bytes] | None:
-    content = read_whole(disk, checkpoint_path(folder, name, slot))
+    return _read_file(checkpoint_path(folder, name, slot), disk)
+
+
+def _read_file(path: Path, disk: Disk) -> tuple[int, bytes] | None:
+    content = read_whole(disk, path)
     if content is None or len(content) < HEAD_BYTES:
         return None
     head, data = content[: HEAD.size], content[HEAD_BYTES:]

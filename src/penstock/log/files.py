@@ -9,6 +9,7 @@ A small file is replaced durably: written beside, synced, renamed over, folder s
 power cut it is the old one or the new one, never half of each.
 """
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,3 +132,29 @@ def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
         disk.close(fd)
     disk.rename(tmp, path)
     disk.sync_folder(path.parent)
+
+
+class ReadOnlyDisk(Disk):
+    """For looking at a log that is not ours to change: what is missing reads as empty, and
+    everything that would leave a trace is refused."""
+
+    def open(self, path: Path) -> int:
+        try:
+            return self.open_read(path)
+        except FileNotFoundError:
+            return self.open_read(Path(os.devnull))
+
+    def pwrite(self, fd: int, data: bytes | bytearray, position: int) -> int:  # noqa: ARG002
+        raise OSError(errno.EROFS, "opened for looking only")
+
+    def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002
+        raise OSError(errno.EROFS, "opened for looking only")
+
+    def make_folder(self, folder: Path) -> None:
+        raise OSError(errno.EROFS, "opened for looking only", str(folder))
+
+    def rename(self, source: Path, target: Path) -> None:  # noqa: ARG002
+        raise OSError(errno.EROFS, "opened for looking only", str(source))
+
+    def unlink(self, path: Path) -> None:
+        raise OSError(errno.EROFS, "opened for looking only", str(path))

@@ -227,29 +227,38 @@ class Segment:
             self.interval_bytes,
         )
 
-    def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Make the side files what a scan says they should be, from these entries on. Returns
-        whether anything had to be written."""
+    def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
+        """Whether the side files lead to what a scan found. An index may have other entries than
+        a new one would: its interval is a setting."""
+        index = self.files.index
+        last = index.place(index.count - 1)
+        return (
+            is_same_checks(self.files.checks, from_ordinal, scan.checks)
+            and index.count == index.times.count
+            and all(index.offsets.read_range(0, index.count))
+            and all(index.times.read_range(0, index.count))
+            and (last is None) == (scan.last is None)
+            and (last is None or last.position < scan.position)
+        )
+
+    def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> None:
+        """Make the side files what a scan says they should be, from these entries on."""
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]
         times = [(timestamp, place.relative) for place, timestamp in scan.places]
-        changed = False
-        count = len(expected)
+        count = len(expected) + 1  # one more than there should be
         if (
-            index.offsets.read_range(from_place, count + 1) != expected
-            or index.times.read_range(from_place, count + 1) != times
+            index.offsets.read_range(from_place, count) != expected
+            or index.times.read_range(from_place, count) != times
         ):
-            changed = True
             index.cut(from_place)
             for place, timestamp in scan.places:
                 index.add(place, timestamp_max=timestamp)
         if not is_same_checks(checks, from_ordinal, scan.checks):
-            changed = True
             checks.cut(from_ordinal)
             for check in scan.checks:
                 checks.append(check)
         self.files.flush()
-        return changed
 
     def find_time(self, timestamp_ms: int) -> int:
         """The base offset of the first batch that reaches the timestamp; our end if none does."""

@@ -210,7 +210,7 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     partitions: Annotated[
-        int, note("Partitions of a new queue, where its creator does not say.", ge=1, le=256)
+        int, note("Partitions of a new queue, where its creator does not say.", ge=1, le=64)
     ] = 1
     in_flight_max: Annotated[
         int,

@@ -163,7 +163,6 @@ def test_a_failure_of_ours_blames_the_receiver_and_says_when_to_retry() -> None:
     _, headers = json10.encode_fault(fault("ServiceUnavailable", retry_after_s=5))
     assert dict(headers) == {
         "x-amzn-query-error": "ServiceUnavailable;Receiver",
-        "x-amzn-errortype": "ServiceUnavailable",
         "retry-after": "5",
     }
 

@@ -14,7 +14,7 @@ async def run(context: Context, call: Call, asked: AddPermissionRequest) -> None
     label, accounts, actions = asked.label, asked.aws_account_ids, asked.actions
     if not label:
         raise missing("Label")
-    if not accounts:
+    if accounts is None:
         raise missing("AWSAccountIds")
     if not actions:
         raise missing("Actions")

@@ -22,7 +22,7 @@ RECEIPT_KEY_BYTES = 32
 
 async def run(context: Context, call: Call, asked: CreateQueueRequest) -> CreateQueueReply:
     name = asked.queue_name
-    if not name:
+    if name is None:
         raise missing("QueueName")
     if not is_queue_name(name):
         raise fault(
@@ -37,7 +37,7 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
         tags = asked.tags or {}
         check_tags(tags)
         _check_not_just_deleted(context, account, region, name)
-        topic = _new_topic(context, call, name, new, merged({}, tags))
+        topic = _new_topic(context, call, name, new, merged({}, tags, queue_name=name))
         if topic.settings.redrive is not None:
             check_target(context.catalog, topic, topic.settings.redrive)
         try:

@@ -23,14 +23,12 @@ async def run(
         raise missing("SourceArn")
     count = 1 if asked.max_results is None else asked.max_results
     if not 1 <= count <= RESULTS_MAX:
-        raise invalid_value(
-            count, "MaxResults", f"Must be between 1 and {RESULTS_MAX}, if provided."
-        )
+        raise invalid_value(count, "MaxResults", f"Must be between 1 and {RESULTS_MAX}.")
     source = context.catalog.find_arn(asked.source_arn)
     if source is None:
         raise no_such("SourceArn")
     tasks = context.backend.moves(source.arn)[:count]
-    return ListMessageMoveTasksReply(results=[_entry(task) for task in tasks] or None)
+    return ListMessageMoveTasksReply(results=[_entry(task) for task in tasks])
 
 
 def _entry(task: MoveTask) -> MessageMoveTaskEntry:

@@ -135,7 +135,7 @@ def _delay_ms(delay_seconds: int | None, topic: Topic) -> int | None:
     delay_ms = delay_seconds * 1_000
     if not 0 <= delay_ms <= DELAY_MS_MAX:
         raise invalid_value(
-            delay_seconds, "DelaySeconds", "DelaySeconds must be >= 0 and <= 900, if provided."
+            delay_seconds, "DelaySeconds", "DelaySeconds must be >= 0 and <= 900."
         )
     # Nothing to store for no delay, unless it overrides one.
     return delay_ms if delay_ms or queue_delay_ms else None

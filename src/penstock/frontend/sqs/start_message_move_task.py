@@ -23,7 +23,7 @@ async def run(
     rate = asked.max_number_of_messages_per_second
     if rate is not None and not 1 <= rate <= RATE_MAX:
         raise invalid_value(
-            rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}, if provided."
+            rate, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {RATE_MAX}."
         )
     source = context.catalog.find_arn(asked.source_arn)
     if source is None:

@@ -19,10 +19,10 @@ def check_tags(tags: Mapping[str, str]) -> None:
             )
 
 
-def merged(current: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def merged(
+    current: Mapping[str, str], given: Mapping[str, str], *, queue_name: str
+) -> dict[str, str]:
     tags = {**current, **given}
     if len(tags) > TAGS_MAX:
-        raise fault(
-            "InvalidParameterValue", f"Too many tags: a queue has at most {TAGS_MAX} of them."
-        )
+        raise fault("InvalidParameterValue", f"Too many tags added for queue {queue_name}.")
     return tags

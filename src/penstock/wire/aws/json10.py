@@ -66,10 +66,7 @@ def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
     """Body and headers. Clients that grew up with the query protocol look for the code in
     ``x-amzn-query-error``: without it one SDK crashes and another reports a different code."""
     blame = "Sender" if refusal.is_sender else "Receiver"
-    headers: Headers = (
-        ("x-amzn-query-error", f"{refusal.code};{blame}"),
-        ("x-amzn-errortype", refusal.shape),
-    )
+    headers: Headers = (("x-amzn-query-error", f"{refusal.code};{blame}"),)
     if refusal.retry_after_s is not None:
         headers += (("retry-after", str(refusal.retry_after_s)),)
     # A refused value may be echoed, and half a surrogate pair must not turn a 400 into a 500.

@@ -92,7 +92,7 @@ def remove_permission(policy: str | None, *, label: str) -> str | None:
 
 def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) -> None:
     if not accounts:
-        raise missing("AWSAccountIds")
+        raise invalid_value("[]", "PrincipalId", "Unable to verify.")
     if not actions:
         raise missing("Actions")
     if _LABEL.match(label) is None:

@@ -1,0 +1,181 @@
+"""Looking at logs on disk without opening them for use: nothing is created, cut or rebuilt.
+
+What ``penstock storage`` shows comes from here. The server must not be running on the folder, or
+the end of each log is seen in the middle of being written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.log.checkpoint import RecoveryPoint, is_whole_checkpoint, read_point
+from penstock.log.damage import Damage, load_damage
+from penstock.log.files import ReadOnlyDisk
+from penstock.log.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
+from penstock.log.recovery import open_quickly
+from penstock.log.scan import Scan, Scanner
+from penstock.log.segment import Segment
+from penstock.model.limits import INDEX_INTERVAL_BYTES
+from penstock.record.batch import HEADER_BYTES, parse_header
+
+TOPICS_FOLDER = "topics"
+
+
+class PartitionPlace(NamedTuple):
+    topic_id: str
+    partition: int
+    folder: Path
+
+
+def find_partitions(data_folder: Path) -> list[PartitionPlace]:
+    """Every ``topics/<topic id>/<partition>/`` that holds a segment."""
+    return sorted(
+        PartitionPlace(folder.parent.name, int(folder.name), folder)
+        for folder in data_folder.glob(f"{TOPICS_FOLDER}/*/*")
+        if folder.name.isdigit() and segment_bases(folder)
+    )
+
+
+def segment_bases(folder: Path) -> list[int]:
+    names = (path.name for path in folder.glob(f"*{LOG_SUFFIX}"))
+    return sorted(base for base in map(base_offset_of, names) if base is not None)
+
+
+@dataclass(slots=True)
+class PartitionSurvey:
+    place: PartitionPlace
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    segments: int
+    max_timestamp: int
+    was_clean: bool
+    damage: list[Damage]
+
+
+def glance(place: PartitionPlace) -> PartitionSurvey:
+    """What can be said without reading everything: only the last segment may need a scan."""
+    disk = ReadOnlyDisk()
+    bases = segment_bases(place.folder)
+    point = read_point(place.folder, disk) or RecoveryPoint(0)
+    size_bytes, end_offset, max_timestamp = 0, bases[-1], -1
+    was_clean = False
+    for base_offset, next_base in _with_next(bases):
+        segment = _segment(place.folder, base_offset)
+        try:
+            file_bytes = disk.size(segment.files.log_fd)
+            size_bytes += file_bytes
+            if next_base is None:
+                was_clean = point == RecoveryPoint(point.offset, True, base_offset, file_bytes)
+            if open_quickly(segment, next_base):
+                end_offset = segment.end_offset
+                max_timestamp = max(max_timestamp, segment.max_timestamp)
+            elif next_base is None:
+                scan = Scanner(segment.source()).run()
+                end_offset, max_timestamp = scan.offset, max(max_timestamp, scan.max_timestamp)
+        finally:
+            segment.close()
+    return PartitionSurvey(
+        place=place,
+        start_offset=bases[0],
+        end_offset=end_offset,
+        size_bytes=size_bytes,
+        segments=len(bases),
+        max_timestamp=max_timestamp,
+        was_clean=was_clean,
+        damage=load_damage(place.folder, disk),
+    )
+
+
+class SegmentSurvey(NamedTuple):
+    path: Path
+    bytes: int
+    batches: int
+    end_offset: int
+    damage: list[Damage]
+    remarks: list[str]  # what the next start of the server puts right by itself
+
+
+def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentSurvey:
+    """Read every byte of one segment and hold its side files against it."""
+    segment = _segment(folder, base_offset)
+    try:
+        source = segment.source()
+        scan = Scanner(source).run()
+        damage, remarks = list(scan.damage), []
+        if next_base is not None:
+            scan.seal()
+            if scan.position != source.size or scan.offset != next_base:
+                reason = scan.tail_reason or f"records up to offset {next_base} are missing"
+                size = source.size - scan.position
+                name = segment.path.name
+                damage.append(Damage(name, scan.position, size, scan.offset, next_base, reason))
+        elif scan.position != source.size:
+            remarks.append(f"torn end, {source.size - scan.position} bytes: {scan.tail_reason}")
+        if not damage and not segment.is_indexed(scan):
+            remarks.append("index or checks are not up to date")
+        return SegmentSurvey(segment.path, source.size, scan.ordinal, scan.offset, damage, remarks)
+    finally:
+        segment.close()
+
+
+def verify_checkpoints(folder: Path) -> list[str]:
+    """Generations of checkpoints that are not whole; the log replays what they held."""
+    disk = ReadOnlyDisk()
+    return [
+        f"{path.name} is not whole"
+        for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}"))
+        if not is_whole_checkpoint(path, disk)
+    ]
+
+
+def lost_offsets(folder: Path, end_offset: int) -> int:
+    """Synced records that are missing at the end of the log."""
+    point = read_point(folder, ReadOnlyDisk())
+    return 0 if point is None else max(0, point.offset - end_offset)
+
+
+def iter_segment(path: Path) -> Iterator[bytes | Damage]:
+    """The whole batches of one file in order, and what lies damaged between them."""
+    base_offset = base_offset_of(path.name)
+    assert base_offset is not None, "the caller looks at the name"
+    segment = _segment(path.parent, base_offset)
+    try:
+        source = segment.source()
+        scan = Scanner(source).run()
+        yield from _walk(segment, scan)
+        if scan.position < source.size:
+            size = source.size - scan.position
+            reason = scan.tail_reason or "not a batch"
+            yield Damage(path.name, scan.position, size, scan.offset, scan.offset, reason)
+    finally:
+        segment.close()
+
+
+def _walk(segment: Segment, scan: Scan) -> Iterator[bytes | Damage]:
+    damages = {damage.position: damage for damage in scan.damage}
+    fd, disk = segment.files.log_fd, segment.disk
+    position = 0
+    while position < scan.position:
+        damage = damages.get(position)
+        if damage is not None:
+            yield damage
+            position += damage.size_bytes
+            continue
+        header = parse_header(disk.pread(fd, HEADER_BYTES, position))
+        yield disk.pread(fd, header.total_bytes, position)
+        position += header.total_bytes
+
+
+def _segment(folder: Path, base_offset: int) -> Segment:
+    return Segment(folder, base_offset, interval_bytes=INDEX_INTERVAL_BYTES, disk=ReadOnlyDisk())
+
+
+def _with_next(bases: list[int]) -> Iterator[tuple[int, int | None]]:
+    for at, base_offset in enumerate(bases):
+        yield base_offset, bases[at + 1] if at + 1 < len(bases) else None
+
+
+def segments_of(place: PartitionPlace) -> list[tuple[int, int | None]]:
+    return list(_with_next(segment_bases(place.folder)))
