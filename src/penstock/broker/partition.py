@@ -37,6 +37,7 @@ from penstock.record.message import decode_batch
 
 log_ = logging.getLogger(__name__)
 
+OLDEST_READ_BYTES = 4 * limits.KIB
 EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
 CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints: what a start may have to replay
 
@@ -91,6 +92,7 @@ class Partition:
         self._ahead: deque[Record] = deque()
         self._ahead_end = 0
         self._messages_end = log.end_offset  # behind the last batch of messages
+        self._oldest: tuple[int, int] | None = None  # low offset, when its record was sent
         self._wake_timer: asyncio.TimerHandle | None = None
         self._wake_at_ms = 0
         self._checkpoint_bytes = 0
@@ -344,7 +346,7 @@ class Partition:
                 return
             self._wake_timer.cancel()
         self._wake_at_ms = at_ms
-        delay_s = max(0, at_ms - self._clock.mono_ms()) / 1_000
+        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
         self._wake_timer = self._loop.call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
@@ -365,14 +367,22 @@ class Partition:
 
     def oldest_sent_at_ms(self) -> int | None:
         """When the oldest record that is not gone was sent; None when there is none."""
-        low = self._cursor.low_offset()
-        visible, in_flight, delayed = self.counts()
-        if visible + in_flight + delayed == 0:
+        if not any(self.counts()):
             return None
-        peeked, _ = self.peek(start=low, count=1)
-        return peeked[0].record.sent_at_ms if peeked else None
+        low = self._cursor.low_offset()
+        if self._oldest is None or self._oldest[0] != low:
+            peeked, _ = self.peek(start=low, count=1, read_bytes_max=OLDEST_READ_BYTES)
+            if not peeked:
+                return None
+            # Asked for again and again by dashboards, while the low offset moves only with acks.
+            self._oldest = low, peeked[0].record.sent_at_ms
+        return self._oldest[1]
 
-    def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
+    def peek(
+        self, *, start: int, count: int, read_bytes_max: int = limits.READ_BYTES_MAX
+    ) -> tuple[list[Peeked], int]:
+        """Records from ``start`` on that are not gone, and where to look next. Looks through a
+        bounded stretch of the log: an answer with nothing in it may still have more behind it."""
         end = self.journal.high_watermark
         if start < 0:
             return [], end
@@ -382,7 +392,7 @@ class Partition:
         found: list[Peeked] = []
         read_bytes = 0
         while offset < end and len(found) < count and read_bytes < 8 * limits.READ_BYTES_MAX:
-            batches = self.log.read(offset, bytes_max=limits.READ_BYTES_MAX, up_to=end)
+            batches = self.log.read(offset, bytes_max=read_bytes_max, up_to=end)
             if not batches:
                 break
             for data in batches:

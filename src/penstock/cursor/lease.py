@@ -80,7 +80,7 @@ class LeaseCursor(LeaseFold):
         self._window: deque[Record] = deque()  # read ahead of the head, decoded
         self._window_bytes = 0
         self._scan_from = 0
-        self._is_dry = False  # the last feed was empty: the next lease must not ask for another
+        self._is_dry = False  # the last feed added nothing: the next lease must not ask again
 
     # ── Reading ahead ────────────────────────────────────────────────────────────────────────
     @property
@@ -116,7 +116,7 @@ class LeaseCursor(LeaseFold):
         """Records read from ``scan_from`` on, and where to read after them. Takes what fits:
         ``scan_from`` afterwards says how far that was. Feeding nothing is an answer too: the
         next lease makes do with what there is."""
-        self._is_dry = not records
+        self._is_dry = True
         for record in records:
             if record.offset < self._scan_from:
                 continue
@@ -124,6 +124,7 @@ class LeaseCursor(LeaseFold):
             if self._window and (is_full or self._window_bytes >= WINDOW_BYTES_MAX):
                 self._scan_from = record.offset
                 return
+            self._is_dry = False
             self._window.append(record)
             self._window_bytes += size_of(record)
             self._scan_from = record.offset + 1

@@ -65,7 +65,8 @@ class LogConfig:
 
 
 class SyncJob:
-    """What was dirty at one moment. ``run`` may be called from any thread, once."""
+    """What was dirty at one moment. Made by ``Log.begin_sync``, run once, in any thread, then
+    handed to ``Log.finish_sync`` before the next one is begun."""
 
     __slots__ = ("_disk", "_fds", "_folder", "_log", "_point", "end_offset", "is_point_owed")
 
@@ -98,7 +99,7 @@ class SyncJob:
             self._log.refuse_appends(f"sync failed: {error}")
             raise
         finally:
-            self.discard()
+            self._close_fds()
         if self._point is not None:
             self._write_point(self._point)
 
@@ -111,8 +112,7 @@ class SyncJob:
                 raise
             self.is_point_owed = True
 
-    def discard(self) -> None:
-        """Give the descriptors back. A job that will not be run needs this."""
+    def _close_fds(self) -> None:
         fds, self._fds = self._fds, []
         for fd in fds:
             self._disk.close(fd)
@@ -148,6 +148,7 @@ class Log:
         self._dirty: dict[int, Segment] = {}
         self._is_folder_dirty = not self._active.is_open  # it is made in the next line
         self._is_rolled = False
+        self._job: SyncJob | None = None  # begun and not finished
         self._active.make_files()
 
     @classmethod
@@ -287,9 +288,11 @@ class Log:
     # ── Sync ─────────────────────────────────────────────────────────────────────────────────
 
     def begin_sync(self) -> SyncJob | None:
-        """What is dirty now, as a job for a thread; None when nothing is."""
+        """What is dirty now, as a job for a thread; None when nothing is. One at a time: the
+        recovery point that a later job writes would vouch for what an earlier has not synced."""
         if self._refused is not None:
             raise AppendsRefused(self._refused)
+        assert self._job is None, "the job before is finished first"
         if not self._dirty and not self._is_folder_dirty:
             return None
         # Header checks reach the page cache with the batches they belong to, so that they are
@@ -307,10 +310,13 @@ class Log:
         point = RecoveryPoint(self._active.base_offset) if self._is_rolled else None
         folder = self.folder if self._is_folder_dirty else None
         self._is_folder_dirty = self._is_rolled = False
-        return SyncJob(self, fds, folder=folder, point=point, disk=self._disk)
+        self._job = SyncJob(self, fds, folder=folder, point=point, disk=self._disk)
+        return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
         """The job has run: what it covered is durable."""
+        assert job is self._job, "the job that was begun"
+        self._job = None
         if self._refused is not None:
             raise AppendsRefused(self._refused)
         self.durable_offset = max(self.durable_offset, job.end_offset)
@@ -350,13 +356,13 @@ class Log:
         return read_checkpoint(self.folder, name, self._disk)
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, only
-        let go of the files, as a crash would."""
+        """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, or with
+        a sync job begun and not finished, only let go of the files, as a crash would."""
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            if clean and self._refused is None:
+            if clean and self._refused is None and self._job is None:
                 self._close_cleanly()
         finally:
             self.refuse_appends("the log is closed")

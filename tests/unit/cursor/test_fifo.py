@@ -63,6 +63,7 @@ def test_records_without_a_group_do_not_wait_for_each_other(shell: Shell) -> Non
 
 
 def test_locked_groups_are_read_past_to_find_others(shell: Shell) -> None:
+    shell.feed_max = 400
     shell.send(1_500, group="busy")
     shell.send(1, group="other")
     assert shell.take(1) == [0]

@@ -481,7 +481,7 @@ async def test_an_ended_task_shows_no_handle_and_cannot_be_cancelled(client: Cli
     assert "TaskHandle" not in listed
     assert (listed["Status"], listed["FailureReason"]) == ("FAILED", "why")
     code = await client.code("CancelMessageMoveTask", TaskHandle=handle)
-    assert code == "InvalidParameterValue"
+    assert code == "ResourceNotFoundException"
 
 
 @pytest.mark.parametrize(

@@ -263,6 +263,21 @@ def test_a_broken_disk_ends_appends_but_not_reads(tmp_path: Path, fault: str) ->
     assert read_all(open_log(tmp_path)) == ({0: first}, [])
 
 
+def test_one_sync_at_a_time_and_a_stop_in_the_middle_is_not_clean(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    first = append(log)
+    job = log.begin_sync()
+    assert job is not None
+    append(log)
+    with pytest.raises(AssertionError):
+        log.begin_sync()
+    log.close()
+    job.run()
+    again = open_log(tmp_path)
+    assert not again.recovery.was_clean
+    assert again.read(0, bytes_max=1) == [first]
+
+
 def test_a_failed_sync_is_final(tmp_path: Path) -> None:
     disk = FaultyDisk()
     log = open_log(tmp_path, disk=disk)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.log.stage import append_many, open_log
 
 from penstock.cli import main
 from penstock.log.log import LogConfig
@@ -13,7 +14,6 @@ from penstock.model.message import Attribute, Message
 from penstock.record.batch import encode_batch
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
-from tests.unit.log.stage import append_many, open_log
 
 TOPIC = "0123456789abcdef0123456789abcdef"
 CONFIG = LogConfig(segment_bytes_max=600)

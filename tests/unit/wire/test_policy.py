@@ -74,7 +74,7 @@ def test_permissions_are_added_to_what_is_there_and_taken_away_one_by_one() -> N
     [
         ({"label": "no blanks"}, "InvalidParameterValue"),
         ({"label": ""}, "InvalidParameterValue"),
-        ({"accounts": []}, "MissingParameter"),
+        ({"accounts": []}, "InvalidParameterValue"),
         ({"actions": []}, "MissingParameter"),
         ({"accounts": ["123"]}, "InvalidParameterValue"),
         ({"actions": ["Fly"]}, "InvalidParameterValue"),

@@ -25,6 +25,8 @@ ACCOUNT = "123456789012"
         (f"http://sqs.eu-west-1.x/queue/local/{ACCOUNT}/q", ACCOUNT, "local", "q"),
         (f"/{ACCOUNT}/orders", ACCOUNT, None, "orders"),
         (f"/queue/us-east-2/{ACCOUNT}/q", ACCOUNT, "us-east-2", "q"),
+        ("http://localhost:9324/queue/orders", None, None, "orders"),
+        ("/queue/orders.fifo", None, None, "orders.fifo"),
         ("orders", None, None, "orders"),
         ("orders.fifo", None, None, "orders.fifo"),
     ],

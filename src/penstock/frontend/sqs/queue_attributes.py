@@ -50,6 +50,15 @@ def invalid_value(name: str, reason: str = "") -> Fault:
     return fault("InvalidAttributeValue", f"Invalid value for the parameter {name}.{suffix}")
 
 
+def _only_fifo(name: str) -> Fault:
+    """The two newer FIFO attributes are refused with a reason, the older one is just unknown."""
+    if name == "ContentBasedDeduplication":
+        return unknown(name)
+    return fault(
+        "InvalidAttributeName", f"You can specify the {name} only when FifoQueue is set to true."
+    )
+
+
 def unknown(name: str) -> Fault:
     return fault("InvalidAttributeName", f"Unknown Attribute {name}.")
 
@@ -271,8 +280,10 @@ def _read(given: Mapping[str, str], *, is_fifo: bool) -> Changes:
     partition_count: int | None = None
     for name, text in given.items():
         row = TABLE.get(name)
-        if row is None or row.read is None or (row.is_fifo_only and not is_fifo):
+        if row is None or row.read is None:
             raise unknown(name)
+        if row.is_fifo_only and not is_fifo:
+            raise _only_fifo(name)
         value = _value(row, text)
         if row.setting is not None:
             settings[row.setting] = value
@@ -353,11 +364,12 @@ def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
 
 
 def check_settable(topic: Topic, given: Mapping[str, str]) -> None:
-    for name in given:
+    for name, text in given.items():
         row = TABLE.get(name)
         if name == "FifoQueue" and topic.is_fifo:
-            raise invalid_value("FifoQueue", "Modifying queue type is not supported.")
-        if row is None or row.is_create_only:
+            if not _value(TABLE[name], text):
+                raise invalid_value("FifoQueue", "Modifying queue type is not supported.")
+        elif row is None or row.is_create_only:
             raise unknown(name)
 
 

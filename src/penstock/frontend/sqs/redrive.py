@@ -10,7 +10,7 @@ from penstock.wire.aws.faults import invalid_value
 
 
 def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
-    """The target exists, is another queue of the same account, region and kind, and lets us."""
+    """The target exists, is a queue of the same account, region and kind, and lets us."""
     target = catalog.find_arn(redrive.target_arn)
     reason = "Dead letter target does not exist." if target is None else _objection(target, source)
     if reason is not None:
@@ -22,8 +22,10 @@ def _objection(target: Topic, source: Topic) -> str | None:
         return "Dead-letter target owner should be same as the source."
     if target.kind is not source.kind:
         return "Dead-letter target must be same type of queue as the source."
-    if target.name == source.name:
-        return "Dead-letter target must be another queue."
+    if target.name == source.name and source.is_fifo:
+        # A standard queue may be its own target: a letter starts over behind the others. In a FIFO
+        # queue deduplication would take its second return for a duplicate and drop it.
+        return "Dead-letter target of a FIFO queue must be another queue."
     allow = policy.parse_redrive_allow(target.settings.redrive_allow or "")
     if allow is not None and not allow.allows(source.arn):
         return "The dead-letter target's RedriveAllowPolicy does not allow this source queue."

@@ -4,15 +4,17 @@ from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.route import sequence_number
 from penstock.frontend.sqs.naming import topic_of
-from penstock.frontend.sqs.outgoing import outgoing
+from penstock.frontend.sqs.outgoing import TRACE_ID, outgoing
 from penstock.model.names import uuid_text
 from penstock.model.partitioning import partition_of_group
+from penstock.wire.aws.attributes import trace_of_request
 from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
 
 
 async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMessageReply:
     topic = topic_of(context, call, asked.queue_url)
-    out = outgoing(asked, topic, sender=call.sender, entropy=context.entropy)
+    trace_id = trace_of_request(call.request.headers.get(TRACE_ID))
+    out = outgoing(asked, topic, sender=call.sender, entropy=context.entropy, trace_id=trace_id)
     is_fifo = topic.is_fifo
     if is_fifo:
         assert out.message.group is not None, "outgoing() requires a group of FIFO messages"

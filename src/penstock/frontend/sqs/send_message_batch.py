@@ -7,13 +7,14 @@ from penstock.frontend.context import Context
 from penstock.frontend.route import sequence_number
 from penstock.frontend.sqs.entries import check_entries, check_total, failed
 from penstock.frontend.sqs.naming import topic_of
-from penstock.frontend.sqs.outgoing import Outgoing, check_ordered, outgoing, size_of
+from penstock.frontend.sqs.outgoing import TRACE_ID, Outgoing, check_ordered, outgoing, size_of
 from penstock.frontend.sqs.spread import spread
 from penstock.model.errors import PenstockError
 from penstock.model.message import Appended, Message
 from penstock.model.names import uuid_text
 from penstock.model.partitioning import partition_of_group
 from penstock.model.topic import Topic
+from penstock.wire.aws.attributes import trace_of_request
 from penstock.wire.aws.faults import Fault, fault_of
 from penstock.wire.aws.shapes import (
     BatchResultErrorEntry,
@@ -62,9 +63,17 @@ def _draft(
 ) -> tuple[Drafts, list[BatchResultErrorEntry]]:
     drafts: Drafts = {}
     failures: list[BatchResultErrorEntry] = []
+    trace_id = trace_of_request(call.request.headers.get(TRACE_ID))
     for index, entry in enumerate(entries):
         try:
-            drafts[index] = outgoing(entry, topic, sender=call.sender, entropy=context.entropy)
+            drafts[index] = outgoing(
+                entry,
+                topic,
+                sender=call.sender,
+                entropy=context.entropy,
+                trace_id=trace_id,
+                in_batch=True,
+            )
         except Fault as refusal:
             failures.append(failed(entry.id or "", refusal))
     return drafts, failures

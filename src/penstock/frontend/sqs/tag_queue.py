@@ -19,7 +19,9 @@ async def run(context: Context, call: Call, asked: TagQueueRequest) -> None:
     check_tags(tags)
 
     def tag(current: Topic) -> Topic:
-        return msgspec.structs.replace(current, tags=merged(current.tags, tags, queue_name=current.name))
+        return msgspec.structs.replace(
+            current, tags=merged(current.tags, tags, queue_name=current.name)
+        )
 
     await context.catalog.change(topic.account, topic.region, topic.name, tag)
 

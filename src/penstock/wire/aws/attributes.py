@@ -16,11 +16,13 @@ from penstock.wire.aws.shapes import MessageAttributeValue
 TRACE_HEADER = "AWSTraceHeader"
 
 _NAME_CHARS_MAX = 256
+_TRACE_CHARS_MAX = 1_024  # of the header; the ones seen in practice have about a hundred
 _NUMBER_DIGITS_MAX = 38
 _NUMBER_CHARS_MAX = 256  # leading zeros do not count as digits, so they need their own bound
 _NUMBER_EXPONENT_MAX = 126
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+# Letters of any script, though the reference names only ASCII: the service itself takes them.
+_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*\Z")
 _RESERVED = ("aws.", "amazon.")
 _TYPE = re.compile(r"(String|Number|Binary)(?:\..+)?\Z", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?\Z")
@@ -61,7 +63,8 @@ def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> in
     if not attributes:
         return len(body)
     return len(body) + sum(
-        len(name) + len(one.data_type.encode()) + len(one.value) for name, one in attributes.items()
+        len(name.encode()) + len(one.data_type.encode()) + len(one.value)
+        for name, one in attributes.items()
     )
 
 
@@ -114,6 +117,14 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
     if attribute.data_type != "String":
         raise _invalid(f"The message system attribute '{TRACE_HEADER}' must be of type String.")
     return attribute
+
+
+def trace_of_request(header: str | None) -> str | None:
+    """What an ``X-Amzn-Trace-Id`` header says about the messages sent with it. Tracing must not
+    break sending: a value that no message could carry is left out, not refused."""
+    if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
+        return None
+    return header if header.isascii() and header.isprintable() else None
 
 
 def _read_attribute(name: str, value: MessageAttributeValue) -> Attribute:
@@ -170,9 +181,8 @@ def _read_text(name: str, value: MessageAttributeValue, kind: str) -> bytes:
         raise _empty(name, kind)
     raw = _checked_utf8(text)
     if raw is None:
-        raise fault(
-            "InvalidMessageContents",
-            f"Invalid binary character found in the value of message attribute '{name}'.",
+        raise _invalid(
+            f"Invalid binary character found in the value of message attribute '{name}'."
         )
     if kind == "Number" and not _is_number(text):
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
@@ -196,8 +206,7 @@ def _wrong_field(name: str, kind: str, field: str) -> Fault:
 
 def _empty(name: str, kind: str) -> Fault:
     return _invalid(
-        f"The message attribute '{name}' must contain non-empty message attribute value for "
-        f"message attribute type '{kind}'."
+        f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
     )
 
 

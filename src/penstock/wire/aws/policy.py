@@ -83,9 +83,11 @@ def add_permission(
 def remove_permission(policy: str | None, *, label: str) -> str | None:
     """The policy without the statement ``label``; None when nothing is left of it."""
     document = _json_object(policy) if policy else None
-    statements = [] if document is None else _statements(document)
+    if document is None:
+        raise invalid_value(label, "Label", "can't find label.")
+    statements = _statements(document)
     kept = [one for one in statements if _sid(one) != label]
-    if document is None or len(kept) == len(statements):
+    if len(kept) == len(statements):
         raise invalid_value(label, "Label", "can't find label on existing policy.")
     return _text(document | {"Statement": kept}) if kept else None
 

@@ -27,11 +27,16 @@ Writer = Callable[[Any], str]  # value → markup
 
 def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
     name = operation.name
-    result = "" if reply is None else f"<{name}Result>{_write_struct(reply)}</{name}Result>"
+    result = "" if reply is None else _result(name, _write_struct(reply))
     return (
         f'{_DECLARATION}<{name}Response xmlns="{NAMESPACE}">{result}'
         f"<ResponseMetadata>{element('RequestId', request_id)}</ResponseMetadata></{name}Response>"
     ).encode()
+
+
+def _result(name: str, content: str) -> str:
+    # The short form when there is nothing to say: people who read this with a pattern look for it.
+    return f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
 
 
 def encode_fault(

@@ -21,6 +21,7 @@ _URL = re.compile(
     r"/(?:queue/(?P<region>[^/?#]+)/)?"
     r"(?P<account>[^/?#]+)/(?P<name>[^/?#]+)/?\Z"
 )
+_NO_ACCOUNT = "queue"  # ElasticMQ's URLs were http://host/queue/<name> for years
 # Any word is a region in a signature or in /queue/<region>/…, but in a host only what looks like
 # one of theirs counts: the second label of sqs.example.com is no region.
 _HOST_REGION = re.compile(
@@ -45,15 +46,20 @@ def parse(url: str) -> QueueAddress:
             return _address(None, None, url)
         raise _not_an_address(url)
     match = _URL.match(url)
-    if match is None or not is_account(match["account"]):
+    if match is None:
         raise _not_an_address(url)
+    account: str | None = match["account"]
     region = match["region"]
+    if account == _NO_ACCOUNT and region is None:
+        account = None
+    elif not is_account(match["account"]):
+        raise _not_an_address(url)
     if region is not None and not is_region(region):
         raise _not_an_address(url)
     if region is None and match["host"] is not None:
         in_host = _HOST_REGION.match(match["host"].lower())
         region = None if in_host is None else in_host["modern"] or in_host["legacy"]
-    return _address(match["account"], region, match["name"])
+    return _address(account, region, match["name"])
 
 
 def build(base_url: str, *, account: str, name: str) -> str:
