@@ -33,7 +33,7 @@ from penstock.model.message import Appended, Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
 from penstock.model.topic import Fsync, Topic
 from penstock.record.batch import parse_header
-from penstock.record.message import decode_batch
+from penstock.record.message import decode_at, decode_batch
 
 log_ = logging.getLogger(__name__)
 
@@ -271,9 +271,7 @@ class Partition:
         except Damaged as damage:
             self.found_damage(damage)
             return None
-        for record in decode_batch(batches[0], origin=self._origin, from_offset=offset):
-            return record if record.offset == offset else None
-        return None
+        return decode_at(batches[0], offset, origin=self._origin)
 
     def found_damage(self, damage: Damaged) -> None:
         if self.damage is None:
@@ -511,7 +509,10 @@ class Partition:
         return count
 
     def sync_soon(self) -> None:
-        if self.journal.fsync is Fsync.INTERVAL:
+        """Called every interval. ``never`` syncs sealed segments all the same: their files stay
+        open until that is done."""
+        fsync = self.journal.fsync
+        if fsync is Fsync.INTERVAL or (fsync is Fsync.NEVER and self.log.has_unsynced_sealed):
             self.journal.sync_soon()
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from penstock.model.message import Record
 from penstock.model.topic import Topic
 from penstock.record.batch import parse_header
 from penstock.record.control import iter_control
-from penstock.record.message import decode_batch
+from penstock.record.message import decode_at, decode_batch
 
 log_ = logging.getLogger(__name__)
 
@@ -161,10 +161,9 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroun
                 cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                 continue
             batch_end = parse_header(batch).next_offset
-        for record in decode_batch(batch, origin=origin, from_offset=offset):
-            if record.offset == offset:
-                records.append(record)
-            break
+        record = decode_at(batch, offset, origin=origin)
+        if record is not None:
+            records.append(record)
     cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())
 
 

@@ -12,9 +12,12 @@ from penstock.frontend.protocols import JSON, STS_JSON, STS_QUERY
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sts import get_caller_identity
 from penstock.net.exchange import HttpRequest
-from penstock.wire.aws import json10, query, sigv4, sts
+from penstock.wire.aws import json10, query, queue_urls, sigv4, sts
 from penstock.wire.aws.faults import Fault, fault
 from penstock.wire.aws.shapes import QueueRequest
+
+# About all queues, so refused in a form sent to the address of one.
+_NOT_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
 
 SCOPES_MAX = 1_000  # callers remembered; each is a few hundred bytes
 
@@ -61,8 +64,17 @@ def _decode_query(context: Context, call: Call) -> None:
         call.action = get_caller_identity.ACTION
         return
     operation = query.operation_of(fields)
+    if operation.name in _NOT_AT_A_QUEUE and _is_queue_path(request.path):
+        raise query.not_here(operation.name)
     call.action = ACTIONS[operation.name]
     call.asked = query.decode(operation, fields)
+
+
+def _is_queue_path(path: str) -> bool:
+    try:
+        return path != "/" and bool(queue_urls.parse(unquote(path)))
+    except Fault:
+        return False
 
 
 def _read_scope(context: Context, call: Call, fields: dict[str, str]) -> None:

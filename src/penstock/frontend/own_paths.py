@@ -49,7 +49,8 @@ def greeting(request: HttpRequest) -> HttpReply:
                 "health": "/_penstock/health",
             },
         )
-    return _json(404, {"error": "No action was asked for, and there is no page at this path."})
+    # In particular a queue's URL opened in a browser: the answer the original gives there.
+    return HttpReply(404, b"<UnknownOperationException/>\n", "text/xml")
 
 
 async def _reset(context: Context, request: HttpRequest) -> HttpReply:

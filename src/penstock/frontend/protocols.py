@@ -4,7 +4,7 @@ that every fault reaches the client in the form it reads."""
 from typing import Any, Protocol
 
 from penstock.net.exchange import HttpReply, HttpRequest
-from penstock.wire.aws import json10, query_xml, sts
+from penstock.wire.aws import json10, query_json, query_xml, sts
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import OPERATIONS, Reply
 
@@ -57,6 +57,21 @@ class _Query:
         return HttpReply(refusal.status, body, query_xml.CONTENT_TYPE, headers)
 
 
+class _QueryJson:
+    """Forms in, JSON out: the query protocol for clients that accept JSON."""
+
+    name = "query"
+
+    def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
+        body = query_json.encode_reply(OPERATIONS[api], reply, request_id=request_id)
+        return HttpReply(200, body, query_json.CONTENT_TYPE, ((REQUEST_ID, request_id),))
+
+    def refusal(self, refusal: Fault, request_id: str) -> HttpReply:
+        body, headers = query_json.encode_fault(refusal, request_id=request_id)
+        headers = ((REQUEST_ID, request_id), *headers)
+        return HttpReply(refusal.status, body, query_json.CONTENT_TYPE, headers)
+
+
 class _StsQuery(_Query):
     namespace = sts.NAMESPACE
 
@@ -73,6 +88,7 @@ class _StsJson(_Json):
 
 JSON: Codec = _Json()
 QUERY: Codec = _Query()
+QUERY_JSON: Codec = _QueryJson()
 STS_QUERY: Codec = _StsQuery()
 STS_JSON: Codec = _StsJson()
 
@@ -82,5 +98,6 @@ def codec_of(request: HttpRequest) -> Codec:
     headers = request.headers
     if "x-amz-target" in headers:
         return JSON
-    is_json = headers.get("content-type", "").startswith("application/x-amz-json")
-    return JSON if is_json else QUERY
+    if headers.get("content-type", "").startswith("application/x-amz-json"):
+        return JSON
+    return QUERY_JSON if query_json.wants_json(headers.get("accept", "")) else QUERY

@@ -171,6 +171,11 @@ class Log:
         """Found at opening and since."""
         return self._damage
 
+    @property
+    def has_unsynced_sealed(self) -> bool:
+        """Whether segments are held open only because nobody has synced since the roll."""
+        return self._is_rolled
+
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
 

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.unit.cursor.harness import Shell, claim_of
 
 from penstock.cursor.events import AckReason
 from penstock.cursor.redrive import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.message import Claim
-from tests.unit.cursor.harness import Shell, claim_of
 
 SECOND = 1_000
 GROUPS = ["a", "b", "c", None]
@@ -244,7 +251,7 @@ class StandardMachine(QueueMachine):
     is_fifo = False
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40, deadline=None)
+SETTINGS = settings(max_examples=25, stateful_step_count=30, deadline=None)
 TestStandardQueue = StandardMachine.TestCase
 TestStandardQueue.settings = SETTINGS
 TestFifoQueue = FifoMachine.TestCase
@@ -254,8 +261,6 @@ TestFifoQueue.settings = SETTINGS
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [StandardMachine, FifoMachine])
 def test_a_long_random_life_agrees_with_the_model(machine: type[QueueMachine]) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=400, stateful_step_count=120, deadline=None)
+        machine, settings=settings(max_examples=150, stateful_step_count=80, deadline=None)
     )

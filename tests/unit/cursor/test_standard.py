@@ -1,6 +1,7 @@
 """A standard queue, rule by rule."""
 
 import pytest
+from tests.unit.cursor.harness import DAY_MS, Shell, claim_of
 
 from penstock.cursor.events import AckReason
 from penstock.cursor.redrive import HOLD_MS
@@ -8,7 +9,6 @@ from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
 from penstock.model.message import Claim
 from penstock.model.topic import PeekState
-from tests.unit.cursor.harness import DAY_MS, Shell, claim_of
 
 
 @pytest.fixture

@@ -355,11 +355,16 @@ async def test_a_refused_setting_changes_nothing(client: Client) -> None:
     assert client.topic() == before
 
 
-async def test_a_queue_cannot_be_its_own_dead_letter_target(client: Client) -> None:
-    url = await client.queue()
-    policy = {"deadLetterTargetArn": client.topic().arn, "maxReceiveCount": 1}
-    given = {"RedrivePolicy": json.dumps(policy)}
-    code = await client.code("SetQueueAttributes", QueueUrl=url, Attributes=given)
+async def test_only_a_standard_queue_can_be_its_own_dead_letter_target(client: Client) -> None:
+    def own_target(name: str) -> dict[str, str]:
+        policy = {"deadLetterTargetArn": client.topic(name).arn, "maxReceiveCount": 1}
+        return {"RedrivePolicy": json.dumps(policy)}
+
+    url = await client.queue("q")
+    await client.call("SetQueueAttributes", QueueUrl=url, Attributes=own_target("q"))
+    fifo = await client.queue("q.fifo")
+    given = own_target("q.fifo")
+    code = await client.code("SetQueueAttributes", QueueUrl=fifo, Attributes=given)
     assert code == "InvalidParameterValue"
 
 

@@ -150,11 +150,12 @@ def test_values_of_fifo_attributes_are_checked(name: str, text: str) -> None:
     refused("InvalidAttributeValue", "q.fifo", FifoQueue="true", **{name: text})
 
 
-@pytest.mark.parametrize(
-    "name", ["ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"]
-)
-def test_a_standard_queue_does_not_know_fifo_attributes(name: str) -> None:
-    assert refused("InvalidAttributeName", **{name: "true"}) == f"Unknown Attribute {name}."
+def test_a_standard_queue_takes_no_fifo_attributes() -> None:
+    told = refused("InvalidAttributeName", ContentBasedDeduplication="true")
+    assert told == "Unknown Attribute ContentBasedDeduplication."
+    for name in ("DeduplicationScope", "FifoThroughputLimit"):
+        told = refused("InvalidAttributeName", **{name: "queue"})
+        assert told == f"You can specify the {name} only when FifoQueue is set to true."
 
 
 @pytest.mark.parametrize("name", ["QueueArn", "ApproximateNumberOfMessages", "Colour"])
@@ -188,9 +189,11 @@ def test_a_fifo_queue_says_so_in_its_name_and_in_its_attribute() -> None:
     assert refused("InvalidAttributeName", FifoQueue="false") == "Unknown Attribute FifoQueue."
 
 
-def test_the_kind_cannot_be_changed() -> None:
+def test_the_kind_may_be_repeated_but_not_changed() -> None:
+    fifo = queue("q.fifo")
+    assert changed(fifo, {"FifoQueue": "true"}, now_ms=fifo.modified_at_ms) == fifo
     with pytest.raises(Fault) as raised:
-        changed(queue("q.fifo"), {"FifoQueue": "true"}, now_ms=0)
+        changed(fifo, {"FifoQueue": "false"}, now_ms=0)
     assert raised.value.code == "InvalidAttributeValue"
     with pytest.raises(Fault) as raised:
         changed(queue("q"), {"FifoQueue": "true"}, now_ms=0)

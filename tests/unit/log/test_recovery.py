@@ -288,13 +288,13 @@ def test_a_crash_right_after_a_roll_keeps_the_log_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unclean_full_segment_is_recovered_within_a_second_of_cpu(tmp_path: Path) -> None:
+def test_an_unclean_full_segment_is_recovered_within_two_seconds_of_cpu(tmp_path: Path) -> None:
     log = Log.open(tmp_path, LogConfig(), now_ms=0)
     while log.size_bytes < 60_000_000:
         append(log, size=320)
     log.close(clean=False)
     before = time.process_time()
     again = Log.open(tmp_path, LogConfig(), now_ms=0)
-    assert time.process_time() - before < 2.0  # twice the aim: the machine may be busy
+    assert time.process_time() - before < 2.0  # the aim is one; a shared machine gets twice that
     assert again.recovery.scanned_bytes == log.size_bytes
     assert again.end_offset == log.end_offset

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from penstock.model.message import Attribute, Message
 from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.malformed import MalformedBatch
-from penstock.record.message import decode_batch, encode_message
+from penstock.record.message import decode_at, decode_batch, encode_message
 from penstock.record.record import encode_record, iter_records
 
 ORIGIN = b"topic/0"
@@ -147,3 +147,20 @@ def test_every_flipped_byte_of_a_record_is_malformed_or_another_message() -> Non
                 decode_batch(batch_of([bytes(broken)]), origin=ORIGIN)
             except MalformedBatch:
                 pass
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=20), st.data())
+def test_one_record_is_found_without_opening_the_others(
+    values: list[bytes], data: st.DataObject
+) -> None:
+    messages = [Message(bytes([n]) * 16, value) for n, value in enumerate(values)]
+    batch = encode_batch(
+        [encode_message(m, offset_delta=n, timestamp_delta=0) for n, m in enumerate(messages)],
+        base_offset=100,
+        leader_epoch=0,
+        base_timestamp=5,
+        max_timestamp=5,
+    )
+    at = data.draw(st.integers(0, len(values) - 1))
+    assert decode_at(batch, 100 + at, origin=b"o") == decode_batch(batch, origin=b"o")[at]
+    assert decode_at(batch, 100 + len(values), origin=b"o") is None

@@ -141,7 +141,7 @@ def test_good_attributes_are_taken_as_bytes() -> None:
     [
         "",
         "a" * 257,
-        "ö",
+        "§",
         "a b",
         ".a",
         "a.",
@@ -155,6 +155,12 @@ def test_good_attributes_are_taken_as_bytes() -> None:
 )
 def test_a_bad_name_is_refused(name: str) -> None:
     assert refusal_of({name: text("v")}).code == "InvalidParameterValue"
+
+
+def test_a_name_may_have_letters_of_any_script_and_counts_by_its_bytes() -> None:
+    taken = attributes.read_attributes({"größe.1": text("v")})
+    assert taken is not None
+    assert attributes.message_bytes(b"", taken) == len("größe.1".encode()) + len("String") + 1
 
 
 @pytest.mark.parametrize("name", ["AWS", "amazon", "awsome.x", "a" * 256])
@@ -188,7 +194,7 @@ def test_a_bad_type_or_value_is_refused(value: MessageAttributeValue) -> None:
 
 
 def test_a_text_value_must_be_made_of_allowed_characters() -> None:
-    assert refusal_of({"a": text("\x00")}).code == "InvalidMessageContents"
+    assert refusal_of({"a": text("\x00")}).code == "InvalidParameterValue"
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "+1", "1.", ".5", "1e126", "0" * 60 + "1", "9" * 38])

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import inspect
 
-from penstock.wire.aws.faults import fault, invalid_value, missing
+from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.query_names import key_name, singular, without_none
 from penstock.wire.aws.query_xml import CONTENT_TYPE, encode_fault, encode_reply
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
@@ -32,6 +32,7 @@ __all__ = [
     "encode_fault",
     "encode_reply",
     "fields_of",
+    "not_here",
     "operation_of",
 ]
 
@@ -67,8 +68,12 @@ def operation_of(fields: Mapping[str, str]) -> Operation:
         raise fault("MissingAction", "The request must contain the parameter Action.")
     operation = OPERATIONS.get(name)
     if operation is None:
-        raise fault("InvalidAction", f"The action {name[:80]} is not valid for this endpoint.")
+        raise not_here(name)
     return operation
+
+
+def not_here(action: str) -> Fault:
+    return fault("InvalidAction", f"The action {action[:80]} is not valid for this endpoint.")
 
 
 def decode(operation: Operation, fields: Mapping[str, str]) -> Request:

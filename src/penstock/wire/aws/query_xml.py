@@ -39,13 +39,17 @@ def _result(name: str, content: str) -> str:
     return f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
 
 
+def fault_message(refusal: Fault) -> str:
+    """One sentence this protocol has always said differently, and clients' tests compare it."""
+    if refusal.message == QUEUE_DOES_NOT_EXIST:
+        return "The specified queue does not exist for this wsdl version."
+    return refusal.message
+
+
 def encode_fault(
     refusal: Fault, *, request_id: str, namespace: str = NAMESPACE
 ) -> tuple[bytes, Headers]:
-    message = refusal.message
-    if message == QUEUE_DOES_NOT_EXIST:
-        # This protocol has always said it so, and clients' tests compare the whole sentence.
-        message = "The specified queue does not exist for this wsdl version."
+    message = fault_message(refusal)
     blame = "Sender" if refusal.is_sender else "Receiver"
     document = (
         f'{_DECLARATION}<ErrorResponse xmlns="{namespace}"><Error><Type>{blame}</Type>'

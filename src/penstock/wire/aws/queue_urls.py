@@ -57,9 +57,14 @@ def parse(url: str) -> QueueAddress:
     if region is not None and not is_region(region):
         raise _not_an_address(url)
     if region is None and match["host"] is not None:
-        in_host = _HOST_REGION.match(match["host"].lower())
-        region = None if in_host is None else in_host["modern"] or in_host["legacy"]
+        region = region_in_host(match["host"])
     return _address(account, region, match["name"])
+
+
+def region_in_host(host: str) -> str | None:
+    """``sqs.<region>.…`` and ``<region>.queue.…`` name one, other hosts do not."""
+    match = _HOST_REGION.match(host.lower())
+    return None if match is None else match["modern"] or match["legacy"]
 
 
 def build(base_url: str, *, account: str, name: str) -> str:

@@ -1,0 +1,66 @@
+"""The query protocol answered in JSON, for those who send a form and accept ``application/json``:
+HTTP libraries of browsers do so unasked, and gateways that pass a request on do it on purpose.
+
+This is the XML document in another notation, not AWS JSON 1.0: response and result are wrapped by
+name, absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without an
+SDK meet it, so it is derived from the reply's structs on the spot instead of being prepared."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from penstock.wire.aws.faults import Fault
+from penstock.wire.aws.query_names import key_name
+from penstock.wire.aws.query_xml import Headers, fault_message
+from penstock.wire.aws.shapes import Operation, Reply
+
+CONTENT_TYPE = "application/json"
+
+# Two lists that go by a name of their own here.
+_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
+
+
+def wants_json(accept: str) -> bool:
+    """Whether an Accept header names JSON; ``*/*`` alone does not."""
+    return "application/json" in accept
+
+
+def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) -> bytes:
+    name = operation.name
+    response: dict[str, Any] = {"ResponseMetadata": {"RequestId": request_id}}
+    if reply is not None:
+        response[f"{name}Result"] = _members(reply)
+    return msgspec.json.encode({f"{name}Response": response})
+
+
+def encode_fault(refusal: Fault, *, request_id: str) -> tuple[bytes, Headers]:
+    blame = "Sender" if refusal.is_sender else "Receiver"
+    message = fault_message(refusal).encode(errors="replace").decode()
+    error = {"Code": refusal.code, "Message": message, "Type": blame}
+    retry_after_s = refusal.retry_after_s
+    headers: Headers = () if retry_after_s is None else (("retry-after", str(retry_after_s)),)
+    return msgspec.json.encode({"Error": error, "RequestId": request_id}), headers
+
+
+def _members(struct: msgspec.Struct) -> dict[str, Any]:
+    return {
+        _NAMES.get(name, name): _plain(getattr(struct, field), name)
+        for field, name in _fields(type(struct))
+    }
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _members(value)
+    if isinstance(value, dict):
+        key = key_name(name)
+        return [{key: one, "Value": _plain(inner, name)} for one, inner in value.items()]
+    if isinstance(value, list):
+        return [_plain(one, name) for one in value]
+    return value
+
+
+@lru_cache(maxsize=64)  # as many as there are structs in replies
+def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    return tuple((field.name, field.encode_name) for field in msgspec.structs.fields(struct))
