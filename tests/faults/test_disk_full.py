@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from tests.harness.checker import check
-from tests.harness.client import Fault, RawClient
+from tests.harness.client import Fault
 from tests.harness.disk import LoopDisk, unavailable
 from tests.harness.load import Consumer, Load, Producer
 from tests.harness.patience import eventually
@@ -72,7 +72,7 @@ def test_emptying_a_queue_makes_room_on_a_full_disk(
             assert taken > 100, f"only {taken} messages fitted on {DISK_MIB} MiB"
 
             with pytest.raises(Fault) as refused:
-                RawClient(server.port).call(
+                consumer.client.call(
                     "SendMessage", {"QueueUrl": queue.url, "MessageBody": "x" * BODY_BYTES}
                 )
             assert refused.value.status == 503

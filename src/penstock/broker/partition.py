@@ -25,6 +25,7 @@ from penstock.broker.waits import Waits
 from penstock.cursor.dedup import dedup_key
 from penstock.cursor.events import AckReason, Event, encode
 from penstock.cursor.outcome import Pick
+from penstock.log.damage import DamagedRange
 from penstock.log.log import Log
 from penstock.log.retention import droppable
 from penstock.model import limits
@@ -174,10 +175,7 @@ class Partition:
         wall_ms = self._clock.wall_ms()
         taken = Taken([], [])
         deliveries = taken.deliveries
-        if self.topic.is_fifo:
-            # A lease locks its groups: what belongs into one receive must be in view before it.
-            while self._cursor.wants_feed and self._feed(now_ms, wall_ms):
-                pass
+        is_dry = False
         while True:
             outcome = self._cursor.lease(
                 count=request.count - len(deliveries),
@@ -200,10 +198,12 @@ class Partition:
             if outcome.expired:
                 self.expired_count += outcome.expired
                 self._meter.expired(outcome.expired)
-            if not outcome.needs_feed or len(deliveries) >= request.count:
+            if not outcome.needs_feed or len(deliveries) >= request.count or is_dry:
                 break
             if not self._feed(now_ms, wall_ms):
-                break
+                # Nothing more to read: let the cursor make do with what it has seen.
+                self._cursor.feed((), self._cursor.scan_from, now_ms=now_ms, wall_ms=wall_ms)
+                is_dry = True
         taken.is_over_limit = outcome.is_over_limit
         self.received_count += len(deliveries)
         return taken
@@ -272,6 +272,13 @@ class Partition:
             self.found_damage(damage)
             return None
         return decode_at(batches[0], offset, origin=self._origin)
+
+    def note_known_damage(self) -> None:
+        """What opening the log has found. Damage to records that are finished harms nobody."""
+        low = self._cursor.low_offset()
+        for damage in self.log.damage:
+            if damage.next_offset > low:
+                self.found_damage(DamagedRange(self.log.folder, damage))
 
     def found_damage(self, damage: Damaged) -> None:
         if self.damage is None:
@@ -369,7 +376,11 @@ class Partition:
             return None
         low = self._cursor.low_offset()
         if self._oldest is None or self._oldest[0] != low:
-            peeked, _ = self.peek(start=low, count=1, read_bytes_max=OLDEST_READ_BYTES)
+            try:
+                peeked, _ = self.peek(start=low, count=1, read_bytes_max=OLDEST_READ_BYTES)
+            except Damaged as damage:
+                self.found_damage(damage)
+                return None
             if not peeked:
                 return None
             # Asked for again and again by dashboards, while the low offset moves only with acks.

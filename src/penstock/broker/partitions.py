@@ -123,6 +123,7 @@ class Partitions:
             partition = Partition(topic, index, log, restored, waits, surroundings)
             if restored.damage is not None:
                 partition.found_damage(restored.damage)
+            partition.note_known_damage()
             partitions.append(partition)
         current = surroundings.catalog.find_id(topic.topic_id)
         if current is None:

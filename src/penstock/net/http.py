@@ -150,6 +150,8 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[str, str] = {}
         self._header_bytes = 0
         self._unparsed_bytes = 0
+        self._is_in_head = False
+        self._has_completed = False  # a request, within the bytes just read
         self._body: list[bytes] = []
         self._body_bytes = 0
         # Requests read and not yet answered, in order; the first is being answered by _task:
@@ -181,9 +183,11 @@ class _Connection(asyncio.Protocol):
         if self._phase == IDLE:
             self._enter(HEAD)
         try:
+            self._has_completed = False
             self._parser.feed_data(data)
-            if self._phase == HEAD:
-                # The parser holds back an unfinished header: count what it was given as well.
+            if self._is_in_head and not self._has_completed:
+                # The parser holds an unfinished header back, also one that is read ahead while an
+                # earlier request is answered: all of this went there.
                 self._unparsed_bytes += len(data)
                 if self._unparsed_bytes > self._config.header_bytes_max:
                     self._refuse(431, "request header too large")
@@ -215,6 +219,7 @@ class _Connection(asyncio.Protocol):
     # ── httptools callbacks ──────────────────────────────────────────────────────────────────
 
     def on_message_begin(self) -> None:
+        self._is_in_head = True
         self._url = b""
         self._headers = {}
         self._body = []
@@ -240,6 +245,7 @@ class _Connection(asyncio.Protocol):
             headers[key] = text
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
         self._header_bytes = self._unparsed_bytes = 0
         headers = self._headers
         if "host" not in headers and self._parser.get_http_version() == "1.1":
@@ -262,6 +268,7 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        self._has_completed = True
         body = self._body
         url = self._url.decode("latin-1")
         if not url.startswith("/"):

@@ -60,6 +60,7 @@ class Node:
         self._entropy = Entropy()
         self._is_elapsed_trusted = self._folder.renew_anchor(self._clock)
         self._endpoints: dict[str, str] = {}
+        self._reported: set[str] = set()  # troubles that the probes show now
         self.http_url = ""
         self.admin_url = ""
 
@@ -76,6 +77,7 @@ class Node:
         await self._broker.start()
         await self._start_http()
         self._meter.register_collector(self._levels)
+        self._report_health()
         self._health.ready()
         self._jobs = [
             asyncio.create_task(self._sweep_tombs(), name="tombstone sweep"),
@@ -215,21 +217,23 @@ class Node:
     async def _watch_health(self) -> None:
         """Once a second: what the probes should say, and how late the loop runs."""
         loop = asyncio.get_running_loop()
-        reported: set[str] = set()
         while True:
             due = loop.time() + HEALTH_SECONDS
             await asyncio.sleep(HEALTH_SECONDS)
             self._meter.loop_lagged(max(0.0, loop.time() - due))
-            found = {f"partition {text}": text for text in self._broker.partitions.damages()}
-            if self._disk.is_low:
-                found["disk"] = "the disk is full: messages are refused, receiving goes on"
-            if self._catalog.trouble is not None:
-                found["catalog"] = self._catalog.trouble
-            for name in reported - found.keys():
-                self._health.resolve(name)
-            for name, text in found.items():
-                self._health.report(name, text, is_blocking=False)
-            reported = set(found)
+            self._report_health()
+
+    def _report_health(self) -> None:
+        found = {f"partition {text}": text for text in self._broker.partitions.damages()}
+        if self._disk.is_low:
+            found["disk"] = "the disk is full: messages are refused, receiving goes on"
+        if self._catalog.trouble is not None:
+            found["catalog"] = self._catalog.trouble
+        for name in self._reported - found.keys():
+            self._health.resolve(name)
+        for name, text in found.items():
+            self._health.report(name, text, is_blocking=False)
+        self._reported = set(found)
 
     def _levels(self) -> Iterable[tuple[Family, Sample]]:
         yield families.DISK_FREE, ((), self._disk.free_bytes)

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.cursor.harness import DAY_MS, Shell, claim_of
 
 from penstock.cursor.events import AckReason
-from penstock.cursor.redrive import HOLD_MS
+from penstock.cursor.redrive import HELD_PER_LEASE_MAX, HOLD_MS
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
 from penstock.model.message import Claim
@@ -327,6 +327,39 @@ def test_a_state_can_be_asked_for_every_offset(shell: Shell) -> None:
     assert delayed is PeekState.DELAYED
     shell.ack(claim)
     assert cursor.state_of(0, now_ms=now_ms) is None
+
+
+def test_a_restart_knows_again_who_is_delayed_and_who_is_leased(shell: Shell) -> None:
+    shell.send(2, delay_ms=20_000)
+    shell.send(2)
+    assert shell.take(3, lease_ms=5_000) == [2, 3]
+    shell.now_ms += 1_000
+    shell.restart()
+    assert shell.counts() == (0, 2, 2)
+    shell.now_ms += 4_000
+    shell.restart_from(shell.snapshot())
+    assert shell.counts() == (2, 0, 2)
+    shell.now_ms += 15_000
+    assert shell.take(10) == [0, 1, 2, 3]
+
+
+def test_one_receive_clears_away_a_bounded_number_of_dead_and_expired_records(
+    shell: Shell,
+) -> None:
+    shell.feed_max = 500
+    shell.attempts_max = 1
+    shell.send(2 * HELD_PER_LEASE_MAX + 10)
+    shell.take(1_000, lease_ms=0)
+    outcome = shell.lease(10)
+    assert len(outcome.dead) == HELD_PER_LEASE_MAX
+    assert outcome.wake_at_ms == shell.now_ms, "there is more to do at once"
+    assert len(shell.lease(10).dead) == HELD_PER_LEASE_MAX
+    assert len(shell.lease(10).dead) == 10
+    shell.now_ms += shell.retention_ms
+    late = shell.send(1)
+    outcome = shell.lease(10)
+    assert outcome.expired == 2 * HELD_PER_LEASE_MAX + 10
+    assert [p.offset for p in outcome.picks] == late
 
 
 # Memory.
