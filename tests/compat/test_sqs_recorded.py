@@ -14,6 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from tests.compat.answers import arn_of, attributes_of, code_of, message_of, receive, status_of
 from tests.compat.conftest import CREDENTIALS, MakeQueue, sqs_client
 from tests.harness.server import Server
 
@@ -24,16 +25,8 @@ def refusal(call: Callable[..., Any], **fields: Any) -> tuple[str, str, int]:
     """Code, text and HTTP status of a call that must fail, and fail as the caller's mistake."""
     with pytest.raises(ClientError) as raised:
         call(**fields)
-    answer = raised.value.response
-    assert answer["Error"]["Type"] == "Sender"
-    status: int = answer["ResponseMetadata"]["HTTPStatusCode"]
-    return answer["Error"]["Code"], answer["Error"]["Message"], status
-
-
-def arn_of(sqs: Any, url: str) -> str:
-    reply = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
-    arn: str = reply["Attributes"]["QueueArn"]
-    return arn
+    assert raised.value.response["Error"]["Type"] == "Sender"
+    return code_of(raised), message_of(raised), status_of(raised)
 
 
 @dataclass
@@ -185,9 +178,14 @@ def test_a_permission_that_was_never_given_cannot_be_removed(
     sqs: Any, make_queue: MakeQueue
 ) -> None:
     url = make_queue()
+    sentence = "Value nobody for parameter Label is invalid. Reason: can't find label"
     told = refusal(sqs.remove_permission, QueueUrl=url, Label="nobody")
-    sentence = "Value nobody for parameter Label is invalid. Reason: can't find label."
-    assert told == (INVALID, sentence, 400)
+    assert told == (INVALID, f"{sentence}.", 400)
+    sqs.add_permission(
+        QueueUrl=url, Label="somebody", AWSAccountIds=["111111111111"], Actions=["SendMessage"]
+    )
+    told = refusal(sqs.remove_permission, QueueUrl=url, Label="nobody")
+    assert told == (INVALID, f"{sentence} on existing policy.", 400)
 
 
 def test_a_standard_queue_can_be_its_own_dead_letter_queue(sqs: Any, make_queue: MakeQueue) -> None:
@@ -196,14 +194,14 @@ def test_a_standard_queue_can_be_its_own_dead_letter_queue(sqs: Any, make_queue:
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": json.dumps(policy)})
     sent = sqs.send_message(QueueUrl=url, MessageBody="round")
     seen = [
-        message["MessageId"]
-        for _ in range(8)
-        for message in sqs.receive_message(QueueUrl=url, WaitTimeSeconds=1)["Messages"]
+        (message["MessageId"], message["Attributes"]["ApproximateReceiveCount"])
+        for _ in range(9)  # every third call finds a dead letter, and puts it back instead
+        for message in receive(sqs, url, wait=0, AttributeNames=["All"])
     ]
-    assert seen == [sent["MessageId"]] * 8, "it comes back behind the others, again and again"
+    assert seen == [(sent["MessageId"], str(count)) for count in range(1, 7)]
+    assert attributes_of(sqs, url)["ApproximateNumberOfMessages"] == "1"
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": ""})
-    reply = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
-    assert "RedrivePolicy" not in reply["Attributes"]
+    assert "RedrivePolicy" not in attributes_of(sqs, url)
 
 
 # ── Forms, and who answers them ──────────────────────────────────────────────────────────────
@@ -313,11 +311,11 @@ def test_without_a_signature_the_host_or_the_path_names_the_region(
     url = west.create_queue(QueueName=queue_name())["QueueUrl"]
     path = urlsplit(url).path
     ask = {"Action": "GetQueueAttributes", "AttributeName.1": "QueueArn"}
-    assert http_get(server, path, **ask).status == 400, "not there in the default region"
+    assert http_get(server, path, {}, **ask).status == 400, "not there in the default region"
     for host in ("sqs.us-west-1.localhost:4566", "us-west-1.queue.localhost:4566"):
         page = http_get(server, path, {"Host": host}, **ask)
         assert ":us-west-1:" in page.text, host
-    assert ":us-west-1:" in http_get(server, f"/queue/us-west-1{path}", **ask).text
+    assert ":us-west-1:" in http_get(server, f"/queue/us-west-1{path}", {}, **ask).text
     west.delete_queue(QueueUrl=url)
 
 

@@ -115,6 +115,9 @@ class Partition:
         if self.damage is not None:
             raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
         journal = self.journal
+        if self.topic.is_fifo:
+            # Before the first of them is handed in: a call is refused whole or not at all.
+            self._dedup.check_room(len(messages), wall_ms=self._clock.wall_ms())
         results: list[Appended] = []
         flush: Flush | None = None
         behind = 0

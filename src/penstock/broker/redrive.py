@@ -8,13 +8,12 @@ any target within this process's memory of the last five minutes.
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from penstock.broker.partition import Partition
 from penstock.cursor.events import AckReason
 from penstock.cursor.outcome import Pick
+from penstock.cursor.redrive import dead_letter
 from penstock.model.errors import PenstockError
-from penstock.model.message import Claim, Message, Record
+from penstock.model.message import Claim, Message
 from penstock.model.names import uuid_text
 from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Backend, Catalog
@@ -46,7 +45,13 @@ class Redriver:
             record = pick.record or partition.read(pick.offset)
             if record is None:
                 continue
-            letter = _dead_letter(record, pick, source=topic, index=partition.index, target=target)
+            letter = dead_letter(
+                record,
+                attempts=pick.attempt,
+                source_arn=topic.arn,
+                origin=f"{topic.topic_id}:{partition.index}:{pick.offset}",
+                is_fifo=target.is_fifo,
+            )
             try:
                 await self._backend.append(target, _partition_for(letter, target), [letter])
             except PenstockError as error:
@@ -58,22 +63,6 @@ class Redriver:
         if claims:
             await partition.ack(claims, reason=AckReason.DEAD)
             partition.count_dead(len(claims))
-
-
-def _dead_letter(
-    record: Record, pick: Pick, *, source: Topic, index: int, target: Topic
-) -> Message:
-    message = record.message
-    origin = f"{source.topic_id}:{index}:{record.offset}"
-    return msgspec.structs.replace(
-        message,
-        dedup_id=uuid_text(message.message_id) if target.is_fifo else origin,
-        delay_ms=None,
-        attempts=message.attempts + pick.attempt,
-        source_arn=source.arn,
-        # A standard letter keeps its age; a FIFO one begins its retention anew.
-        sent_at_ms=None if target.is_fifo else record.sent_at_ms,
-    )
 
 
 def _partition_for(message: Message, target: Topic) -> int:

@@ -6,8 +6,6 @@ as dead. A crash in between repeats the copy, and the deduplication key below ma
 copy the first one.
 """
 
-import hashlib
-
 import msgspec
 
 from penstock.model.limits import SECOND_MS
@@ -26,22 +24,19 @@ def is_dead(attempts: int, attempts_max: int | None) -> bool:
     return attempts_max is not None and attempts >= attempts_max
 
 
-def dead_letter(record: Record, *, attempts: int, source_arn: str, is_fifo: bool) -> Message:
+def dead_letter(
+    record: Record, *, attempts: int, source_arn: str, origin: str, is_fifo: bool
+) -> Message:
     """The message to append to the dead-letter queue. It keeps its id, attributes and sending
     time; its attempts go on counting there. On FIFO the original id becomes the deduplication id,
-    so that messages which once shared one do not swallow each other. Its delay is over."""
+    so that messages which once shared one do not swallow each other; on a standard queue
+    ``origin``, the place it came from, serves. Its delay is over."""
     message = record.message
     return msgspec.structs.replace(
         message,
         attempts=message.attempts + attempts,
         source_arn=source_arn,
         sent_at_ms=record.sent_at_ms,
-        dedup_id=uuid_text(message.message_id) if is_fifo else message.dedup_id,
+        dedup_id=uuid_text(message.message_id) if is_fifo else origin,
         delay_ms=None,
     )
-
-
-def origin_key(topic_id: str, partition: int, offset: int) -> bytes:
-    """Where a dead letter came from, as a key for the target's deduplication table."""
-    origin = f"{topic_id}:{partition}:{offset}".encode()
-    return hashlib.blake2b(origin, digest_size=16, person=b"dead letter").digest()
