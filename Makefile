@@ -13,6 +13,7 @@ help:  ## this list
 # contributor on top of it.  Locks are hashed and name no index; --no-build-isolation keeps
 # the build back end inside the lock too.
 .venv/.run: requirements/run.lock pyproject.toml
+	tools/bootstrap.sh python
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --require-hashes -r requirements/run.lock
 	$(PIP) --no-deps --no-build-isolation -e .
@@ -55,14 +56,14 @@ quick: setup  ## the tests that answer in seconds
 	$(BIN)/pytest -q -n 2 -m "not slow and not compat and not faults" tests/unit
 
 test: setup check  ## everything; what CI runs
-	tools/bootstrap.sh
+	tools/bootstrap.sh tests
 	$(BIN)/pytest -n 2 --dist loadgroup
 
 compat: setup
 	$(BIN)/pytest -m compat
 
 faults: setup
-	tools/bootstrap.sh
+	tools/bootstrap.sh tests
 	$(BIN)/pytest -m faults
 
 bench: setup  ## measure against peers and limits; writes benchmarks/results/
@@ -71,8 +72,10 @@ bench: setup  ## measure against peers and limits; writes benchmarks/results/
 locks:  ## resolve the requirement locks again (needs uv)
 	uv pip compile pyproject.toml --group build --universal --generate-hashes --no-header -q -o requirements/run.lock
 	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
-	uv pip compile requirements/awscli.in --universal --generate-hashes --no-header -q -o requirements/awscli.lock
+	for name in awscli moto localstack; do \
+	  uv pip compile requirements/$$name.in --universal --generate-hashes --no-header -q -o requirements/$$name.lock; \
+	done
 	! grep -n '://' requirements/*.lock
 
 clean:
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv benchmarks/.venvs benchmarks/.cache benchmarks/.data benchmarks/profiles build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

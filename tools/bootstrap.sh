@@ -1,19 +1,39 @@
 #!/usr/bin/env bash
-# Installs the system packages that tests use beyond Python: nothing is needed to run the server.
-# As root on a Debian-like machine it installs them; elsewhere it says what is missing and goes on,
-# and the tests that need them say so.
+# System packages, installed when this runs as root on a Debian-like machine; elsewhere it says what
+# is missing. `python` is what running the server needs, `tests` what some tests use beyond that.
 set -euo pipefail
 
-# mke2fs and losetup make the disks that the power-cut and disk-full tests destroy.
-declare -A package_of=([mkfs.ext4]=e2fsprogs [losetup]=mount)
 missing=()
-for program in "${!package_of[@]}"; do
-  command -v "$program" >/dev/null 2>&1 || missing+=("${package_of[$program]}")
-done
-[ "${#missing[@]}" -gt 0 ] || exit 0
-if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
-else
-  echo "bootstrap: install these for the fault tests: ${missing[*]}" >&2
+needs() { # command, package
+  command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+}
+
+case "${1:-}" in
+  python)
+    python="${PYTHON:-python3}"
+    needs "$python" python3
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    ;;
+  tests)
+    # The disks that the power-cut and disk-full tests destroy.
+    needs mkfs.ext4 e2fsprogs
+    needs losetup mount
+    ;;
+  *)
+    echo "usage: $0 python|tests" >&2
+    exit 2
+    ;;
+esac
+
+if [ "${#missing[@]}" -gt 0 ]; then
+  if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+  else
+    echo "bootstrap: please install: ${missing[*]}" >&2
+  fi
+fi
+if [ "$1" = python ] && ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "Penstock needs Python 3.11 or newer; point PYTHON at one: make PYTHON=python3.12 run" >&2
+  exit 1
 fi
