@@ -141,7 +141,12 @@ def test_only_what_comes_before_an_extended_message_returns(sqs: Any, url: str) 
 
 
 def test_a_batch_keeps_its_order_over_partitions(sqs: Any, make_queue: MakeQueue) -> None:
-    url = make_queue(FifoQueue=True, ContentBasedDeduplication=True, PenstockPartitions=4)
+    url = make_queue(
+        FifoQueue=True,
+        ContentBasedDeduplication=True,
+        DeduplicationScope="messageGroup",
+        PenstockPartitions=4,
+    )
     entries = [
         {"Id": str(i), "MessageBody": f"{i % 3}-{i}", "MessageGroupId": f"g{i % 3}"}
         for i in range(9)

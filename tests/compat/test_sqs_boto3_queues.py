@@ -241,12 +241,6 @@ def test_the_two_kinds_of_encryption_exclude_each_other(sqs: Any, make_queue: Ma
     }
 
 
-def test_a_fifo_queues_kind_is_fixed(sqs: Any, make_queue: MakeQueue) -> None:
-    url = make_queue(FifoQueue=True)
-    with pytest.raises(sqs.exceptions.InvalidAttributeValue):
-        sqs.set_queue_attributes(QueueUrl=url, Attributes={"FifoQueue": "true"})
-
-
 def test_our_own_attributes_show_only_by_name(sqs: Any, make_queue: MakeQueue) -> None:
     url = make_queue(PenstockPartitions=2, PenstockFsync="never")
     assert not any(name.startswith("Penstock") for name in attributes_of(sqs, url))

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from botocore.exceptions import ClientError
 from tests.compat.answers import arn_of, attributes_of, code_of, message_of, receive, status_of
-from tests.compat.conftest import CREDENTIALS, REGION, MakeQueue
+from tests.compat.conftest import CREDENTIALS, REGION, MakeQueue, sqs_client
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
@@ -232,6 +233,32 @@ def test_a_number_of_tasks_out_of_range_is_refused(
     assert message_of(error) == (
         f"Value {count} for parameter MaxResults is invalid. Reason: Must be between 1 and 10."
     )
+
+
+# ── Deduplication ────────────────────────────────────────────────────────────────────────────
+def test_a_duplicate_in_another_group_is_found_where_queues_are_divided(
+    tmp_path: Path, queue_name: Callable[..., str]
+) -> None:
+    """Partitions divide a queue by group; an id that counts for the whole queue must not care."""
+    with Server(tmp_path / "data", fsync="never", partitions=4) as divided:
+        sqs = sqs_client(divided.url)
+        try:
+            url = sqs.create_queue(QueueName=queue_name(".fifo"), Attributes={"FifoQueue": "true"})[
+                "QueueUrl"
+            ]
+            ids = {
+                sqs.send_message(
+                    QueueUrl=url,
+                    MessageBody="again",
+                    MessageGroupId=f"group-{i}",
+                    MessageDeduplicationId="once",
+                )["MessageId"]
+                for i in range(8)
+            }
+            assert len(ids) == 1
+            assert len(receive(sqs, url, MaxNumberOfMessages=10)) == 1
+        finally:
+            sqs.close()
 
 
 # ── Traces ───────────────────────────────────────────────────────────────────────────────────

@@ -320,6 +320,7 @@ class Partition:
     async def purge(self) -> None:
         self.journal.flush()  # messages of this turn stand before the purge
         outcome = self._cursor.purge(end_offset=self.log.end_offset)
+        self._dedup.forget_below(self.log.end_offset)
         flush = self._journal_events(outcome.events)
         if flush is not None:
             await flush.committed.wait()

@@ -60,7 +60,8 @@ class Queue:
         timer = self._loop.call_later(request.wait_ms / 1_000, _run_out, wait)
         try:
             for partition in self.partitions:
-                partition.arm()
+                # Something may have come while the first look was being written down.
+                partition.wake()
             taken = await wait.taken
             if taken is None:
                 return ()

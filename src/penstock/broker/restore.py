@@ -13,7 +13,14 @@ import msgspec
 
 from penstock.broker.surroundings import Surroundings
 from penstock.cursor.dedup import DedupTable, dedup_key
-from penstock.cursor.events import AckEvent, AckReason, TrimEvent, decode, is_event_type
+from penstock.cursor.events import (
+    TRIM_TYPE,
+    AckEvent,
+    AckReason,
+    TrimEvent,
+    decode,
+    is_event_type,
+)
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.open import open_cursor, restore_cursor
 from penstock.log.log import Log
@@ -179,7 +186,9 @@ def _remember_recent(
             return
         for batch in batches:
             header = parse_header(batch)
-            if not header.is_control:
+            if header.is_control:
+                _forget_purged(dedup, batch)
+            else:
                 for record in decode_batch(batch, origin=origin):
                     message = record.message
                     key = dedup_key(message, topic.dedup_scope)
@@ -191,3 +200,11 @@ def _remember_recent(
                             appended_at_ms=record.appended_at_ms,
                         )
             offset = header.next_offset
+
+
+def _forget_purged(dedup: DedupTable, batch: bytes) -> None:
+    for _, kind, value in iter_control(batch):
+        if kind == TRIM_TYPE:
+            event = decode(kind, value)
+            assert isinstance(event, TrimEvent)
+            dedup.forget_below(event.start)

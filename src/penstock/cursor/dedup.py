@@ -68,6 +68,12 @@ class DedupTable:
         self._found[key] = (offset, message_id, appended_at_ms)
         self._order.append((appended_at_ms, key))
 
+    def forget_below(self, offset: int) -> None:
+        """A purge takes the memory of its messages with it."""
+        kept = [(at, key) for at, key in self._order if self._found[key][0] >= offset]
+        self._order = deque(kept)
+        self._found = {key: self._found[key] for _, key in kept}
+
     def _forget(self, wall_ms: int) -> None:
         """Append times never decrease along a log, so the oldest are always in front."""
         order = self._order

@@ -1,17 +1,20 @@
 """Which records a receive on a FIFO queue gets: order, and a lock, within each message group.
 
-Groups stand in line by their oldest record. A receive takes as much as it can from the first group
-before it looks at the next; inside a group it walks from the oldest remaining record and stops at
-the first one in flight. So nothing overtakes a record that someone is working on, while records in
+Groups stand in line in the order in which they became available: new ones as their first record is
+due, those that were handed out behind whoever waits when they come back. So a group that fails over
+and over does not starve the others. A receive takes as much as it can from the first group before
+it looks at the next; inside a group it walks from the oldest remaining record and stops at the
+first one in flight. So nothing overtakes a record that someone is working on, while records in
 front of one whose lease was extended do come back. A record without a group is a group of its own.
 
 Each group has a queue of offsets: known entries first, then records of the window, all ascending.
-Only its first live record can make a group available, so the line of groups is a heap of those
-offsets; whatever changes a group pushes its present front, and stale items are dropped on the way.
+Only its first live record can make a group available; a group stands in the line at most once, and
+one that is found not to be available is dropped from it: whatever frees it lines it up again.
 
 The queue's present delay applies to every record that was never leased nor passed over. All have
-the same delay, so due times follow log order: behind one delayed record every other is delayed
-too, reading ahead stops there, and no entry of the table is ever delayed.
+the same delay, so due times follow log order: groups that begin with such a record arrive in the
+order of offsets, behind one delayed record every other is delayed too, reading ahead stops there,
+and no entry of the table is ever delayed.
 """
 
 from collections import deque
@@ -25,7 +28,6 @@ from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
 from penstock.model.limits import WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
-_LINE_STALE_MIN = 1_024
 # A receive wants to see this many fresh records, to find what belongs to its first group.
 _LOOK_AHEAD = WINDOW_RECORDS_MAX // 2
 
@@ -38,8 +40,11 @@ class FifoCursor(LeaseCursor):
     def __init__(self) -> None:
         super().__init__()
         self._groups: dict[GroupKey, deque[int]] = {}
-        self._line: list[int] = []  # heap: the front of each group that may be available
-        self._line_max = _LINE_STALE_MIN
+        self._line: deque[GroupKey] = deque()
+        self._lined: set[GroupKey] = set()
+        # Heap: fresh records that begin a group, until they are due and the group joins the line.
+        self._arrivals: list[int] = []
+        self._arriving: set[int] = set()
         # The window by offset, with the time of the append on the monotonic clock.
         self._fresh: dict[int, tuple[Record, int]] = {}
         self._last_append_ms: int | None = None
@@ -107,32 +112,37 @@ class FifoCursor(LeaseCursor):
         due_ms: int,
     ) -> tuple[bool, bool]:
         """Go down the line of groups. Returns whether a bound on one event stopped it, and
-        whether the next in line is delayed. A record appended after ``due_ms`` is delayed."""
+        whether something is delayed. A record appended after ``due_ms`` is delayed."""
+        self._admit(due_ms)
         line = self._line
         while line and len(selection.picked) < take:
-            offset = line[0]
-            entry = self._table.get(offset)
-            if entry is None:
-                fresh = self._fresh.get(offset)
-                if fresh is None:
-                    heappop(line)
-                    continue
-                record, appended_ms = fresh
-                if appended_ms > due_ms:
-                    return False, True
-                key = _key_of(record.message.group, offset)
-            elif entry.state != READY:
-                heappop(line)
-                continue
-            else:
-                key = _key_of(entry.group, offset)
-            if self._front(key) != offset:
-                heappop(line)  # something older of the group has come back, and is in the line
-                continue
-            if not self._walk(key, selection, take, attempts_max, bound_ms, due_ms):
+            key = line[0]
+            front = self._front(key)
+            entry = None if front is None else self._table.get(front)
+            is_free = front is not None and (entry is None or entry.state == READY)
+            if is_free and not self._walk(key, selection, take, attempts_max, bound_ms, due_ms):
                 return True, False
-            heappop(line)
-        return False, False
+            line.popleft()
+            self._lined.discard(key)
+            if is_free and entry is None and not selection.picked:
+                self._line_up(key)  # the queue's delay was raised: it arrives again when due
+        return False, bool(self._arrivals)
+
+    def _admit(self, due_ms: int) -> None:
+        """Groups whose first record has become due join the line."""
+        arrivals = self._arrivals
+        while arrivals:
+            offset = arrivals[0]
+            fresh = self._fresh.get(offset)
+            if fresh is not None and fresh[1] > due_ms:
+                return
+            heappop(arrivals)
+            self._arriving.discard(offset)
+            entry = self._table.get(offset)
+            if fresh is not None:
+                self._join(_key_of(fresh[0].message.group, offset))
+            elif entry is not None:
+                self._join(_key_of(entry.group, offset))
 
     def _walk(
         self,
@@ -242,21 +252,22 @@ class FifoCursor(LeaseCursor):
         return None
 
     def _line_up(self, key: GroupKey) -> None:
-        """Put a group into the line if its front is not in flight."""
+        """Let a group wait for its turn, unless its front is in flight."""
         front = self._front(key)
         if front is None:
             return
         entry = self._table.get(front)
-        if entry is None or entry.state == READY:
-            heappush(self._line, front)
-            if len(self._line) > self._line_max:
-                self._rebuild_line()
+        if entry is None:
+            if front not in self._arriving:
+                self._arriving.add(front)
+                heappush(self._arrivals, front)
+        elif entry.state == READY:
+            self._join(key)
 
-    def _rebuild_line(self) -> None:
-        self._line = []
-        self._line_max = 2 * len(self._groups) + _LINE_STALE_MIN
-        for key in list(self._groups):
-            self._line_up(key)
+    def _join(self, key: GroupKey) -> None:
+        if key not in self._lined:
+            self._lined.add(key)
+            self._line.append(key)
 
     def _rebuild(self) -> None:
         if self._unhydrated:
@@ -267,7 +278,12 @@ class FifoCursor(LeaseCursor):
         for record in self._window:
             key = _key_of(record.message.group, record.offset)
             self._groups.setdefault(key, deque()).append(record.offset)
-        self._rebuild_line()
+        self._line.clear()
+        self._lined.clear()
+        self._arrivals.clear()
+        self._arriving.clear()
+        for key in list(self._groups):
+            self._line_up(key)
 
     # ── What the fold and the window tell ────────────────────────────────────────────────────
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
@@ -306,9 +322,9 @@ class FifoCursor(LeaseCursor):
 
     def next_wake_ms(self) -> int | None:
         ends_ms = super().next_wake_ms()
-        line = self._line
-        if line and line[0] in self._fresh:
-            due_ms = self._fresh[line[0]][1] + self._queue_delay_ms
+        arrivals = self._arrivals
+        if arrivals and arrivals[0] in self._fresh:
+            due_ms = self._fresh[arrivals[0]][1] + self._queue_delay_ms
             return due_ms if ends_ms is None else min(ends_ms, due_ms)
         return ends_ms
 

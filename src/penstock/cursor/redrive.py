@@ -30,13 +30,19 @@ def dead_letter(
     """The message to append to the dead-letter queue. It keeps its id, attributes and sending
     time; its attempts go on counting there. On FIFO the original id becomes the deduplication id,
     so that messages which once shared one do not swallow each other; on a standard queue
-    ``origin``, the place it came from, serves. Its delay is over."""
+    ``origin``, the place it came from, serves. One that died before, and may come back to a queue
+    that has seen it, is told apart by its origin as well. Its delay is over."""
     message = record.message
+    dedup_id = origin
+    if is_fifo:
+        dedup_id = uuid_text(message.message_id)
+        if message.source_arn is not None:
+            dedup_id += f":{origin}"
     return msgspec.structs.replace(
         message,
         attempts=message.attempts + attempts,
         source_arn=source_arn,
         sent_at_ms=record.sent_at_ms,
-        dedup_id=uuid_text(message.message_id) if is_fifo else origin,
+        dedup_id=dedup_id,
         delay_ms=None,
     )

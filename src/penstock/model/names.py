@@ -36,7 +36,14 @@ def is_queue_name(text: str) -> bool:
 
 
 def queue_arn(account: str, region: str, name: str) -> str:
-    return f"arn:aws:sqs:{region}:{account}:{name}"
+    return f"arn:{arn_partition(region)}:sqs:{region}:{account}:{name}"
+
+
+def arn_partition(region: str) -> str:
+    """AWS keeps some regions apart, and their resource names say so."""
+    if region.startswith("cn-"):
+        return "aws-cn"
+    return "aws-us-gov" if region.startswith("us-gov-") else "aws"
 
 
 def uuid_text(raw: bytes) -> str:

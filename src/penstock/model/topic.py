@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.model.names import queue_arn
+
 
 class Kind(StrEnum):
     STANDARD = "standard"
@@ -71,7 +73,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def arn(self) -> str:
-        return f"arn:aws:sqs:{self.region}:{self.account}:{self.name}"
+        return queue_arn(self.account, self.region, self.name)
 
     def with_settings(self, *, now_ms: int, **changes: Any) -> "Topic":
         settings = msgspec.structs.replace(self.settings, **changes)

@@ -4,13 +4,9 @@ It is an ``asyncio.Protocol`` on httptools (llhttp), because a framework costs s
 rest of the request path. What it guarantees to whoever answers: a request is whole, within its
 size, came within its deadlines, and had one Host, one length and one of each header that decides
 something. What it guarantees to other connections: a bad one is answered, closed and forgotten.
-
-Deadlines are kept by one sweep over all connections rather than by a timer per request: a
-connection only notes, on the sweep's coarse clock, when its phase began.
 """
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,10 +18,10 @@ import httptools
 
 from penstock.model import limits
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.listener import Connection, Listener
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 
-SWEEP_SECONDS = 0.5
 PIPELINED_MAX = 32  # requests read ahead of the one being answered, then the socket is left unread
 WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
 LINGER_SECONDS_MAX = 1.0  # how long we read on after refusing, so that the answer is not reset away
@@ -57,85 +53,32 @@ class _Refused(Exception):
         self.status = status
 
 
-class HttpListener:
+class HttpListener(Listener):
     """Listens on one address. ``answer`` is called once per request, in a task of its own that is
     cancelled when the client goes away."""
 
     def __init__(self, answer: Answer, *, config: HttpConfig, name: str, seed: bytes) -> None:
+        super().__init__(connections_max=config.connections_max)
         self.answer = answer
         self.config = config
         self.name = name
-        self.connections: set[_Connection] = set()
-        self.loop = asyncio.get_running_loop()
-        self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
         self.date = b""
-        self.is_draining = False
-        self.is_tls = False
-        self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
         text = seed.hex()  # ten random bytes: request ids differ between processes
         self._request_prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
         self._request_count = 0
-        self._all_closed = asyncio.Event()
 
-    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str:
-        """Bind and serve; returns the bound ``host:port``."""
-        self.is_tls = tls is not None
-        self._server = await self.loop.create_server(
-            lambda: _Connection(self),
-            host,
-            port,
-            ssl=tls,
-            backlog=4_096,
-            reuse_address=True,
-            ssl_handshake_timeout=None if tls is None else 5.0,
-        )
-        self._sweep()
-        bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
-        return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+    def make_connection(self) -> Connection:
+        return _HttpConnection(self)
+
+    def swept(self) -> None:
+        self.date = formatdate(usegmt=True).encode("ascii")
 
     def next_request_id(self) -> str:
         self._request_count += 1
         return f"{self._request_prefix}{self._request_count:012x}"
 
-    async def drain(self, *, seconds_max: float) -> None:
-        """Stop accepting, let requests under way finish, then close what is left."""
-        self.is_draining = True
-        if self._server is not None:
-            self._server.close()
-        for connection in list(self.connections):
-            connection.close_if_idle()
-        if self.connections:
-            try:
-                await asyncio.wait_for(self._all_closed.wait(), seconds_max)
-            except TimeoutError:
-                pass
-        for connection in list(self.connections):
-            connection.abort()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
 
-    def opened(self, connection: "_Connection") -> bool:
-        if len(self.connections) >= self.config.connections_max or self.is_draining:
-            return False
-        self.connections.add(connection)
-        self._all_closed.clear()
-        return True
-
-    def closed(self, connection: "_Connection") -> None:
-        self.connections.discard(connection)
-        if not self.connections:
-            self._all_closed.set()
-
-    def _sweep(self) -> None:
-        self.now = self.loop.time()
-        self.date = formatdate(usegmt=True).encode("ascii")
-        for connection in list(self.connections):
-            connection.check_deadline(self.now)
-        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
-
-
-class _Connection(asyncio.Protocol):
+class _HttpConnection(Connection):
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
         self._config = listener.config

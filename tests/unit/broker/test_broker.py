@@ -464,3 +464,52 @@ async def test_an_unfinished_move_goes_on_after_a_restart(tmp_path: Path) -> Non
         moved = (await stage.broker.stats(target)).visible
         kept = await stage.broker.stats(dead)
         assert moved + kept.visible + kept.in_flight == 30
+
+
+@pytest.mark.parametrize("is_crash", [False, True])
+async def test_a_purge_takes_deduplication_with_it(tmp_path: Path, is_crash: bool) -> None:
+    clock = HandClock()
+    async with on_stage(tmp_path, clock, is_crash=is_crash) as stage:
+        topic = await stage.topic("q.fifo", fifo=True)
+        await stage.broker.append(topic, 0, [message("old", group="a", dedup_id="d")])
+        await stage.broker.purge(topic)
+    async with on_stage(tmp_path, clock) as stage:
+        (again,) = await stage.broker.append(topic, 0, [message("new", group="a", dedup_id="d")])
+        assert not again.is_duplicate
+        assert bodies(await stage.broker.lease(topic, TEN)) == ["new"]
+
+
+async def test_a_letter_that_dies_twice_on_its_way_round_is_not_taken_for_its_own_copy(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        one = await stage.topic("one.fifo", fifo=True)
+        other = await stage.topic(
+            "other.fifo", fifo=True, settings=QueueSettings(redrive=Redrive(one.arn, 1))
+        )
+        one = await stage.catalog.change(
+            one.account,
+            one.region,
+            one.name,
+            lambda t: t.with_settings(now_ms=0, redrive=Redrive(other.arn, 1)),
+        )
+        await stage.broker.append(one, 0, [message("round", group="g", dedup_id="d")])
+        for topic in (one, other, one, other, one):
+            (got,) = await stage.broker.lease(topic, LeaseRequest(lease_ms=0))
+            assert bodies([got]) == ["round"]
+            assert not await stage.broker.lease(topic, TEN)
+
+
+async def test_a_receive_sees_what_came_while_it_moved_dead_letters(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic(fsync=Fsync.ALWAYS)
+        topic = await stage.catalog.change(
+            topic.account,
+            topic.region,
+            topic.name,
+            lambda t: t.with_settings(now_ms=0, redrive=Redrive(t.arn, 1)),
+        )
+        await stage.broker.append(topic, 0, [message("again")])
+        await stage.broker.lease(topic, LeaseRequest(lease_ms=0))
+        receive = stage.broker.lease(topic, LeaseRequest(wait_ms=20_000))
+        assert bodies(await asyncio.wait_for(receive, 5)) == ["again"]

@@ -83,11 +83,35 @@ def test_reading_past_locked_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert shell.take(1) == []
     assert len(shell.cursor._table) <= 20 + 8
     shell.ack(claim_of(first))
-    for offset in range(1, 100):
+    order = []
+    for _ in range(100):
         (pick,) = shell.lease(1).picks
-        assert pick.offset == offset
+        order.append(pick.offset)
         shell.ack(claim_of(pick))
-    assert shell.take(1) == [100]
+    assert [offset for offset in order if offset < 100] == list(range(1, 100))
+    assert order.index(100) < 99, "its turn comes once it is in view, not when the others are done"
+
+
+def test_a_group_that_was_handed_out_stands_behind_those_that_wait(shell: Shell) -> None:
+    for group in ("g1", "g2", "g2", "g3", "g1"):
+        shell.send(group=group)
+    assert [p.offset for p in shell.lease(3, 0).picks] == [0, 4, 1]
+    assert [p.offset for p in shell.lease(10).picks] == [3, 0, 4, 1, 2]
+
+
+def test_a_released_group_stands_behind_those_that_wait(shell: Shell) -> None:
+    for group in ("g1", "g1", "g2"):
+        shell.send(group=group)
+    first, _second = shell.lease(2, 60_000).picks
+    shell.extend(claim_of(first), 0)
+    assert [p.offset for p in shell.lease(3).picks] == [2, 0]
+
+
+def test_a_group_that_fails_again_and_again_starves_nobody(shell: Shell) -> None:
+    shell.send(group="poison")
+    shell.send(3, group="healthy")
+    taken = [shell.lease(1, 0).picks[0].offset for _ in range(6)]
+    assert taken == [0, 1, 0, 1, 0, 1]
 
 
 # Receipts end with their lease.

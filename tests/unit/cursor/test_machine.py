@@ -231,20 +231,45 @@ class QueueMachine(RuleBasedStateMachine):
 class FifoMachine(QueueMachine):
     is_fifo = True
 
-    def expected(self, count: int) -> tuple[list[Told], list[Told]]:
+    def run_of(self, key: object) -> tuple[list[Told], list[Told]]:
+        """What one group has to give: its oldest messages up to the first that is in flight,
+        delayed or dead, and that dead one."""
         picks: list[Told] = []
-        dead: list[Told] = []
-        for key in dict.fromkeys(t.group for t in self.alive):  # groups by their oldest message
-            for told in [t for t in self.alive if t.group == key]:
-                if len(picks) == count or told.is_leased(self.now) or self.is_delayed(told):
-                    break
-                if self.is_dead(told):
-                    dead.append(told)
-                    break
-                picks.append(told)
-            if len(picks) == count:
+        for told in [t for t in self.alive if t.group == key]:
+            if told.is_leased(self.now) or self.is_delayed(told):
                 break
-        return picks, dead
+            if self.is_dead(told):
+                return picks, [told]
+            picks.append(told)
+        return picks, []
+
+    def expected(self, count: int) -> tuple[list[Told], list[Told]]:
+        """How many; which groups come first is tested by example."""
+        free = [t for key in {t.group for t in self.alive} for t in self.run_of(key)[0]]
+        return free[:count], []
+
+    def agree(
+        self, outcome: LeaseOutcome, picks: list[Told], dead: list[Told]
+    ) -> tuple[list[Told], list[Told]]:
+        assert len(outcome.picks) == len(picks)
+        taken = [self.told(p.offset) for p in outcome.picks]
+        keys = list(dict.fromkeys(t.group for t in taken))
+        # Group after group, each from its oldest, and all of one before the next begins.
+        runs = {key: self.run_of(key)[0] for key in keys}
+        whole = [t for key in keys for t in runs[key]]
+        assert taken == whole[: len(taken)]
+        assert len(taken) > len(whole) - len(runs[keys[-1]]) if keys else not taken
+        held = [self.told(p.offset) for p in outcome.dead]
+        for told in held:
+            run, ends = self.run_of(told.group)
+            assert ends == [told]
+            assert all(t in taken for t in run)
+        return taken, held
+
+    def told(self, offset: int) -> Told:
+        found = self.find(offset)
+        assert found is not None
+        return found
 
     @rule(seconds=st.sampled_from([0, 0, 5, 20]))
     def set_queue_delay(self, seconds: int) -> None:

@@ -17,6 +17,11 @@ from penstock.model.topic import Topic
 from penstock.wire.aws.shapes import OPERATIONS
 
 ACCOUNT = "000000000000"
+DIVIDED_FIFO = {
+    "PenstockPartitions": "4",
+    "ContentBasedDeduplication": "true",
+    "DeduplicationScope": "messageGroup",
+}
 Reply = dict[str, Any]
 
 
@@ -98,7 +103,7 @@ async def test_standard_sends_take_turns_and_a_batch_stays_together(client: Clie
 
 
 async def test_a_fifo_batch_is_split_by_group_and_answered_in_order(client: Client) -> None:
-    url = await client.queue("q.fifo", PenstockPartitions="4", ContentBasedDeduplication="true")
+    url = await client.queue("q.fifo", **DIVIDED_FIFO)
     groups = ("123456789", "h")  # partitions 2 and another, see test_route.py
     entries = [
         {"Id": f"i{n}", "MessageBody": f"{group}{n}", "MessageGroupId": group}
@@ -121,7 +126,7 @@ async def test_a_fifo_batch_is_split_by_group_and_answered_in_order(client: Clie
 
 
 async def test_a_partition_that_fails_takes_only_its_entries_with_it(client: Client) -> None:
-    url = await client.queue("q.fifo", PenstockPartitions="4", ContentBasedDeduplication="true")
+    url = await client.queue("q.fifo", **DIVIDED_FIFO)
     client.rig.backend.broken_partitions[2] = DiskFull("no room")
     entries = [
         {"Id": "bad", "MessageBody": "x", "MessageGroupId": "123456789"},

@@ -166,6 +166,16 @@ def test_what_cannot_be_set_is_unknown(name: str) -> None:
     assert raised.value.code == "InvalidAttributeName"
 
 
+def test_ids_that_count_for_a_whole_fifo_queue_keep_it_in_one_partition() -> None:
+    """Also where the server's default is more: a duplicate in another group must be found."""
+    assert read_new("q.fifo", {"FifoQueue": "true"}).partition_count == 1
+    text = refused("InvalidAttributeValue", "q.fifo", FifoQueue="true", PenstockPartitions="4")
+    assert "DeduplicationScope" in text
+    divided = {"FifoQueue": "true", "DeduplicationScope": "messageGroup"}
+    assert read_new("q.fifo", divided).partition_count is None, "the default"
+    assert read_new("q.fifo", divided | {"PenstockPartitions": "4"}).partition_count == 4
+
+
 def test_the_redrive_count_may_be_text_and_is_shown_as_a_number() -> None:
     text = json.dumps({"deadLetterTargetArn": TARGET, "maxReceiveCount": "3"})
     topic = queue(RedrivePolicy=text)

@@ -77,7 +77,7 @@ def test_each_layer_is_stronger_than_the_one_before(tmp_path: Path) -> None:
 LAYERS = st.lists(
     st.dictionaries(
         st.sampled_from(["node.drain_ms", "log.fsync_interval_ms", "queue.partitions"]),
-        st.integers(min_value=1, max_value=100),
+        st.integers(min_value=1, max_value=64),
     ),
     min_size=4,
     max_size=4,

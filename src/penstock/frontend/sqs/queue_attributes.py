@@ -350,7 +350,21 @@ def read_new(name: str, given: Mapping[str, str]) -> NewQueue:
     kind = kind_of_new(name, given)
     changes = _read(given, is_fifo=kind is Kind.FIFO)
     settings = _settle(changes.settings, QueueSettings())
-    return NewQueue(kind, settings, changes.fsync, changes.partition_count)
+    partition_count = changes.partition_count
+    if kind is Kind.FIFO and settings.dedup_scope is DedupScope.QUEUE:
+        partition_count = _undivided(partition_count)
+    return NewQueue(kind, settings, changes.fsync, partition_count)
+
+
+def _undivided(partition_count: int | None) -> int:
+    """A duplicate may come in another group than its first, so under another partition: ids that
+    count for the whole queue need the whole queue in one, whatever the default says."""
+    if partition_count is not None and partition_count != 1:
+        raise invalid_value(
+            "PenstockPartitions",
+            "A FIFO queue of several partitions needs DeduplicationScope messageGroup.",
+        )
+    return 1
 
 
 def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:

@@ -1,0 +1,100 @@
+"""What every listener does alike: bind, count its connections, sweep their deadlines, drain.
+
+Deadlines are kept by one sweep over all connections rather than by a timer per request: a
+connection only notes, on the sweep's coarse clock, when its phase began.
+"""
+
+import asyncio
+import ssl
+from abc import abstractmethod
+
+SWEEP_SECONDS = 0.5
+HANDSHAKE_SECONDS_MAX = 5.0
+BACKLOG = 4_096
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection, as its listener sees it."""
+
+    @abstractmethod
+    def check_deadline(self, now: float) -> None:
+        """End it if it has been in its phase for too long."""
+
+    @abstractmethod
+    def close_if_idle(self) -> None:
+        """End it unless a request is being answered, which ends it afterwards."""
+
+    @abstractmethod
+    def abort(self) -> None: ...
+
+
+class Listener:
+    def __init__(self, *, connections_max: int) -> None:
+        self.connections: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
+        self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
+        self.is_draining = False
+        self.is_tls = False
+        self._connections_max = connections_max
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._all_closed = asyncio.Event()
+
+    @abstractmethod
+    def make_connection(self) -> Connection: ...
+
+    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str:
+        """Bind and serve; returns the bound ``host:port``."""
+        self.is_tls = tls is not None
+        self._server = await self.loop.create_server(
+            self.make_connection,
+            host,
+            port,
+            ssl=tls,
+            backlog=BACKLOG,
+            reuse_address=True,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS_MAX,
+        )
+        self._sweep()
+        bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
+        return f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
+
+    async def drain(self, *, seconds_max: float) -> None:
+        """Stop accepting, let requests under way finish, then close what is left."""
+        self.is_draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.close_if_idle()
+        if self.connections:
+            try:
+                await asyncio.wait_for(self._all_closed.wait(), seconds_max)
+            except TimeoutError:
+                pass
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+    def opened(self, connection: Connection) -> bool:
+        """False: there are too many, or the node is stopping."""
+        if len(self.connections) >= self._connections_max or self.is_draining:
+            return False
+        self.connections.add(connection)
+        self._all_closed.clear()
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._all_closed.set()
+
+    def _sweep(self) -> None:
+        self.now = self.loop.time()
+        self.swept()
+        for connection in list(self.connections):
+            connection.check_deadline(self.now)
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def swept(self) -> None:
+        """What else a listener renews twice a second."""
