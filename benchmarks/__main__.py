@@ -208,6 +208,9 @@ def median(results: list[Result]) -> Result:
 def parse(arguments: list[str]) -> Options:
     what = [*SCENARIOS, BACKLOG, START]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--kafka", action="store_true", help="given first: python -m benchmarks.kafka instead"
+    )
     parser.add_argument("--quick", action="store_true", help="one short round: does it run at all")
     parser.add_argument("--only", default=",".join(what), help=f"of {', '.join(what)}")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(SYSTEMS)}")
@@ -222,6 +225,8 @@ def parse(arguments: list[str]) -> Options:
     )
     given = parser.parse_args(arguments)
     only, systems = given.only.split(","), given.systems.split(",")
+    if given.kafka:
+        parser.error("--kafka is given first, and what follows belongs to it")
     for name in (*(set(only) - set(what)), *(set(systems) - set(SYSTEMS))):
         parser.error(f"unknown name: {name}")
     timing = Timing(window_s=given.window, connections=given.connections)
@@ -247,6 +252,11 @@ def write(found: report.Report, out: Path) -> list[Path]:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--kafka"]:
+        from benchmarks.kafka.__main__ import main as measure_streams
+
+        measure_streams(sys.argv[2:])
+        return
     options = parse(sys.argv[1:])
     options.data.mkdir(parents=True, exist_ok=True)
     try:

@@ -106,7 +106,7 @@ def ratio_rows(figures: Figures) -> list[Row]:
     for system, other in PAIRS:
         values = [figures.ratio(system, s.name, other, s.name) for s in columns]
         if any(value is not None for value in values):
-            rows.append((f"{system} / {other}", *(_times(value) for value in values)))
+            rows.append((f"{system} / {other}", *(times(value) for value in values)))
     return rows
 
 
@@ -167,7 +167,7 @@ def tables(report: Report) -> list[list[Row]]:
 
 
 def as_text(report: Report) -> str:
-    return "\n\n".join([report.machine.title, *(_columns(rows) for rows in tables(report))])
+    return "\n\n".join([report.machine.title, *(as_columns(rows) for rows in tables(report))])
 
 
 def as_markdown(report: Report) -> str:
@@ -175,7 +175,7 @@ def as_markdown(report: Report) -> str:
         f"{report.connections} connections, {report.body_bytes}-byte bodies, one core for the "
         f"server, medians of {report.rounds} rounds of {report.window_s:g} s."
     )
-    parts = [report.machine.title + ". " + setting, *(_pipes(rows) for rows in tables(report))]
+    parts = [report.machine.title + ". " + setting, *(as_pipes(rows) for rows in tables(report))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -183,7 +183,7 @@ def missed(judged: Sequence[Judged]) -> Mapping[str, str]:
     return {bar.title: bar.condition for bar in judged if bar.verdict == Verdict.MISSED}
 
 
-def _columns(rows: Sequence[Row]) -> str:
+def as_columns(rows: Sequence[Row]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -198,7 +198,7 @@ def _columns(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _pipes(rows: Sequence[Row]) -> str:
+def as_pipes(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join(lines)
@@ -208,7 +208,7 @@ def _ms(value_us: int) -> str:
     return f"{value_us / 1_000:.2f}"
 
 
-def _times(value: float | None) -> str:
+def times(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"

@@ -68,12 +68,13 @@ class Server:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_for_line(self, prefix: str = "ready") -> None:
-        """Until it prints a line that begins so and names its address as ``http=URL``."""
+    def wait_for_line(self, prefix: str = "ready", address: str = "http") -> None:
+        """Until it prints a line that begins so and names its address: ``http=URL``, or, for
+        another kind of address, ``kind=HOST:PORT``."""
         deadline = self._started_at + START_S_MAX
         while not self._ready.wait(POLL_S):
             self._check_alive(deadline)
-        found = re.search(r"http=\S*?//([^:/\s]+):(\d+)", self._ready_line)
+        found = re.search(address + r"=(?:\w+://)?([^:/\s]+):(\d+)", self._ready_line)
         if not self._ready_line.startswith(prefix) or found is None:
             self.stop()
             raise NotAvailable(f"its ready line names no address: {self._ready_line[:120]}")
@@ -90,6 +91,19 @@ class Server:
                 break
             except urllib.error.HTTPError as answer:
                 answer.close()
+                break
+            except OSError:
+                self._check_alive(deadline)
+                self._ready.wait(POLL_S)
+        self.ready_s = time.perf_counter() - self._started_at
+
+    def wait_for_port(self, port: int) -> None:
+        """Until it takes connections."""
+        deadline = self._started_at + START_S_MAX
+        self.port = port
+        while True:
+            try:
+                socket.create_connection((self.host, port), timeout=5).close()
                 break
             except OSError:
                 self._check_alive(deadline)

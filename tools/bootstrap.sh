@@ -18,6 +18,7 @@ case "${1:-}" in
     # The disks that the power-cut and disk-full tests destroy.
     needs mkfs.ext4 e2fsprogs
     needs losetup mount
+    needs kcat kcat
     ;;
   *)
     echo "usage: $0 python|tests" >&2

@@ -34,6 +34,7 @@ STABLE_PORTS = range(12_000, 32_000)
 
 _HTTP = re.compile(r"\bhttp=(http://\S+)")
 _ADMIN = re.compile(r"\badmin=(http://\S+)")
+_KAFKA = re.compile(r"\bkafka=(\S+:\d+)")
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\)|Task exception was never retrieved"
     r"|Exception in callback|was never awaited|Fatal Python error|Unhandled exception"
@@ -117,17 +118,20 @@ class Server:
         fsync: str = "always",
         partitions: int | None = None,
         port: int = 0,
+        kafka_port: int | None = None,
         arguments: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
         self.port = port
+        self.kafka_port = kafka_port  # None: no Kafka listener is asked for
         self.fsync = fsync
         self.partitions = partitions
         self.arguments = tuple(arguments)
         self.env = dict(env or {})
         self.url = ""
         self.admin_url = ""
+        self.kafka = ""  # HOST:PORT
         self.starts = 0
         self._process: _Process | None = None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)  # of runs that have ended
@@ -163,10 +167,12 @@ class Server:
         command += ["--fsync", self.fsync]
         if self.partitions is not None:
             command += ["--partitions", str(self.partitions)]
+        if self.kafka_port is not None:
+            command += ["--kafka", f"127.0.0.1:{self.kafka_port}"]
         return [*command, *self.arguments]
 
     def start(self, *, seconds: float = READY_SECONDS_MAX) -> None:
-        """Returns when the server has said ``ready``; the first start fixes the port."""
+        """Returns when the server has said ``ready``; the first start fixes the ports."""
         assert not self.is_running, "already running"
         process = _Process(self.command(), self._environment())
         self._process = process
@@ -181,6 +187,11 @@ class Server:
         self.url = http.group(1).rstrip("/")
         self.port = int(self.url.rsplit(":", 1)[1])
         self.admin_url = admin.group(1).rstrip("/") if admin is not None else ""
+        kafka = _KAFKA.search(process.ready_line)
+        self.kafka = kafka.group(1) if kafka is not None else ""
+        if self.kafka_port is not None:
+            assert self.kafka, f"no kafka= in {process.ready_line!r}"
+            self.kafka_port = int(self.kafka.rsplit(":", 1)[1])
 
     def _environment(self) -> dict[str, str]:
         """The caller's, without settings that a developer's shell may have left in it."""

@@ -4,15 +4,26 @@ call means is in queue.py and partition.py."""
 from collections.abc import Callable, Sequence
 
 from penstock.broker.moves import Mover
+from penstock.broker.partition import Partition
 from penstock.broker.partitions import Partitions
 from penstock.broker.queue import Queue
 from penstock.broker.redrive import Redriver
 from penstock.broker.surroundings import Surroundings
 from penstock.metadata.moves import MoveTasks
-from penstock.model.errors import DiskFull, PurgeInProgress
+from penstock.model.errors import DiskFull, PurgeInProgress, TopicNotFound
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Claim, Delivery, Message
-from penstock.model.ports import LeaseRequest, MoveTask, Peeked
+from penstock.model.names import is_internal
+from penstock.model.ports import (
+    BatchAppended,
+    Fetched,
+    LeaseRequest,
+    Marker,
+    MoveTask,
+    Peeked,
+    StreamEnds,
+)
+from penstock.model.stream import settings_of
 from penstock.model.topic import QueueStats, Topic
 
 RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
@@ -48,6 +59,13 @@ class Broker:
     async def _queue(self, topic: Topic) -> Queue:
         return self.partitions.find(topic) or await self.partitions.open(topic)
 
+    def _admit(self, append_bytes: int) -> None:
+        if not self._disk.admits(append_bytes):
+            raise DiskFull(
+                "The disk is full: messages are refused until space is free; "
+                "receiving and deleting go on."
+            )
+
     # ── model.ports.Backend ──────────────────────────────────────────────────────────────────
 
     async def append(
@@ -58,11 +76,7 @@ class Broker:
             size += len(message.body) + RECORD_OVERHEAD_BYTES
             if message.attributes:
                 size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
-        if not self._disk.admits(size):
-            raise DiskFull(
-                "The disk is full: messages are refused until space is free; "
-                "receiving and deleting go on."
-            )
+        self._admit(size)
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         return await queue.partitions[partition].append(messages)
 
@@ -105,6 +119,65 @@ class Broker:
         self, topic: Topic, *, partition: int, start: int, count: int
     ) -> tuple[Sequence[Peeked], int]:
         return (await self._queue(topic)).partitions[partition].peek(start=start, count=count)
+
+    # ── model.ports.Streams ──────────────────────────────────────────────────────────────────
+
+    async def _partition(self, topic: Topic, partition: int) -> Partition:
+        queue = await self._queue(topic)
+        if partition >= len(queue.partitions):
+            await self.partitions.grow(queue)  # it has just been given more
+            if partition >= len(queue.partitions):
+                raise TopicNotFound(topic.name)
+        return queue.partitions[partition]
+
+    async def append_batches(
+        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
+    ) -> BatchAppended:
+        if not is_internal(topic.name):  # our own rows are written from the reserve, as acks are
+            self._admit(sum(map(len, batches)))
+        is_append_time = settings_of(topic).is_append_time
+        owner = await self._partition(topic, partition)
+        return await owner.append_batches(batches, acks=acks, is_append_time=is_append_time)
+
+    async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
+        await (await self._partition(topic, partition)).append_marker(marker)
+
+    async def is_in_transaction(
+        self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
+    ) -> bool:
+        owner = await self._partition(topic, partition)
+        return owner.stream.is_in_transaction(producer_id, producer_epoch)
+
+    async def ends(self, topic: Topic, partition: int) -> StreamEnds:
+        return (await self._partition(topic, partition)).ends()
+
+    async def fetch(
+        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+    ) -> Fetched:
+        owner = await self._partition(topic, partition)
+        return owner.fetch(offset, bytes_max=bytes_max, is_committed=is_committed)
+
+    async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
+        return (await self._partition(topic, partition)).stream.find_time(timestamp_ms)
+
+    async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
+        return (await self._partition(topic, partition)).stream.newest()
+
+    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
+        return await (await self._partition(topic, partition)).delete_records(before)
+
+    async def log_bytes(self, topic: Topic, partition: int) -> int:
+        return (await self._partition(topic, partition)).log.size_bytes
+
+    def on_advance(
+        self, topic: Topic, partition: int, listener: Callable[[], None]
+    ) -> Callable[[], None]:
+        queue = self.partitions.find(topic)
+        if queue is None:
+            raise TopicNotFound(topic.name)
+        return queue.partitions[partition].stream.on_advance(listener)
+
+    # ── move tasks ───────────────────────────────────────────────────────────────────────────
 
     async def start_move(self, task: MoveTask) -> None:
         await self._mover.start(task)

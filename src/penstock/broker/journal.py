@@ -27,7 +27,13 @@ from penstock.model.errors import DiskFull, Overloaded, PenstockError
 from penstock.model.message import Message
 from penstock.model.ports import Clock
 from penstock.model.topic import Fsync
-from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    BatchHeader,
+    encode_batch,
+    parse_header,
+    stamp,
+)
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
 
@@ -97,6 +103,7 @@ class Journal:
         clock: Clock,
         pool: Executor,
         on_appended: Callable[[int, int, int, Sequence[Message]], None],
+        on_batch: Callable[[BatchHeader], None],
         on_high_watermark: Callable[[], None],
         on_lost: Callable[[], None],
         on_synced: Callable[[float], None],
@@ -107,10 +114,13 @@ class Journal:
         self.high_watermark = log.end_offset
         self.failure: PenstockError | None = None
         self.appended_bytes = 0
+        # Append times never decrease along a log; a producer's own times may be anything.
+        self._last_ms = min(log.last_timestamp_ms, clock.wall_ms())
         self._clock = clock
         self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._on_appended = on_appended
+        self._on_batch = on_batch
         self._on_high_watermark = on_high_watermark
         self._on_lost = on_lost
         self._on_synced = on_synced
@@ -138,6 +148,23 @@ class Journal:
         self._events.append(event)
         return self.join()
 
+    def append_batch(self, batch: bytearray, leader_epoch: int) -> tuple[int, Flush]:
+        """Append a producer's batch now, behind what this turn has handed in so far. Returns its
+        first offset and the flush that its producer waits for. Raises DiskFull."""
+        self.flush()
+        flush = self.join()
+        base_offset = self.log.end_offset
+        stamp(batch, base_offset, leader_epoch)
+        try:
+            self.log.append(bytes(batch), now_ms=self._clock.wall_ms())
+        except (OSError, AppendsRefused) as error:
+            self._fail(f"append failed: {error}")
+            assert self.failure is not None
+            raise self.failure from error
+        self.appended_bytes += len(batch)
+        self._on_batch(parse_header(batch))
+        return base_offset, flush
+
     def join(self) -> Flush:
         """The flush at the end of this turn."""
         if self.failure is not None:
@@ -158,7 +185,7 @@ class Journal:
             return
         messages, self._messages = self._messages, []
         events, self._events = self._events, []
-        now_ms = max(self._clock.wall_ms(), self.log.last_timestamp_ms)
+        now_ms = self._last_ms = max(self._clock.wall_ms(), self._last_ms)
         flush.started = perf_counter()
         appended_before = self.appended_bytes
         sent_error = events_error = self.failure

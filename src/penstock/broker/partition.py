@@ -17,27 +17,43 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from penstock.broker.compaction import Compactor
 from penstock.broker.journal import Flush, Journal
 from penstock.broker.restore import Restored, origin_of, restore, write_checkpoint
+from penstock.broker.stream import Stream
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Waits
 from penstock.cursor.dedup import dedup_key
 from penstock.cursor.events import AckReason, Event, encode
 from penstock.cursor.outcome import Pick
+from penstock.log.compaction import Unreadable
 from penstock.log.damage import DamagedRange
 from penstock.log.log import Log
 from penstock.log.retention import droppable
 from penstock.model import limits
-from penstock.model.errors import Damaged, Overloaded, TopicNotFound
+from penstock.model.errors import Damaged, OffsetOutOfRange, Overloaded, TopicNotFound
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
-from penstock.model.ports import LeaseRequest, Peeked
+from penstock.model.ports import (
+    BatchAppended,
+    Fetched,
+    LeaseRequest,
+    Marker,
+    Peeked,
+    StreamEnds,
+)
+from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Topic
-from penstock.record.batch import parse_header
+from penstock.record.batch import BatchHeader, parse_header
+from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_at, decode_batch
 
 log_ = logging.getLogger(__name__)
 
+UNREADABLE_RECORDS_MAX = 100_000  # of one batch that are counted as expired one by one
+_UNREADABLE = Message(message_id=bytes(16), body=b"")
 OLDEST_READ_BYTES = 4 * limits.KIB
 EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
 CHECKPOINT_BYTES = 16 * limits.MIB  # of log between checkpoints: what a start may have to replay
@@ -97,16 +113,22 @@ class Partition:
         self._wake_timer: asyncio.TimerHandle | None = None
         self._wake_at_ms = 0
         self._checkpoint_bytes = 0
+        self.stream: Stream
         self.journal = Journal(
             log,
             fsync=topic.fsync or surroundings.fsync_default,
             clock=surroundings.clock,
             pool=surroundings.pool,
             on_appended=self._appended,
-            on_high_watermark=self.wake,
+            on_batch=self._batch_appended,
+            on_high_watermark=self._advanced,
             on_lost=self._reload,
             on_synced=surroundings.meter.fsynced,
             on_committed=surroundings.meter.appended,
+        )
+        self.stream = Stream(log, self.journal, restored.producers, surroundings.clock)
+        self._compactor = Compactor(
+            log, clock=surroundings.clock, pool=surroundings.pool, disk=surroundings.disk
         )
 
     # ── append ───────────────────────────────────────────────────────────────────────────────
@@ -167,6 +189,19 @@ class Partition:
         if self._fresh_count < limits.WINDOW_RECORDS_MAX:
             self._fresh.append(_Fresh(previous_end, base_offset, next_offset, now_ms, messages))
             self._fresh_count += len(messages)
+
+    def _batch_appended(self, header: BatchHeader) -> None:
+        """A producer's batch, which nobody has opened: its delays, if any, are not known yet."""
+        if header.is_control:
+            return  # the marker of a transaction is no message
+        self._cursor.appended(
+            header.base_offset,
+            header.count,
+            next_offset=header.next_offset,
+            now_ms=self._clock.mono_ms(),
+        )
+        self._messages_end = header.next_offset
+        self.sent_count += header.count
 
     # ── lease ────────────────────────────────────────────────────────────────────────────────
 
@@ -263,8 +298,29 @@ class Partition:
             header = parse_header(data)
             self._ahead_end = header.next_offset
             if not header.is_control:
-                self._ahead.extend(decode_batch(data, origin=self._origin, from_offset=scan_from))
+                self._ahead.extend(self._decode(data, header, scan_from))
         return bool(batches)
+
+    def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
+        """The records of a batch. One that a stream took unopened may turn out to be unreadable
+        when it is opened as a queue: its records are then given times so old that they count as
+        expired, and the queue goes on behind them."""
+        try:
+            return decode_batch(data, origin=self._origin, from_offset=from_offset)
+        except MalformedBatch as error:
+            log_.error(
+                "unreadable batch passed over",
+                extra={
+                    "topic": self.topic.name,
+                    "partition": self.index,
+                    "offset": header.base_offset,
+                    "records": header.count,
+                    "reason": str(error),
+                },
+            )
+            start = max(from_offset, header.base_offset)
+            count = min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
+            return [Record(start + n, 0, _UNREADABLE) for n in range(count)]
 
     def read(self, offset: int) -> Record | None:
         """One record again, for a later lease of it. None, and the damage noted, if it cannot be
@@ -331,7 +387,62 @@ class Partition:
             flush = self.journal.add_event(encode(event))
         return flush
 
+    async def append_batches(
+        self, batches: Sequence[bytes | memoryview], *, acks: int, is_append_time: bool
+    ) -> BatchAppended:
+        if self.damage is not None:
+            raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
+        appended, flush = self.stream.append(batches, is_append_time=is_append_time)
+        if flush is not None and acks != 0:
+            await flush.committed.wait()
+        return appended
+
+    async def append_marker(self, marker: Marker) -> None:
+        await self.stream.append_marker(marker).committed.wait()
+
+    def ends(self) -> StreamEnds:
+        ends = self.stream.ends
+        return msgspec.structs.replace(ends, start_offset=self.start_offset)
+
+    @property
+    def start_offset(self) -> int:
+        """Where readers by offset begin. Segments go whole; on a stream, what was deleted before
+        a segment could go is hidden by the cursor's head, which nobody leases forward there."""
+        if self.topic.is_queue:
+            return self.log.start_offset
+        return max(self.log.start_offset, min(self._cursor.head, self.journal.high_watermark))
+
+    def fetch(self, offset: int, *, bytes_max: int, is_committed: bool) -> Fetched:
+        ends = self.ends()
+        if not ends.start_offset <= offset <= ends.high_watermark:
+            raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
+        try:
+            fetched = self.stream.fetch(offset, bytes_max=bytes_max, is_committed=is_committed)
+        except Damaged as damage:
+            self.found_damage(damage)
+            raise
+        return msgspec.structs.replace(fetched, ends=ends)
+
+    async def delete_records(self, before: int) -> int:
+        """Hide everything below an offset at once; the segments follow when they are done for."""
+        if before < 0:
+            before = self.journal.high_watermark
+        if not self.start_offset <= before <= self.journal.high_watermark:
+            raise OffsetOutOfRange(before, self.start_offset, self.journal.high_watermark)
+        passed = await self._count_messages(self._cursor.head, before)
+        outcome = self._cursor.trim(before, passed=passed if before > self._cursor.head else 0)
+        flush = self._journal_events(outcome.events)
+        if flush is not None:
+            await flush.committed.wait()
+        self.log.drop_before(before)
+        self.stream.trim(self.start_offset)
+        return self.start_offset
+
     # ── waking ───────────────────────────────────────────────────────────────────────────────
+
+    def _advanced(self) -> None:
+        self.stream.advanced()
+        self.wake()
 
     def wake(self) -> None:
         """Something may have become available: serve the waits, then sleep until the next time
@@ -434,6 +545,7 @@ class Partition:
         """The log refused what the cursor had already decided: go back to what the log says."""
         restored = restore(self.log, self.topic, self.index, surroundings=self._surroundings)
         self._cursor, self._dedup = restored.cursor, restored.dedup
+        self.stream.replace_producers(restored.producers)
         self._fresh.clear()
         self._fresh_count = 0
         self._ahead.clear()
@@ -449,12 +561,13 @@ class Partition:
         end_offset = self.log.end_offset
         self._checkpoint_bytes = self.journal.appended_bytes
         snapshot = self._cursor.snapshot(now_ms=self._clock.mono_ms())
+        producers = self.stream.snapshot()
         if self.journal.high_watermark < end_offset:
             await self.journal.join().committed.wait()
         await self._loop.run_in_executor(
             self._surroundings.pool,
             lambda: write_checkpoint(
-                self.log, end_offset, snapshot, surroundings=self._surroundings
+                self.log, end_offset, snapshot, producers, surroundings=self._surroundings
             ),
         )
 
@@ -462,17 +575,38 @@ class Partition:
         """Forget what is past its retention and drop the segments nobody needs any more. Returns
         the bytes freed."""
         freed_bytes = await self._drop_segments()
-        await self._expire()
+        if self.topic.is_queue:
+            await self._expire()
         return freed_bytes
+
+    async def compact(self) -> int:
+        """Keep the last record of each key only, where the topic asks for it and it is worth it.
+        Returns the bytes freed."""
+        settings = settings_of(self.topic)
+        if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
+            return 0
+        up_to = self.stream.ends.last_stable_offset
+        try:
+            return await self._compactor.run(
+                settings, up_to=up_to, aborted=self.stream.aborted_below(up_to)
+            )
+        except Unreadable as unreadable:
+            try:
+                self.log.read(unreadable.offset, bytes_max=1)
+            except Damaged as damage:
+                self.found_damage(damage)
+            raise
 
     async def _drop_segments(self) -> int:
         topic = self.topic
         wall_ms = self._clock.wall_ms()
+        stream = settings_of(topic)
         cut = droppable(
             self.log.segments(),
-            low_offset=self._cursor.low_offset(),
-            retention_ms=topic.settings.retention_ms,
-            retention_bytes=None,
+            # A stream is finished with a record when retention says so, not when it was read.
+            low_offset=self._cursor.low_offset() if topic.is_queue else self.start_offset,
+            retention_ms=stream.retention_ms,
+            retention_bytes=stream.retention_bytes,
             keep_after_ms=wall_ms - limits.DEDUP_WINDOW_MS if topic.is_fifo else None,
             now_ms=wall_ms,
         )
@@ -487,7 +621,9 @@ class Partition:
             self.expired_count += passed
             self._meter.expired(passed)
             await flush.committed.wait()
-        return self.log.drop_before(cut)
+        freed_bytes = self.log.drop_before(cut)
+        self.stream.trim(self.start_offset)
+        return freed_bytes
 
     async def _expire(self) -> None:
         for _ in range(EXPIRY_ROUNDS_MAX):
@@ -518,7 +654,9 @@ class Partition:
             for data in batches:
                 header = parse_header(data)
                 if not header.is_control:
-                    count += header.next_offset - max(start, header.base_offset)
+                    # A compacted batch spans more offsets than it has messages.
+                    span = header.next_offset - max(start, header.base_offset)
+                    count += min(span, header.count)
                 start = header.next_offset
             await asyncio.sleep(0)  # other requests go on
         return count
@@ -533,6 +671,7 @@ class Partition:
     async def close(self) -> None:
         if self._wake_timer is not None:
             self._wake_timer.cancel()
+        await self._compactor.stop()
         if self.journal.failure is not None:
             self.log.close(clean=False)
             return
@@ -544,6 +683,7 @@ class Partition:
         """Close without a trace: the topic is deleted and the folder is about to go."""
         if self._wake_timer is not None:
             self._wake_timer.cancel()
+        await self._compactor.stop()
         await self.journal.end(TopicNotFound(self.topic.name))
         self.log.close(clean=False)
 

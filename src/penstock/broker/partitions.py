@@ -9,6 +9,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.broker.partition import Partition
@@ -18,6 +19,7 @@ from penstock.broker.surroundings import Surroundings
 from penstock.broker.waits import Waits
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Partitions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._jobs: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
+        self._growing = asyncio.Lock()
         self.opened_count = 0
         self.to_open_count = 0
 
@@ -86,6 +89,7 @@ class Partitions:
         await self._loop.run_in_executor(self._surroundings.pool, self._report_strangers)
         self._jobs = [
             asyncio.create_task(self._clean_forever(), name="cleaner"),
+            asyncio.create_task(self._compact_forever(), name="compactor"),
             asyncio.create_task(self._sync_forever(), name="interval sync"),
         ]
 
@@ -115,16 +119,10 @@ class Partitions:
     async def _open(self, topic: Topic) -> Queue:
         surroundings = self._surroundings
         waits = Waits()
-        partitions: list[Partition] = []
-        for index in range(topic.partition_count):
-            log, restored = await self._loop.run_in_executor(
-                surroundings.pool, self._open_log, topic, index
-            )
-            partition = Partition(topic, index, log, restored, waits, surroundings)
-            if restored.damage is not None:
-                partition.found_damage(restored.damage)
-            partition.note_known_damage()
-            partitions.append(partition)
+        partitions = [
+            await self._open_partition(topic, index, waits)
+            for index in range(topic.partition_count)
+        ]
         current = surroundings.catalog.find_id(topic.topic_id)
         if current is None:
             # Deleted while it was being opened; whoever deletes waits for us to remove the folder.
@@ -144,11 +142,27 @@ class Partitions:
         self.opened_count += 1
         return queue
 
+    async def _open_partition(self, topic: Topic, index: int, waits: Waits) -> Partition:
+        log, restored = await self._loop.run_in_executor(
+            self._surroundings.pool, self._open_log, topic, index
+        )
+        partition = Partition(topic, index, log, restored, waits, self._surroundings)
+        if restored.damage is not None:
+            partition.found_damage(restored.damage)
+        partition.note_known_damage()
+        return partition
+
     def _open_log(self, topic: Topic, index: int) -> tuple[Log, Restored]:
         surroundings = self._surroundings
         now_ms = surroundings.clock.wall_ms()
         folder = self._folder() / topic.topic_id / str(index)
-        log = Log.open(folder, surroundings.log, now_ms=now_ms)
+        stream = settings_of(topic)
+        config = replace(
+            surroundings.log,
+            segment_bytes_max=min(surroundings.log.segment_bytes_max, stream.segment_bytes),
+            segment_age_ms_max=min(surroundings.log.segment_age_ms_max, stream.segment_ms),
+        )
+        log = Log.open(folder, config, now_ms=now_ms)
         report = log.recovery
         if report.truncated_bytes:
             log_.warning(
@@ -180,6 +194,8 @@ class Partitions:
             queue = self._queues.get(after.topic_id)
             if queue is not None:
                 queue.replace_topic(after)
+                if after.partition_count > len(queue.partitions):
+                    self.spawn(self.grow(queue), f"grow {after.topic_id}")
 
     async def _let_go(self, topic: Topic) -> None:
         """The catalog has the topic no more. Its data goes only if it says that it was deleted:
@@ -200,6 +216,14 @@ class Partitions:
         await self._loop.run_in_executor(
             self._surroundings.pool, lambda: shutil.rmtree(folder, ignore_errors=True)
         )
+
+    async def grow(self, queue: Queue) -> None:
+        """Open the partitions that a topic has been given since it was opened."""
+        async with self._growing:
+            while len(queue.partitions) < queue.topic.partition_count:
+                index = len(queue.partitions)
+                partition = await self._open_partition(queue.topic, index, queue.waits)
+                queue.add(partition)
 
     def _report_strangers(self) -> None:
         known = {topic.topic_id for topic in self._surroundings.catalog.all_topics()}
@@ -237,6 +261,21 @@ class Partitions:
                     except (PenstockError, OSError) as error:
                         log_.warning(
                             "cleaning failed",
+                            extra={"topic": queue.topic.name, "reason": str(error)},
+                        )
+
+    async def _compact_forever(self) -> None:
+        """One partition at a time: a round may take long and remembers many keys. Retention does
+        not wait for it."""
+        while True:
+            await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
+            for queue in self.queues():
+                for partition in list(queue.partitions):
+                    try:
+                        await partition.compact()
+                    except (PenstockError, OSError) as error:
+                        log_.warning(
+                            "compaction failed",
                             extra={"topic": queue.topic.name, "reason": str(error)},
                         )
 

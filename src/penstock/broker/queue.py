@@ -32,7 +32,7 @@ class Queue:
         spawn: Callable[[Awaitable[None], str], None],
     ) -> None:
         self.topic = topic
-        self.partitions = partitions
+        self.partitions = list(partitions)
         self.waits = waits
         self._in_flight_max = in_flight_max
         self._attempts_max = attempts_max
@@ -43,6 +43,12 @@ class Queue:
         for partition in partitions:
             partition.topic = topic
             partition.take_for_wait = self._taker(partition)
+
+    def add(self, partition: Partition) -> None:
+        """The topic has been given another partition."""
+        partition.topic = self.topic
+        partition.take_for_wait = self._taker(partition)
+        self.partitions.append(partition)
 
     def replace_topic(self, topic: Topic) -> None:
         """New settings. Leases already given keep theirs."""

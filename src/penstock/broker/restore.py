@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.broker.stream import replay_producers
 from penstock.broker.surroundings import Surroundings
 from penstock.cursor.dedup import DedupTable, dedup_key
 from penstock.cursor.events import (
@@ -23,6 +24,7 @@ from penstock.cursor.events import (
 )
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.open import open_cursor, restore_cursor
+from penstock.cursor.producers import Producers
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
@@ -35,6 +37,7 @@ from penstock.record.message import decode_at, decode_batch
 log_ = logging.getLogger(__name__)
 
 CHECKPOINT_NAME = "cursor"
+PRODUCERS_NAME = "producers"
 CHECKPOINT_VERSION = 1
 REPLAY_READ_BYTES = 4 * limits.MIB
 
@@ -53,6 +56,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
 class Restored:
     cursor: LeaseCursor
     dedup: DedupTable
+    producers: Producers
     replayed_bytes: int
     damage: Damaged | None
 
@@ -61,10 +65,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
-def write_checkpoint(log: Log, offset: int, snapshot: bytes, *, surroundings: Surroundings) -> None:
+def write_checkpoint(
+    log: Log, offset: int, snapshot: bytes, producers: bytes, *, surroundings: Surroundings
+) -> None:
     wall_ms = surroundings.clock.wall_ms()
     checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot)
     log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+    log.write_checkpoint(PRODUCERS_NAME, producers)
 
 
 def read_checkpoint(log: Log) -> Checkpoint | None:
@@ -113,7 +120,8 @@ def restore(log: Log, topic: Topic, index: int, *, surroundings: Surroundings) -
     dedup = DedupTable()
     if topic.is_fifo:
         _remember_recent(log, dedup, topic, origin, surroundings)
-    return Restored(cursor, dedup, replayed, damage)
+    producers = replay_producers(log, log.read_checkpoint(PRODUCERS_NAME), clock)
+    return Restored(cursor, dedup, producers, replayed, damage)
 
 
 def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
@@ -143,7 +151,7 @@ def _replay(
                         cursor.apply(
                             event, offset=event_offset, now_ms=now_ms, elapsed_ms=elapsed_ms
                         )
-            else:
+            elif header.count:  # what compaction has emptied may begin before the checkpoint
                 cursor.appended(
                     header.base_offset, header.count, next_offset=header.next_offset, now_ms=now_ms
                 )

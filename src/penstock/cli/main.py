@@ -19,6 +19,7 @@ from penstock.cli.session import Settings, global_options
 
 _RUN = "Run"
 _USE = "Queues and messages"
+_STREAM = "Topics and groups"
 _LOOK = "Measure and look after"
 _LEARN = "Learn"
 
@@ -35,6 +36,16 @@ _ENTRIES = {
         _USE,
     ),
     "dlq": Entry("penstock.cli.dlq:dlq", "Dead letters: list them and move them back.", _USE),
+    "topic": Entry(
+        "penstock.cli.topic:topic",
+        "Create, list, show, set, delete topics; open one as a queue.",
+        _STREAM,
+    ),
+    "group": Entry(
+        "penstock.cli.group:group",
+        "Consumer groups: list, show, lag, reset, delete.",
+        _STREAM,
+    ),
     "bench": Entry("penstock.cli.bench:bench", "Measure rate and latency of a server.", _LOOK),
     "doctor": Entry("penstock.cli.doctor:doctor", "Check machine, settings and server.", _LOOK),
     "storage": Entry(

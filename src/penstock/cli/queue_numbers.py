@@ -130,7 +130,7 @@ def watch(
     if session.out.is_table and is_drawing(stdout):
         _draw(samples, interval_s, samples_max)
         return
-    for _ in _ticks(interval_s, samples_max):
+    for _ in ticks(interval_s, samples_max):
         at_ms = int(time.time() * 1_000)
         for row in samples.take():
             text = "  ".join(f"{column.title} {column.text(row)}" for column in RATE_COLUMNS)
@@ -142,12 +142,12 @@ def _draw(samples: Samples, interval_s: float, samples_max: int | None) -> None:
     from rich.live import Live
 
     with Live(console=Console(), auto_refresh=False) as live:
-        for _ in _ticks(interval_s, samples_max):
+        for _ in ticks(interval_s, samples_max):
             cells = [[column.text(row) for column in RATE_COLUMNS] for row in samples.take()]
             live.update(rich_table(RATE_COLUMNS, cells), refresh=True)
 
 
-def _ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
+def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
     """0, 1, 2 … at even times. Late ticks are dropped, not made up for."""
     start_s = time.monotonic()
     number = 0

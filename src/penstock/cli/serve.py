@@ -8,6 +8,7 @@ import click
 _KEYS = {
     "data": "node.data",
     "http": "http.listen",
+    "kafka": "kafka.listen",
     "admin": "admin.listen",
     "fsync": "log.fsync",
     "partitions": "queue.partitions",
@@ -44,6 +45,9 @@ class Address(click.ParamType[str]):
 @click.option("--partitions", type=click.IntRange(min=1), help="of a queue that does not say")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="how much to log"
+)
+@click.option(
+    "--kafka", metavar="HOST:PORT|off", help="where to serve the Kafka protocol (127.0.0.1:9092)"
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="how to log")
 @click.option("--print-config", is_flag=True, help="show every setting and its origin, and stop")

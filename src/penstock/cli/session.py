@@ -1,4 +1,4 @@
-"""What every command is given: the global options, the two clients, and where output goes.
+"""What every command is given: the global options, the three clients, and where output goes.
 
 Global options are accepted before the noun and behind the verb alike (``penstock -o json queue
 list`` and ``penstock queue list -o json``); the one nearer to the verb wins. Clients are made at
@@ -18,6 +18,7 @@ from penstock.cli.output import FORMATS, Output
 
 if TYPE_CHECKING:
     from penstock.cli.client import Admin, Sqs
+    from penstock.cli.kafka_client import Kafka
 
 ENDPOINT_DEFAULT = "http://127.0.0.1:9324"
 REGION_DEFAULT = "us-east-1"
@@ -28,6 +29,7 @@ TIMEOUT_S_DEFAULT = 30.0
 class Settings:
     endpoint: str = ENDPOINT_DEFAULT
     admin: str | None = None  # None: ask the endpoint
+    kafka: str | None = None  # None: ask the admin API
     region: str = REGION_DEFAULT
     account: str | None = None  # None: the server's default
     timeout_s: float = TIMEOUT_S_DEFAULT
@@ -71,6 +73,12 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
             metavar="URL",
             envvar=["PENSTOCK_ADMIN"],
             help="admin API [env PENSTOCK_ADMIN, default: ask the endpoint]",
+        ),
+        option(
+            "--kafka",
+            metavar="HOST:PORT",
+            envvar=["PENSTOCK_KAFKA"],
+            help="Kafka listener [env PENSTOCK_KAFKA, default: ask the admin API]",
         ),
         option(
             "--region",
@@ -136,6 +144,7 @@ class Session:
         self.out = Output(settings.output)
         self._sqs: Sqs | None = None
         self._admin: Admin | None = None
+        self._kafka: Kafka | None = None
 
     @property
     def sqs(self) -> "Sqs":
@@ -168,13 +177,22 @@ class Session:
             )
         return self._admin
 
+    @property
+    def kafka(self) -> "Kafka":
+        if self._kafka is None:
+            from penstock.cli.kafka_client import Kafka, address_from
+
+            address = self.settings.kafka or address_from(self.admin.info())
+            self._kafka = Kafka(address, timeout_s=self.settings.timeout_s)
+        return self._kafka
+
     def remark(self, text: str) -> None:
         """A sentence for a person. On stderr, so that a pipe never sees it."""
         if not self.settings.quiet:
             click.echo(text, err=True)
 
     def close(self) -> None:
-        for client in (self._sqs, self._admin):
+        for client in (self._sqs, self._admin, self._kafka):
             if client is not None:
                 client.close()
 

@@ -53,11 +53,12 @@ class Meter(Protocol):
 @dataclass(slots=True)
 class Context:
     backend: Backend
-    catalog: Catalog
+    catalog: Catalog  # queues only
     clock: Clock
     config: FrontendConfig
     meter: Meter
     entropy: Callable[[int], bytes]
+    everything: Catalog  # streams as well
     rotation: Rotation = field(default_factory=Rotation)
     scopes: dict[str, CredentialScope] = field(default_factory=dict)  # decode.py bounds it
     purges: PurgeGuard = field(default_factory=PurgeGuard)

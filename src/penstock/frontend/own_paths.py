@@ -8,6 +8,7 @@ import msgspec
 from penstock import __version__
 from penstock.frontend.context import Context
 from penstock.model.errors import TopicNotFound
+from penstock.model.names import is_internal
 from penstock.net.exchange import HttpReply, HttpRequest
 
 PREFIXES = ("/_penstock/", "/moto-api/")
@@ -60,11 +61,12 @@ async def _reset(context: Context, request: HttpRequest) -> HttpReply:
         return _json(405, {"error": "Reset needs a POST."})
     now_ms = context.clock.wall_ms()
     count = 0
-    for topic in tuple(context.catalog.all_topics()):
-        if topic.deleted_at_ms is not None:
+    for topic in tuple(context.everything.all_topics()):
+        is_ours = not topic.is_queue and is_internal(topic.name)
+        if topic.deleted_at_ms is not None or is_ours:
             continue
         try:
-            await context.catalog.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
+            await context.everything.delete(topic.account, topic.region, topic.name, now_ms=now_ms)
         except TopicNotFound:
             continue  # deleted by someone else in the meantime
         count += 1

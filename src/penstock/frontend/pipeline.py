@@ -19,6 +19,7 @@ from penstock.frontend.call import Call
 from penstock.frontend.context import Context, FrontendConfig, Meter
 from penstock.frontend.decode import decode, has_action
 from penstock.frontend.protocols import REQUEST_ID, codec_of
+from penstock.frontend.queue_catalog import QueueCatalog
 from penstock.model.errors import PenstockError
 from penstock.model.ports import Backend, Catalog, Clock
 from penstock.net.exchange import HttpReply, HttpRequest
@@ -51,7 +52,8 @@ class Frontend:
         perf: Callable[[], float],
     ) -> None:
         """``entropy`` gives that many random bytes; ``perf`` is a monotonic clock in seconds."""
-        self._context = Context(backend, catalog, clock, config, meter, entropy)
+        queues = QueueCatalog(catalog)
+        self._context = Context(backend, queues, clock, config, meter, entropy, everything=catalog)
         self._meter = meter
         self._perf = perf
 

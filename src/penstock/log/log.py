@@ -11,7 +11,7 @@ decides nothing: what an offset means, when to sync and what may be dropped is i
 """
 
 import errno
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,8 +28,10 @@ from penstock.log.files import DISK, Disk
 from penstock.log.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
 from penstock.log.recovery import Recovery, RecoveryReport
 from penstock.log.segment import Segment, SegmentInfo
+from penstock.log.swap import move_in, remove_segments
 from penstock.log.tail import Tail
 from penstock.model.errors import DiskFull, PenstockError
+from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
 from penstock.model.limits import (
     BATCH_BYTES_MAX,
     INDEX_INTERVAL_BYTES,
@@ -40,16 +42,6 @@ from penstock.model.limits import (
 from penstock.record.batch import parse_header
 
 OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
-
-
-class OffsetOutOfRange(PenstockError):
-    """Asked for a record that is gone or not there yet."""
-
-    def __init__(self, offset: int, start_offset: int, end_offset: int) -> None:
-        super().__init__(f"offset {offset} is outside of [{start_offset}, {end_offset}]")
-        self.offset = offset
-        self.start_offset = start_offset
-        self.end_offset = end_offset
 
 
 class AppendsRefused(PenstockError):
@@ -68,7 +60,16 @@ class SyncJob:
     """What was dirty at one moment. Made by ``Log.begin_sync``, run once, in any thread, then
     handed to ``Log.finish_sync`` before the next one is begun."""
 
-    __slots__ = ("_disk", "_fds", "_folder", "_log", "_point", "end_offset", "is_point_owed")
+    __slots__ = (
+        "_disk",
+        "_fds",
+        "_folder",
+        "_log",
+        "_point",
+        "end_offset",
+        "is_point_owed",
+        "sealed_offset",
+    )
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class SyncJob:
         self._folder = folder
         self._point = point
         self._disk = disk
+        self.sealed_offset = 0 if point is None else point.offset
         self.is_point_owed = False  # the disk was too full to write it: the next sync will
 
     def run(self) -> None:
@@ -124,8 +126,8 @@ class Log:
         recovery = Recovery(folder, interval_bytes=config.index_interval_bytes, disk=disk)
         self.folder = folder
         self.recovery: RecoveryReport = recovery.run()
-        self._config = config
-        self._disk = disk
+        self.config = config
+        self.disk = disk
         self._segments = recovery.segments
         self._active = self._segments[-1]
         self._bases = [segment.base_offset for segment in self._segments]
@@ -138,6 +140,9 @@ class Log:
 
         self.end_offset = self._active.end_offset
         self.durable_offset = self.end_offset
+        # Segments below it are closed, synced and passed by the recovery point: nobody writes to
+        # them any more, and no opening of the log will cut them.
+        self.sealed_offset = recovery.sealed_offset
         self.size_bytes = sum(segment.bytes for segment in self._segments)
         self.last_timestamp_ms = max(segment.max_timestamp for segment in self._segments)
         first = self._active.first_timestamp
@@ -172,6 +177,11 @@ class Log:
         return self._damage
 
     @property
+    def refusal(self) -> str | None:
+        """Why it takes no appends until it is opened again; None while it does."""
+        return self._refused
+
+    @property
     def has_unsynced_sealed(self) -> bool:
         """Whether segments are held open only because nobody has synced since the roll."""
         return self._is_rolled
@@ -191,7 +201,7 @@ class Log:
         assert header.base_offset == self.end_offset, "appends are contiguous"
         assert header.total_bytes == size <= BATCH_BYTES_MAX, "one whole batch"
         active = self._active
-        config = self._config
+        config = self.config
         if active.bytes and (
             not active.has_room(size, header.next_offset, bytes_max=config.segment_bytes_max)
             or now_ms - self._active_since_ms >= config.segment_age_ms_max
@@ -225,8 +235,8 @@ class Log:
         segment = Segment(
             self.folder,
             self.end_offset,
-            interval_bytes=self._config.index_interval_bytes,
-            disk=self._disk,
+            interval_bytes=self.config.index_interval_bytes,
+            disk=self.disk,
         )
         try:
             self._active.seal()
@@ -309,13 +319,13 @@ class Log:
             segment = dirty[base_offset]
             files = segment.files
             chosen = (files.log_fd,) if segment is self._active else files.fds()
-            fds += [self._disk.duplicate(fd) for fd in chosen]
+            fds += [self.disk.duplicate(fd) for fd in chosen]
             if segment is not self._active:
                 self._touch(segment)
         point = RecoveryPoint(self._active.base_offset) if self._is_rolled else None
         folder = self.folder if self._is_folder_dirty else None
         self._is_folder_dirty = self._is_rolled = False
-        self._job = SyncJob(self, fds, folder=folder, point=point, disk=self._disk)
+        self._job = SyncJob(self, fds, folder=folder, point=point, disk=self.disk)
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
@@ -326,6 +336,8 @@ class Log:
             raise AppendsRefused(self._refused)
         self.durable_offset = max(self.durable_offset, job.end_offset)
         self._is_rolled = self._is_rolled or job.is_point_owed
+        if not job.is_point_owed:
+            self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
 
     # ── Drop, checkpoints, close ─────────────────────────────────────────────────────────────
 
@@ -341,7 +353,7 @@ class Log:
             segment.close()
             # The batches go first: side files without them are swept up at the next opening.
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                self._disk.unlink(segment_path(self.folder, segment.base_offset, suffix))
+                self.disk.unlink(segment_path(self.folder, segment.base_offset, suffix))
             freed += segment.bytes
             count += 1
         if count:
@@ -353,12 +365,44 @@ class Log:
             self._is_folder_dirty = True
         return freed
 
+    def replace_segments(self, made: Segment) -> int | None:
+        """Let a rewritten stretch of the log, lying ready beside it (``log/swap.py``), take the
+        place of the segments it was made from. Offsets stay what they are. Returns the bytes
+        freed; None, and nothing happens, when some of those segments are gone by now."""
+        assert not made.is_open, "its files move"
+        first = bisect_left(self._bases, made.base_offset)
+        after = bisect_left(self._bases, made.end_offset)
+        old = self._segments[first:after]
+        if self._is_closed or not old or old[0].base_offset != made.base_offset:
+            return None
+        assert old[-1].end_offset == made.end_offset <= self.sealed_offset, "whole, closed segments"
+        for segment in old:
+            self._dirty.pop(segment.base_offset, None)
+            self._open.pop(segment.base_offset, None)
+            segment.close()
+        try:
+            move_in(self.disk, self.folder, made.base_offset)
+            remove_segments(self.disk, self.folder, self._bases[first + 1 : after])
+        except OSError as error:
+            # Opening the log again carries it to its end, from wherever it stands now.
+            self.refuse_appends(f"replacing segments failed: {error}")
+            raise
+        made.folder = self.folder
+        names = {segment.path.name for segment in old}
+        self._damage = [damage for damage in self._damage if damage.file not in names]
+        self._tail.drop_before(made.end_offset)
+        self._segments[first:after] = [made]
+        self._bases[first:after] = [made.base_offset]
+        freed = sum(segment.bytes for segment in old) - made.bytes
+        self.size_bytes -= freed
+        return freed
+
     def write_checkpoint(self, name: str, data: bytes) -> None:
         """Durable when it returns; safe in a thread, one at a time per name."""
-        write_checkpoint(self.folder, name, data, self._disk)
+        write_checkpoint(self.folder, name, data, self.disk)
 
     def read_checkpoint(self, name: str) -> bytes | None:
-        return read_checkpoint(self.folder, name, self._disk)
+        return read_checkpoint(self.folder, name, self.disk)
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, or with
@@ -381,9 +425,9 @@ class Log:
             self.finish_sync(job)
         self._active.seal()
         for fd in self._active.files.fds():
-            self._disk.sync_data(fd)
+            self.disk.sync_data(fd)
         if tuple(self._damage) != self.recovery.damage:
-            save_damage(self.folder, self._damage, self._disk)
+            save_damage(self.folder, self._damage, self.disk)
         active = self._active
         point = RecoveryPoint(self.end_offset, True, active.base_offset, active.bytes)
-        write_point(self.folder, point, self._disk)
+        write_point(self.folder, point, self.disk)

@@ -27,6 +27,7 @@ from penstock.log.layout import (
 )
 from penstock.log.scan import Scan, Scanner, header_fault
 from penstock.log.segment import Segment
+from penstock.log.swap import finish_swaps
 from penstock.model.errors import PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -61,6 +62,7 @@ class Recovery:
         self.disk = disk
         self.interval_bytes = interval_bytes
         self.segments: list[Segment] = []
+        self.sealed_offset = 0  # closed segments below it need no scan at the next opening
         self._point = RecoveryPoint(0)
         self._damage: list[Damage] = []
         self._scanned_bytes = 0
@@ -69,12 +71,14 @@ class Recovery:
 
     def run(self) -> RecoveryReport:
         self._prepare_folder()
+        finish_swaps(self.disk, self.folder)
         bases = self._bases()
         known = [] if not bases else load_damage(self.folder, self.disk)
         point = read_point(self.folder, self.disk)
         was_clean = not bases and point is None
         if point is not None:
             self._point = point
+            self.sealed_offset = point.offset
             was_clean = point.is_clean and self._is_as_left(point, bases)
         for at, base_offset in enumerate(bases):
             next_base = bases[at + 1] if at + 1 < len(bases) else None
@@ -263,6 +267,8 @@ class Recovery:
             # A full disk still opens: the point only saves time at the next start.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+        else:
+            self.sealed_offset = last.end_offset
 
 
 def open_quickly(segment: Segment, next_base: int | None) -> bool:

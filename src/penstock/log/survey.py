@@ -16,6 +16,7 @@ from penstock.log.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
 from penstock.log.recovery import open_quickly
 from penstock.log.scan import Scan, Scanner
 from penstock.log.segment import Segment
+from penstock.log.swap import is_in_swap
 from penstock.model.limits import INDEX_INTERVAL_BYTES
 from penstock.record.batch import HEADER_BYTES, parse_header
 
@@ -102,6 +103,10 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
     segment = _segment(folder, base_offset)
     try:
         source = segment.source()
+        if is_in_swap(segment.disk, folder, base_offset):
+            remark = "compaction was putting another segment in its place"
+            end_offset = base_offset if next_base is None else next_base
+            return SegmentSurvey(segment.path, source.size, 0, end_offset, [], [remark])
         scan = Scanner(source).run()
         damage, remarks = list(scan.damage), []
         if next_base is not None:

@@ -37,6 +37,15 @@ class Tail:
         self._first = first
         self._sweep()
 
+    def drop_before(self, offset: int) -> None:
+        """What stood below has been written anew on disk: it is read from there from now on."""
+        bases, batches = self._bases, self._batches
+        while self._first < len(bases) and bases[self._first] < offset:
+            self._bytes -= len(batches[self._first])
+            batches[self._first] = b""
+            self._first += 1
+        self._sweep()
+
     def _sweep(self) -> None:
         first = self._first
         if first >= _SWEEP and 2 * first >= len(self._batches):

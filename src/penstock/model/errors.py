@@ -6,7 +6,9 @@ PenstockError
 │   ├── InvalidMessage       the body has characters a queue cannot carry
 │   ├── InvalidReceipt       not a receipt of this queue
 │   ├── ExpiredReceipt       the lease behind a FIFO receipt has ended
-│   └── NotLeased            the record is gone or was never leased
+│   ├── NotLeased            the record is gone or was never leased
+│   ├── OffsetOutOfRange     no such place in the log
+│   └── ProducerRefused      a producer's sequence or epoch does not fit; carries the code
 ├── NotFound
 │   └── TopicNotFound
 ├── Conflict
@@ -51,6 +53,22 @@ class ExpiredReceipt(InvalidRequest):
 
 class NotLeased(InvalidRequest):
     pass
+
+
+class OffsetOutOfRange(InvalidRequest):
+    """Asked for a record that is gone or not there yet."""
+
+    def __init__(self, offset: int, start_offset: int, end_offset: int) -> None:
+        super().__init__(f"offset {offset} is outside of [{start_offset}, {end_offset}]")
+        self.offset = offset
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+
+
+class ProducerRefused(InvalidRequest):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class NotFound(PenstockError):

@@ -13,6 +13,19 @@ Offset = NewType("Offset", int)  # position of a record in one partition's log
 ACCOUNT_DEFAULT = AccountId("000000000000")
 REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
+# Streams that belong to the server itself, and those that clients look for on another one. An exact
+# list: other tools have names of their own that begin like these.
+INTERNAL_NAMES = frozenset(
+    {
+        "__groups",
+        "__transactions",
+        "__usage",
+        "__audit",
+        "__telemetry",
+        "__consumer_offsets",
+        "__transaction_state",
+    }
+)
 
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
@@ -33,6 +46,10 @@ def is_queue_name(text: str) -> bool:
         return False
     stem = text.removesuffix(FIFO_SUFFIX)
     return _QUEUE_NAME.match(stem) is not None
+
+
+def is_internal(name: str) -> bool:
+    return name in INTERNAL_NAMES
 
 
 def queue_arn(account: str, region: str, name: str) -> str:

@@ -95,6 +95,90 @@ class Backend(Protocol):
         ...
 
 
+class Marker(msgspec.Struct, frozen=True, gc=False):
+    """The end of one transaction in one partition."""
+
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    coordinator_epoch: int = 0
+
+
+class StreamEnds(msgspec.Struct, frozen=True, gc=False):
+    """Where a partition begins and how far its readers may go."""
+
+    start_offset: int
+    high_watermark: int
+    last_stable_offset: int  # below the first open transaction
+    leader_epoch: int = 0
+
+
+class BatchAppended(msgspec.Struct, frozen=True, gc=False):
+    base_offset: int
+    appended_at_ms: int  # -1: the producer's own times were kept
+    start_offset: int
+    is_duplicate: bool = False
+
+
+class Fetched(msgspec.Struct, frozen=True, gc=False):
+    ends: StreamEnds
+    batches: Sequence[bytes]  # whole, in order; the first may begin below the offset asked for
+    aborted: Sequence[tuple[int, int]] = ()  # (producer id, first offset), for committed reads
+
+
+class Streams(Protocol):
+    """The broker's calls for readers by offset and for producers of whole batches. A topic that is
+    a queue is a stream as well; its control batches are handed out as they are, for clients skip
+    them by themselves."""
+
+    async def append_batches(
+        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
+    ) -> BatchAppended:
+        """Checked batches of one produce call. Returns once they are committed (acks 1 and -1) or
+        written (0). Raises ProducerRefused, DiskFull, Overloaded, TopicNotFound."""
+        ...
+
+    async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
+        """End a transaction here; returns once that is committed. Again is harmless. Raises
+        ProducerRefused when the marker comes from the past."""
+        ...
+
+    async def is_in_transaction(
+        self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
+    ) -> bool:
+        """Whether this producer has an open transaction with records here."""
+        ...
+
+    async def ends(self, topic: Topic, partition: int) -> StreamEnds: ...
+
+    async def fetch(
+        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+    ) -> Fetched:
+        """What is there now; never waits for more. Raises OffsetOutOfRange and Damaged."""
+        ...
+
+    async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
+        """The first record at or after a time: (offset, its time), or (-1, -1)."""
+        ...
+
+    async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
+        """The newest record's (offset, time), or (-1, -1)."""
+        ...
+
+    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
+        """Everything below ``before`` (-1: the high watermark) is gone; returns the new start."""
+        ...
+
+    async def log_bytes(self, topic: Topic, partition: int) -> int: ...
+
+    def on_advance(
+        self, topic: Topic, partition: int, listener: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call ``listener`` whenever more can be read; returns what ends that. The partition has
+        been opened by an earlier call."""
+        ...
+
+
 class Catalog(Protocol):
     """Topics by name and by id, from memory. Changes go to the store first and are seen by the
     caller when the call returns."""

@@ -11,6 +11,7 @@ from penstock.model.names import queue_arn
 class Kind(StrEnum):
     STANDARD = "standard"
     FIFO = "fifo"
+    STREAM = "stream"  # read by offsets only, until it is opened as a queue
 
 
 class Fsync(StrEnum):
@@ -65,11 +66,16 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     # The scope in force is the one given at creation; settings.dedup_scope is only what is shown.
     dedup_scope: DedupScope = DedupScope.QUEUE
     tags: dict[str, str] = {}
+    configs: dict[str, str] = {}  # stream settings that differ from their defaults, as Kafka names
     deleted_at_ms: int | None = None  # set on a tombstone, which only guards the name for a minute
 
     @property
     def is_fifo(self) -> bool:
         return self.kind is Kind.FIFO
+
+    @property
+    def is_queue(self) -> bool:
+        return self.kind is not Kind.STREAM
 
     @property
     def arn(self) -> str:

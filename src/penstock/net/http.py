@@ -32,6 +32,10 @@ IDLE, HEAD, BODY, ANSWERING, LINGERING = range(5)
 # Headers that may appear once only: two of them are two readings of one request.
 _SINGLE = frozenset({"host", "content-length", "authorization", "x-amz-target", "x-amz-date"})
 
+# Clients send the same few names over and over: reading one afresh costs as much as its value.
+_NAMES: dict[bytes, str] = {}
+NAMES_MAX = 512
+
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
@@ -62,7 +66,7 @@ class HttpListener(Listener):
         self.answer = answer
         self.config = config
         self.name = name
-        self.date = b""
+        self.last_line = "\r\n"  # of every reply's head; carries the date
         text = seed.hex()  # ten random bytes: request ids differ between processes
         self._request_prefix = f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-"
         self._request_count = 0
@@ -71,7 +75,7 @@ class HttpListener(Listener):
         return _HttpConnection(self)
 
     def swept(self) -> None:
-        self.date = formatdate(usegmt=True).encode("ascii")
+        self.last_line = f"Date: {formatdate(usegmt=True)}\r\n\r\n"
 
     def next_request_id(self) -> str:
         self._request_count += 1
@@ -177,7 +181,11 @@ class _HttpConnection(Connection):
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._config.header_bytes_max:
             raise _Refused(431, "request header too large")
-        key = name.decode("latin-1").lower()
+        key = _NAMES.get(name)
+        if key is None:
+            key = name.decode("latin-1").lower()
+            if len(_NAMES) < NAMES_MAX:
+                _NAMES[name] = key
         text = value.decode("latin-1")
         headers = self._headers
         if key in headers:
@@ -281,20 +289,16 @@ class _HttpConnection(Connection):
 
     def _encode(self, reply: HttpReply, *, keep_alive: bool) -> bytes:
         status = reply.status
-        head = (
+        first = (
             f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
             f"Content-Type: {reply.content_type}\r\n"
             f"Content-Length: {len(reply.body)}\r\n"
         )
-        for name, value in reply.headers:
-            head += f"{name}: {value}\r\n"
+        lines = [first, *[f"{name}: {value}\r\n" for name, value in reply.headers]]
         if not keep_alive:
-            head += "Connection: close\r\n"
-        return b"%bDate: %b\r\n\r\n%b" % (
-            head.encode("latin-1", "replace"),
-            self._listener.date,
-            reply.body,
-        )
+            lines.append("Connection: close\r\n")
+        lines.append(self._listener.last_line)
+        return "".join(lines).encode("latin-1", "replace") + reply.body
 
     # ── bounds ───────────────────────────────────────────────────────────────────────────────
 

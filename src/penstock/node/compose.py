@@ -15,19 +15,30 @@ from time import perf_counter
 from penstock import __version__
 from penstock.broker.calls import Broker
 from penstock.broker.disk import DiskBudget
+from penstock.broker.groups import GroupHost
 from penstock.broker.surroundings import Surroundings
+from penstock.broker.transactions import TransactionHost
+from penstock.cursor.group.settings import GroupSettings
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.request import ConfigRow, Info
 from penstock.frontend.context import FrontendConfig
+from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.pipeline import Frontend
+from penstock.frontend.queue_catalog import QueueCatalog
 from penstock.log.log import LogConfig
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.moves import MoveTasks
+from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import PenstockError
 from penstock.net.http import HttpConfig, HttpListener
-from penstock.node.config import Config, Mode, parse_listen
+from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
+from penstock.net.kafka import KafkaListener
+from penstock.net.listener import Listener
+from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config, Mode, parse_listen
 from penstock.node.entropy import Entropy
 from penstock.node.folder import DataFolder
 from penstock.node.settings import Loaded, describe
@@ -43,6 +54,8 @@ POOL_THREADS = 4  # fdatasync and opening logs; more only queue in the kernel
 DRAIN_SECONDS_MAX = 10.0
 TOMB_SWEEP_SECONDS = 60.0
 HEALTH_SECONDS = 1.0
+# Whoever develops restarts consumers all day: nobody should wait for more of them then.
+DEV_GROUPS = GroupSettings(initial_delay_ms=0, consumer_heartbeat_ms=1_000)
 
 
 class Node:
@@ -61,6 +74,9 @@ class Node:
         self._is_elapsed_trusted = self._folder.renew_anchor(self._clock)
         self._endpoints: dict[str, str] = {}
         self._reported: set[str] = set()  # troubles that the probes show now
+        self._kafka: KafkaListener | None = None
+        self._kafka_address = KAFKA_LISTEN_DEFAULT
+        self.kafka_address = ""
         self.http_url = ""
         self.admin_url = ""
 
@@ -75,6 +91,9 @@ class Node:
         # The admin address opens first: a long recovery can be watched on it.
         await self._start_admin()
         await self._broker.start()
+        await self._start_groups()
+        await self._start_transactions()
+        await self._start_kafka()
         await self._start_http()
         self._meter.register_collector(self._levels)
         self._report_health()
@@ -91,7 +110,14 @@ class Node:
             await asyncio.sleep(self._config.node.drain_ms / 1_000)
         self._http.is_draining = True
         self._broker.partitions.end_waits()
-        await self._http.drain(seconds_max=DRAIN_SECONDS_MAX)
+        self._groups.end_waits()
+        listeners: list[Listener] = [self._http]
+        if self._kafka is not None:
+            self._kafka_frontend.drain()
+            listeners.append(self._kafka)
+        await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
+        await self._transactions.stop()
+        await self._groups.stop()
         for job in self._jobs:
             job.cancel()
         await self._broker.stop()
@@ -147,10 +173,83 @@ class Node:
         self.http_url = f"http://{await self._http.start(host, port)}"
         self._endpoints["sqs"] = self.http_url
 
+    async def _start_groups(self) -> None:
+        node = self._config.node
+        self._groups = GroupHost(
+            streams=self._broker,
+            catalog=self._catalog,
+            clock=self._clock,
+            entropy=self._entropy,
+            account=node.account,
+            region=node.region,
+            settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
+        )
+        await self._groups.start()
+
+    async def _start_transactions(self) -> None:
+        self._producer_ids = StoredProducerIds(self._store)
+        self._transactions = TransactionHost(
+            streams=self._broker,
+            groups=self._groups,
+            catalog=self._catalog,
+            next_producer_id=self._producer_ids.next_id,
+            clock=self._clock,
+            entropy=self._entropy,
+            account=self._config.node.account,
+            region=self._config.node.region,
+        )
+        await self._transactions.start()
+
+    async def _start_kafka(self) -> None:
+        config = self._config.kafka
+        if config.listen == KAFKA_OFF:
+            return
+        self._kafka_frontend = KafkaFrontend(
+            KafkaContext(
+                streams=self._broker,
+                catalog=self._catalog,
+                groups=self._groups,
+                transactions=self._transactions,
+                producer_ids=self._producer_ids,
+                clock=self._clock,
+                config=KafkaFrontendConfig(
+                    advertised=lambda: self._kafka_address,
+                    cluster_id=self._folder.identity(self._entropy),
+                    account=self._config.node.account,
+                    region=self._config.node.region,
+                    auto_create=config.auto_create,
+                    partitions_default=config.partitions,
+                    log_dir=str(self._folder.path),
+                ),
+                meter=self._meter,
+                entropy=self._entropy,
+            ),
+            perf=perf_counter,
+        )
+        self._kafka = KafkaListener(
+            self._kafka_frontend.answer,
+            config=KafkaListenerConfig(frame_bytes_max=config.frame_bytes_max),
+            outlives=is_produce,
+        )
+        bound = await self._bind_kafka(self._kafka)
+        self._kafka_address = parse_listen(config.advertised or bound)
+        self._endpoints["kafka"] = self.kafka_address = bound
+
+    async def _bind_kafka(self, listener: KafkaListener) -> str:
+        listen = self._config.kafka.listen
+        if listen:
+            return await listener.start(*parse_listen(listen))
+        host, port = KAFKA_LISTEN_DEFAULT
+        _, http_port = parse_listen(self._config.http.listen)
+        try:
+            return await listener.start(host, port if http_port else 0)
+        except OSError:
+            return await listener.start(host, 0)  # nobody asked for that port by name
+
     async def _start_admin(self) -> None:
         api = AdminApi(
             backend=self._broker,
-            catalog=self._catalog,
+            catalog=QueueCatalog(self._catalog),
             meter=self._meter,
             health=self._health,
             clock=self._clock,
@@ -225,6 +324,8 @@ class Node:
 
     def _report_health(self) -> None:
         found = {f"partition {text}": text for text in self._broker.partitions.damages()}
+        found.update({f"groups {text}": text for text in self._groups.troubles()})
+        found.update({text: text for text in self._transactions.troubles()})
         if self._disk.is_low:
             found["disk"] = "the disk is full: messages are refused, receiving goes on"
         if self._catalog.trouble is not None:

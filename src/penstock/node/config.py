@@ -42,6 +42,10 @@ __all__ = [
 SYSTEM_FILE = Path("/etc/penstock/penstock.toml")
 
 
+KAFKA_OFF = "off"
+KAFKA_LISTEN_DEFAULT = ("127.0.0.1", 9092)
+
+
 class Mode(StrEnum):
     DEV = "dev"
     PROD = "prod"
@@ -78,6 +82,10 @@ def _check_listen(text: str) -> str | None:
 
 def _check_listen_or_empty(text: str) -> str | None:
     return _check_listen(text) if text else None
+
+
+def _check_kafka_listen(text: str) -> str | None:
+    return None if text == KAFKA_OFF else _check_listen_or_empty(text)
 
 
 def _check_account(text: str) -> str | None:
@@ -155,6 +163,33 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     request_bytes_max: Annotated[
         int, note("Largest body of a request, before decoding.", ge=1_024, le=64 * limits.MIB)
     ] = limits.REQUEST_BYTES_MAX
+
+
+class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    listen: Annotated[
+        str,
+        note(
+            "Address of the Kafka protocol; empty: 127.0.0.1:9092, or any free port when that one"
+            " is taken or http.listen asks for any; off: not served.",
+            check=_check_kafka_listen,
+        ),
+    ] = ""
+    advertised: Annotated[
+        str,
+        note(
+            "host:port that clients are told to connect to; empty: the address listened on.",
+            check=_check_listen_or_empty,
+        ),
+    ] = ""
+    auto_create: Annotated[
+        bool, note("Whether producing to or asking for an unknown topic creates it.")
+    ] = True
+    partitions: Annotated[
+        int, note("Partitions of a new topic, where its creator does not say.", ge=1, le=1_024)
+    ] = 1
+    frame_bytes_max: Annotated[
+        int, note("Largest request.", ge=64 * limits.KIB, le=1_024 * limits.MIB)
+    ] = 100 * limits.MIB
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +276,7 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeConfig = NodeConfig()
     http: HttpConfig = HttpConfig()
+    kafka: KafkaConfig = KafkaConfig()
     admin: AdminConfig = AdminConfig()
     log: LogConfig = LogConfig()
     queue: QueueConfig = QueueConfig()

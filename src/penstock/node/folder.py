@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustwort
 
 LOCK_NAME = "lock"
 ANCHOR_NAME = "clock.json"
+IDENTITY_NAME = "cluster-id"
 METADATA_NAME = "metadata.sqlite3"
 
 
@@ -55,6 +58,18 @@ class DataFolder:
         new.write_bytes(msgspec.json.encode(now))
         new.replace(file)
         return is_trusted
+
+    def identity(self, entropy: Callable[[int], bytes]) -> str:
+        """The name this deployment goes by among Kafka clients: made once, kept with the data."""
+        file = self.path / IDENTITY_NAME
+        try:
+            return file.read_text("ascii").strip()
+        except OSError:
+            text = urlsafe_b64encode(entropy(16)).decode("ascii").rstrip("=")
+            new = file.with_suffix(".new")
+            new.write_text(text, "ascii")
+            new.replace(file)
+            return text
 
     def release(self) -> None:
         os.close(self._lock)

@@ -84,7 +84,10 @@ def _asked_to_stop(stop: asyncio.Event) -> None:
 def _announce(node: Node, config: Config, *, hints: bool) -> None:
     if config.node.mode is node_config.Mode.DEV:
         log_.warning("development mode: any credentials are accepted")
-    lines = [f"ready http={node.http_url} admin={node.admin_url}"]
+    ready = f"ready http={node.http_url} admin={node.admin_url}"
+    if node.kafka_address:
+        ready += f" kafka={node.kafka_address}"
+    lines = [ready]
     if hints:
         lines += _hints(node.http_url, config)
     print("\n".join(lines), flush=True)  # noqa: T201

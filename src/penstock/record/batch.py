@@ -42,6 +42,11 @@ assert _CHECKED.size == HEADER_BYTES - CRC_FROM
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _LEADER_EPOCH_AT = 12
+_CRC = struct.Struct(">I")
+_CRC_AT = 17
+_ATTRIBUTES = struct.Struct(">h")
+_MAX_TIME = struct.Struct(">q")
+_MAX_TIME_AT = 35
 
 ATTR_CODEC_MASK = 0x07
 ATTR_APPEND_TIME = 0x08
@@ -163,6 +168,15 @@ def encode_batch(
     length = HEADER_BYTES - LENGTH_FROM + len(body)
     crc = crc32c(body, crc32c(checked))
     return _UNCHECKED.pack(base_offset, length, leader_epoch, MAGIC, crc) + checked + body
+
+
+def restamp_time(batch: bytearray, append_time_ms: int) -> None:
+    """Let all records of a producer's batch have the time of their append. The header says so for
+    all of them at once, but the CRC covers it and is made anew."""
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_FROM)
+    _ATTRIBUTES.pack_into(batch, CRC_FROM, attributes | ATTR_APPEND_TIME)
+    _MAX_TIME.pack_into(batch, _MAX_TIME_AT, append_time_ms)
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
 
 
 def stamp(batch: bytearray, base_offset: int, leader_epoch: int) -> None:

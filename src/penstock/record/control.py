@@ -9,9 +9,9 @@ markers; ours start at 64 and are listed where they are made and folded (``curso
 import struct
 from collections.abc import Iterator, Sequence
 
-from penstock.record.batch import ATTR_CONTROL, encode_batch, parse_header
+from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL, encode_batch, parse_header
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import iter_records
+from penstock.record.record import encode_record, iter_records
 from penstock.record.varint import encode_varint
 
 TYPE_ABORT = 0
@@ -22,6 +22,7 @@ KEY = struct.Struct(">hh")
 KEY_VERSION = 0
 assert KEY.size == 4
 
+_MARKER_VALUE = struct.Struct(">hi")
 _KEY_LENGTH = encode_varint(KEY.size)
 
 
@@ -50,6 +51,36 @@ def encode_control_batch(
         base_timestamp=timestamp,
         max_timestamp=timestamp,
         attributes=ATTR_CONTROL,
+    )
+
+
+def encode_marker_batch(
+    *,
+    is_commit: bool,
+    coordinator_epoch: int,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp: int,
+) -> bytes:
+    """The end of a transaction, as Kafka clients read it: one record whose key says which end and
+    whose value has the coordinator's epoch (version i16, epoch i32). It takes an offset and no
+    sequence; its place in the log is stamped on when it is appended."""
+    kind = TYPE_COMMIT if is_commit else TYPE_ABORT
+    record = encode_record(
+        offset_delta=0,
+        timestamp_delta=0,
+        key=KEY.pack(KEY_VERSION, kind),
+        value=_MARKER_VALUE.pack(0, coordinator_epoch),
+    )
+    return encode_batch(
+        [record],
+        base_offset=0,
+        leader_epoch=0,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        attributes=ATTR_CONTROL | ATTR_TRANSACTIONAL,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
     )
 
 

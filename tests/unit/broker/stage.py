@@ -80,6 +80,7 @@ async def on_stage(
     *,
     log: LogConfig | None = None,
     in_flight_max: int = 120_000,
+    clean_interval_ms: int = 3_600_000,
     is_elapsed_trusted: bool = True,
     is_crash: bool = False,
 ) -> AsyncIterator[Stage]:
@@ -103,7 +104,7 @@ async def on_stage(
         meter=meter,
         log=log or LogConfig(),
         fsync_interval_ms=20,
-        clean_interval_ms=3_600_000,
+        clean_interval_ms=clean_interval_ms,
         in_flight_max=in_flight_max,
         is_elapsed_trusted=is_elapsed_trusted,
     )
@@ -125,7 +126,11 @@ async def on_stage(
 async def drop(broker: Broker) -> None:
     """End the broker's tasks and let go of its files without any of the courtesies of a stop."""
     for task in asyncio.all_tasks():
-        if task.get_name() in ("cleaner", "interval sync") or task.get_name().startswith("move "):
+        if task.get_name() in (
+            "cleaner",
+            "compactor",
+            "interval sync",
+        ) or task.get_name().startswith("move "):
             task.cancel()
     for queue in broker.partitions.queues():
         for partition in queue.partitions:

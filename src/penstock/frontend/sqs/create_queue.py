@@ -10,7 +10,7 @@ from penstock.frontend.sqs.naming import url_of
 from penstock.frontend.sqs.queue_attributes import NewQueue, first_difference, read_new
 from penstock.frontend.sqs.redrive import check_target
 from penstock.frontend.sqs.tags import check_tags, merged
-from penstock.model.errors import TopicDeletedRecently, TopicExists, TopicNotFound
+from penstock.model.errors import TopicDeletedRecently, TopicExists
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.names import is_queue_name
 from penstock.model.topic import Topic
@@ -45,8 +45,10 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
             return CreateQueueReply(queue_url=url_of(context, call, topic))
         except TopicExists:  # another request was faster
             topic = context.catalog.find(account, region, name)
-            if topic is None:  # and a third has deleted it again
-                raise TopicNotFound(name) from None
+            if topic is None:
+                raise fault(
+                    "QueueNameExists", "The name belongs to a topic that is not a queue."
+                ) from None
     different = first_difference(given, topic)
     if different is not None:
         raise fault(

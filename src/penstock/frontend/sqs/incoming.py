@@ -59,18 +59,23 @@ class View:
         record = delivery.record
         message = record.message
         body = message.body
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:  # other producers may append any bytes
+            text = body.decode(errors="replace")
+            body = text.encode()  # what the digest is of must be what is shown
         claim = Claim(delivery.partition, record.offset, delivery.lease_seq)
         shown = ReceivedMessage(
             message_id=uuid_text(message.message_id),
             receipt_handle=seal(topic.topic_id, topic.receipt_key, claim),
             md5_of_body=md5_of_body(body),
-            body=body.decode(errors="replace"),  # other producers may append any bytes
+            body=text,
         )
         if self._system:
             shown.attributes = {
-                name: text
+                name: value
                 for name, show in self._system
-                if (text := show(delivery, topic)) is not None
+                if (value := show(delivery, topic)) is not None
             } or None
         if self._names and message.attributes:
             selected = select(message.attributes, self._names)

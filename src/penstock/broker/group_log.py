@@ -1,0 +1,167 @@
+"""One partition of the internal topic that group coordinators keep their state in: rows in, rows
+out, and the rewrite that keeps it small.
+
+A row is a record: its key says what is meant, its value what holds from now on, no value that it is
+gone. Rows of one decision are in one batch, so a crash leaves all of them or none; decisions that
+are appended together share batches as far as they fit.
+
+**Rewriting.** The newest value of each key, tombstones left out, is appended behind everything
+else; once that is committed, all in front of it is deleted. It is safe to die at any point: until
+the deletion the log merely says some things twice, in the same words, and the fold of rows cares
+only for the last value of a key. A deletion that a crash undoes brings back rows that are followed
+by their newest values. The one condition is that no row is appended between reading the old rows
+and the last of the new ones; whoever calls holds its appends back for that time, and reads most of
+the rows before (``Newest.read_up_to``).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from penstock.cursor.group.rows import Row
+from penstock.model.errors import PenstockError
+from penstock.model.limits import BATCH_BYTES_MAX, KIB
+from penstock.model.ports import Clock, Streams
+from penstock.model.topic import Topic
+from penstock.record.batch import encode_batch, parse_header
+from penstock.record.compression import Codec
+from penstock.record.record import encode_record, iter_records
+
+ACKS_ALL = -1
+READ_BYTES_MAX = 128 * KIB  # decoded in one go: some ten milliseconds of the loop
+BATCH_ROWS_BYTES_MAX = 256 * KIB  # a batch is closed behind the decision that exceeds this
+# Members of a group send nearly the same bytes, so large rows shrink well; small ones do not.
+COMPRESSED_BYTES_MIN = 16 * KIB
+
+
+class RowsTooLarge(PenstockError):
+    """A decision that no batch can hold: a group with thousands of talkative members."""
+
+
+class RowsMissing(PenstockError):
+    """The log says that there are records and hands out none."""
+
+
+def encode_rows(decisions: Sequence[Sequence[Row]], *, wall_ms: int) -> list[bytes]:
+    """As few batches as fit, no decision being split."""
+    batches: list[bytes] = []
+    records: list[bytes] = []
+    size = 0
+    for rows in decisions:
+        for row in rows:
+            record = encode_record(
+                offset_delta=len(records), timestamp_delta=0, key=row.key, value=row.value
+            )
+            records.append(record)
+            size += len(record)
+        if size >= BATCH_ROWS_BYTES_MAX:
+            batches.append(_encode(records, size, wall_ms))
+            records, size = [], 0
+    if records:
+        batches.append(_encode(records, size, wall_ms))
+    return batches
+
+
+def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
+    batch = encode_batch(
+        records,
+        base_offset=0,  # the log gives it its place
+        leader_epoch=0,
+        base_timestamp=wall_ms,
+        max_timestamp=wall_ms,
+        attributes=Codec.ZSTD if size >= COMPRESSED_BYTES_MIN else Codec.NONE,
+    )
+    if len(batch) > BATCH_BYTES_MAX:
+        raise RowsTooLarge(f"{len(records)} rows make a batch of {len(batch)} bytes")
+    return batch
+
+
+class GroupLog:
+    def __init__(self, streams: Streams, topic: Topic, partition: int, clock: Clock) -> None:
+        self.partition = partition
+        self._streams = streams
+        self._topic = topic
+        self._clock = clock
+
+    async def ends(self) -> tuple[int, int]:
+        ends = await self._streams.ends(self._topic, self.partition)
+        return ends.start_offset, ends.high_watermark
+
+    async def read(self, start: int, end: int) -> AsyncIterator[tuple[Sequence[Row], int]]:
+        """All rows in [start, end), some at a time, with the size they have in the log."""
+        offset = start
+        while offset < end:
+            fetched = await self._streams.fetch(
+                self._topic,
+                self.partition,
+                offset=offset,
+                bytes_max=READ_BYTES_MAX,
+                is_committed=False,
+            )
+            rows: list[Row] = []
+            before = offset
+            for batch in fetched.batches:
+                header = parse_header(batch)
+                if not header.is_control:
+                    rows.extend(
+                        Row(record.key or b"", record.value)
+                        for record in iter_records(batch)
+                        if before <= record.offset < end
+                    )
+                offset = header.next_offset
+            if offset <= before:
+                raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
+            yield rows, sum(len(batch) for batch in fetched.batches)
+            # A read from memory does not wait for anything, and others want their turn.
+            await asyncio.sleep(0)
+
+    async def append(self, decisions: Sequence[Sequence[Row]]) -> int:
+        """Returns once all is committed: the bytes appended. When it raises, what stands in the log
+        is committed as well: batches go one by one, and one that is refused has left nothing
+        behind."""
+        total_bytes = 0
+        for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
+            await self._streams.append_batches(self._topic, self.partition, (batch,), acks=ACKS_ALL)
+            total_bytes += len(batch)
+        return total_bytes
+
+    async def replace(self, newest: "Newest") -> int:
+        """The second half of a rewrite; nobody appends meanwhile. Returns the bytes of the new
+        rows."""
+        _, end = await self.ends()
+        await newest.read_up_to(self, end)
+        total_bytes = 0
+        for rows in newest.chunks(BATCH_ROWS_BYTES_MAX):
+            total_bytes += await self.append((rows,))
+        await self._streams.delete_records(self._topic, self.partition, end)
+        return total_bytes
+
+
+class Newest:
+    """The newest value of each key, as far as it has read."""
+
+    def __init__(self, start: int) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self._read_to = start
+
+    async def read_up_to(self, log: GroupLog, end: int) -> None:
+        if self._read_to >= end:
+            return
+        async for rows, _ in log.read(self._read_to, end):
+            for key, value in rows:
+                if value is None:
+                    self.values.pop(key, None)
+                else:
+                    self.values[key] = value
+        self._read_to = end
+
+    def chunks(self, size_bytes: int) -> Iterator[Sequence[Row]]:
+        rows: list[Row] = []
+        size = 0
+        for key, value in self.values.items():
+            rows.append(Row(key, value))
+            size += len(key) + len(value)
+            if size >= size_bytes:
+                yield rows
+                rows, size = [], 0
+        if rows:
+            yield rows

@@ -1,0 +1,289 @@
+"""Keeps a fold of rows and one partition of its internal topic in step: reads the log into it at
+the start, appends what it decides, rewrites the log when it has grown.
+
+- **Appends** go out one after another, so that the log has the order of the decisions. What is
+  decided while one is under way goes together into the next: under load many decisions share a
+  sync. The rows of one decision are in one batch.
+- **Who must wait** for its decision to be durable waits for everything appended so far; so what it
+  has seen in memory is durable as well.
+- **A failed append** leaves memory ahead of the log. All who wait are told so, the fold is emptied
+  and read from the log anew; until then, and when reading fails, it is out of service.
+
+What the rows mean, and when they are decided, is the fold's own business.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from penstock.broker.group_log import GroupLog, Newest
+from penstock.cursor.group.rows import Row
+from penstock.model.errors import PenstockError
+
+log_ = logging.getLogger(__name__)
+
+# A disk that refuses every append must not make us read the whole log again and again; a log that
+# cannot be read is tried ever more rarely.
+RELOAD_SECONDS_MIN = 1.0
+RELOAD_SECONDS_MAX = 60.0
+
+Told = Callable[[bool], None]
+
+
+class Fold(Protocol):
+    """The state that the rows make."""
+
+    def reset(self) -> None:
+        """Forget everything: reading begins, or begins again."""
+        ...
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One row, in the order of the log. Raises ValueError for one that is not ours."""
+        ...
+
+    def loaded(self) -> None:
+        """The end of the log is reached; decisions may be made from now on."""
+        ...
+
+    def lost(self) -> None:
+        """Memory is not what the log says any more; no decisions until ``loaded``."""
+        ...
+
+
+class _Append:
+    """What goes to the log together, and who waits for it."""
+
+    __slots__ = ("decisions", "waiting")
+
+    def __init__(self) -> None:
+        self.decisions: list[Sequence[Row]] = []
+        self.waiting: list[Told] = []
+
+    def tell(self, is_committed: bool) -> None:
+        waiting, self.waiting = self.waiting, []
+        for told in waiting:
+            told(is_committed)
+
+
+class RowKeeper:
+    def __init__(
+        self,
+        fold: Fold,
+        *,
+        open_log: Callable[[], Awaitable[GroupLog]],
+        label: str,
+        rewrite_bytes: int,
+    ) -> None:
+        """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
+        before the log is rewritten."""
+        self.trouble: str | None = None  # why nothing is served, for the probes
+        self._fold = fold
+        self._open_log = open_log
+        self._label = label
+        self._rewrite_bytes = rewrite_bytes
+        self._loop = asyncio.get_running_loop()
+        self._log: GroupLog | None = None  # None: memory does not know what the log says
+        self._is_stopping = False
+        # Appends: collected, under way.
+        self._next = _Append()
+        self._flying: _Append | None = None
+        self._appender: asyncio.Task[None] | None = None
+        # Loading and rewriting.
+        self._loader: asyncio.Task[None] | None = None
+        self._reload: asyncio.TimerHandle | None = None
+        self._reload_seconds = RELOAD_SECONDS_MIN
+        self._reader: asyncio.Task[None] | None = None
+        self._newest: Newest | None = None
+        self._log_bytes = 0  # appended since the last rewrite
+        self._live_bytes = 0  # what that rewrite left
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Returns when the fold is loaded, or when it cannot be: ``trouble`` says."""
+        self._load_soon()
+        if self._loader is not None:
+            await asyncio.shield(self._loader)
+
+    async def stop(self) -> None:
+        """What was decided is appended first."""
+        self._is_stopping = True
+        if self._reload is not None:
+            self._reload.cancel()
+        for task in (self._loader, self._reader):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._appender is not None:
+            await asyncio.shield(self._appender)
+        if self._log is not None:
+            self._log = None
+            self._fold.lost()
+        self._next.tell(is_committed=False)
+
+    # ── Decisions ────────────────────────────────────────────────────────────────────────────
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """The rows of one decision, which the fold has applied already."""
+        assert self._log is not None, "decisions are made once the log was read"
+        if rows:
+            self._next.decisions.append(rows)
+            if self._appender is None:
+                self._appender = self._loop.create_task(
+                    self._append_all(), name=f"append {self._label}"
+                )
+
+    def when_committed(self, told: Told) -> None:
+        """Call ``told`` with True once everything appended so far is committed, which may be now;
+        with False if it never will be."""
+        append = self._next if self._next.decisions else self._flying
+        if append is None:
+            told(self._log is not None)
+        else:
+            append.waiting.append(told)
+
+    async def committed(self) -> bool:
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self.when_committed(lambda is_committed: _settle(future, is_committed))
+        return await future
+
+    def lose(self, reason: str) -> None:
+        """Memory and log have parted."""
+        if self._log is None:
+            return
+        log_.warning("rows are read anew", extra={"of": self._label, "reason": reason})
+        self._log = None
+        self.trouble = f"{self._label}: {reason}"
+        self._newest = None
+        given_up, self._next = self._next, _Append()
+        self._fold.lost()
+        if self._flying is not None:
+            self._flying.tell(is_committed=False)
+        given_up.tell(is_committed=False)
+        self._load_later()
+
+    # ── Appending ────────────────────────────────────────────────────────────────────────────
+
+    async def _append_all(self) -> None:
+        """Runs while there is something to append. Begins with the next turn of the loop, so what
+        is decided in this one goes out together."""
+        try:
+            while self._log is not None and (self._next.decisions or self._newest is not None):
+                newest, self._newest = self._newest, None
+                if newest is not None:
+                    await self._replace(self._log, newest)
+                else:
+                    await self._append_next(self._log)
+        finally:
+            self._appender = None
+
+    async def _append_next(self, log: GroupLog) -> None:
+        flying = self._flying = self._next
+        self._next = _Append()
+        try:
+            size = await log.append(flying.decisions)
+        except PenstockError as error:
+            self.lose(f"append failed: {error}")
+        except Exception as error:
+            log_.exception("appending rows failed")
+            self.lose(f"append failed: {type(error).__name__}")
+        else:
+            self._log_bytes += size
+            flying.tell(is_committed=self._log is not None)
+            self._maybe_rewrite(log)
+        finally:
+            self._flying = None
+
+    # ── Rewriting ────────────────────────────────────────────────────────────────────────────
+
+    def _maybe_rewrite(self, log: GroupLog) -> None:
+        is_due = self._log_bytes > max(self._rewrite_bytes, 2 * self._live_bytes)
+        if is_due and self._reader is None and self._newest is None and not self._is_stopping:
+            self._reader = self._loop.create_task(
+                self._read_for_rewrite(log), name=f"rewrite {self._label}"
+            )
+
+    async def _read_for_rewrite(self, log: GroupLog) -> None:
+        """Most of the reading, while appends go on. The appender does the rest in its own turn."""
+        try:
+            start, end = await log.ends()
+            newest = Newest(start)
+            await newest.read_up_to(log, end)
+        except Exception as error:
+            self._not_rewritten(error)
+        else:
+            if self._log is log:
+                self._newest = newest
+                if self._appender is None:
+                    self._appender = self._loop.create_task(
+                        self._append_all(), name=f"append {self._label}"
+                    )
+        finally:
+            self._reader = None
+
+    async def _replace(self, log: GroupLog, newest: Newest) -> None:
+        try:
+            self._live_bytes = await log.replace(newest)
+            self._log_bytes = self._live_bytes
+        except Exception as error:
+            # Some rows may stand in the log once more; they say the same.
+            self._not_rewritten(error)
+
+    def _not_rewritten(self, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        log_.warning("log not rewritten", extra={"of": self._label, "reason": reason})
+        self._log_bytes = self._live_bytes  # try again when as much has been appended again
+
+    # ── Loading ──────────────────────────────────────────────────────────────────────────────
+
+    def _load_later(self) -> None:
+        if self._reload is None and not self._is_stopping:
+            self._reload = self._loop.call_later(self._reload_seconds, self._load_soon)
+
+    def _load_soon(self) -> None:
+        self._reload = None
+        if self._is_stopping or self._loader is not None:
+            return
+        if self._appender is not None:
+            # What is under way would be read, or not, by chance.
+            self._load_later()
+            return
+        self._loader = self._loop.create_task(self._load(), name=f"load {self._label}")
+
+    async def _load(self) -> None:
+        try:
+            log = await self._open_log()
+            self._fold.reset()
+            start, end = await log.ends()
+            total_bytes = 0
+            async for rows, size in log.read(start, end):
+                total_bytes += size
+                for key, value in rows:
+                    self._fold.replay(key, value)
+        except (PenstockError, ValueError) as error:  # MalformedBatch is one of the latter
+            self._not_loaded(str(error))
+        except Exception as error:
+            log_.exception("reading rows failed")
+            self._not_loaded(type(error).__name__)
+        else:
+            self._log = log
+            self.trouble = None
+            self._reload_seconds = RELOAD_SECONDS_MIN
+            self._log_bytes = total_bytes
+            self._live_bytes = 0
+            self._fold.loaded()
+            self._maybe_rewrite(log)
+        finally:
+            self._loader = None
+
+    def _not_loaded(self, reason: str) -> None:
+        self.trouble = f"{self._label} cannot be read: {reason}"
+        self._reload_seconds = min(2 * self._reload_seconds, RELOAD_SECONDS_MAX)
+        log_.error("rows are out of service", extra={"of": self._label, "reason": reason})
+        self._load_later()
+
+
+def _settle(future: asyncio.Future[bool], is_committed: bool) -> None:
+    if not future.done():
+        future.set_result(is_committed)

@@ -1,0 +1,239 @@
+"""A partition as producers of whole batches and readers by offset see it.
+
+Batches are never opened: the header says how many records there are and whose they are, the
+checksum was checked on the way in, and only base offset and leader epoch, which it does not cover,
+are set here. With append time the checksum is made anew, still without touching a record.
+
+The same log carries queue messages and lease events; a reader by offset gets them as they are and
+skips what is marked as control by itself.
+"""
+
+from collections.abc import Callable, Sequence
+
+from penstock.broker.journal import Flush, Journal
+from penstock.cursor.producers import Append, Duplicate, Producers
+from penstock.log.log import Log
+from penstock.model import limits
+from penstock.model.errors import Damaged, OffsetOutOfRange, ProducerRefused
+from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
+from penstock.record.batch import (
+    ATTR_TRANSACTIONAL,
+    HEADER_BYTES,
+    NO_PRODUCER,
+    BatchHeader,
+    parse_header,
+    restamp_time,
+)
+from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
+
+LEADER_EPOCH = 0
+REPLAY_READ_BYTES = 4 * limits.MIB
+EMPTY_READS_MAX = 16  # in search of a batch with records, for one fetch
+
+
+class Stream:
+    def __init__(self, log: Log, journal: Journal, producers: Producers, clock: Clock) -> None:
+        self._log = log
+        self._journal = journal
+        self._producers = producers
+        self._clock = clock
+        self._listeners: set[Callable[[], None]] = set()
+
+    # ── Producing ────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
+    ) -> tuple[BatchAppended, Flush | None]:
+        """Whoever called answers when the flush is committed; without one, all of it was there
+        already."""
+        wall_ms = self._clock.wall_ms()
+        headers = [parse_header(batch) for batch in batches]
+        duplicate = self._check(headers, wall_ms)
+        if duplicate is not None:
+            appended = BatchAppended(duplicate, -1, self._log.start_offset, is_duplicate=True)
+            is_safe = self._journal.high_watermark >= self._log.end_offset
+            return appended, None if is_safe else self._journal.join()
+        base_offset = -1
+        flush: Flush | None = None
+        for batch in batches:
+            data = bytearray(batch)
+            if is_append_time:
+                restamp_time(data, wall_ms)
+            offset, flush = self._journal.append_batch(data, LEADER_EPOCH)
+            self._producers.appended(parse_header(data), at_ms=wall_ms)
+            if base_offset < 0:
+                base_offset = offset
+        at_ms = wall_ms if is_append_time else -1
+        return BatchAppended(base_offset, at_ms, self._log.start_offset), flush
+
+    def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
+        """The offset of the first append if this is a repetition; None to go on."""
+        for header in headers:
+            verdict = self._producers.check(header, wall_ms=wall_ms)
+            if isinstance(verdict, Duplicate):
+                return verdict.base_offset
+            if not isinstance(verdict, Append):
+                raise ProducerRefused(int(verdict.code), verdict.code.name)
+        return None
+
+    def append_marker(self, marker: Marker) -> Flush:
+        code = self._producers.check_marker(
+            marker.producer_id, marker.producer_epoch, marker.coordinator_epoch
+        )
+        if code:
+            raise ProducerRefused(int(code), code.name)
+        wall_ms = self._clock.wall_ms()
+        batch = bytearray(
+            encode_marker_batch(
+                is_commit=marker.is_commit,
+                coordinator_epoch=marker.coordinator_epoch,
+                producer_id=marker.producer_id,
+                producer_epoch=marker.producer_epoch,
+                timestamp=wall_ms,
+            )
+        )
+        _, flush = self._journal.append_batch(batch, LEADER_EPOCH)
+        self._producers.marked(
+            parse_header(batch),
+            is_commit=marker.is_commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            at_ms=wall_ms,
+        )
+        return flush
+
+    def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return self._producers.is_in_transaction(producer_id, producer_epoch)
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ends(self) -> StreamEnds:
+        high_watermark = self._journal.high_watermark
+        return StreamEnds(
+            start_offset=self._log.start_offset,
+            high_watermark=high_watermark,
+            last_stable_offset=self._producers.last_stable_offset(high_watermark),
+            leader_epoch=LEADER_EPOCH,
+        )
+
+    def fetch(self, offset: int, *, bytes_max: int, is_committed: bool) -> Fetched:
+        ends = self.ends
+        if not ends.start_offset <= offset <= ends.high_watermark:
+            raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
+        up_to = ends.last_stable_offset if is_committed else ends.high_watermark
+        if offset >= up_to:
+            return Fetched(ends, ())
+        batches = self._read(offset, bytes_max=bytes_max, up_to=up_to)
+        if not is_committed or not batches:
+            return Fetched(ends, batches)
+        end = parse_header(batches[-1]).next_offset
+        aborted = self._producers.aborted_between(offset, end)
+        return Fetched(ends, batches, [(a.producer_id, a.first_offset) for a in aborted])
+
+    def _read(self, offset: int, *, bytes_max: int, up_to: int) -> list[bytes]:
+        """Without the batches that compaction has emptied: there are clients that take an answer
+        without a record for one that was cut short, and give up after some. Where nothing else is
+        found, the last of them, so that the reader gets on."""
+        batches: list[bytes] = []
+        for _ in range(EMPTY_READS_MAX):
+            found = self._log.read(offset, bytes_max=bytes_max, up_to=up_to)
+            if not found:
+                break
+            batches = [batch for batch in found if len(batch) > HEADER_BYTES]
+            if batches:
+                break
+            batches = found[-1:]
+            offset = parse_header(found[-1]).next_offset
+            if offset >= up_to:
+                break
+        return batches
+
+    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
+        """Producer, first offset and marker of each transaction that began below and was aborted:
+        what it wrote is no successor of anything."""
+        aborted = self._producers.aborted_between(self._log.start_offset, offset)
+        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+
+    def find_time(self, timestamp_ms: int) -> tuple[int, int]:
+        """The first batch that reaches the time, then the record in it: the one place where a
+        reader by offset makes us open a batch, and only one."""
+        from penstock.record.record import iter_records
+
+        high_watermark = self._journal.high_watermark
+        offset = self._log.find_time(timestamp_ms)
+        while offset < high_watermark:
+            batches = self._log.read(offset, bytes_max=1, up_to=high_watermark)
+            if not batches:
+                break
+            header = parse_header(batches[0])
+            offset = header.next_offset
+            if header.is_control or header.max_timestamp < timestamp_ms:
+                continue
+            for record in iter_records(batches[0]):
+                if record.timestamp >= timestamp_ms:
+                    return record.offset, record.timestamp
+        return -1, -1
+
+    def newest(self) -> tuple[int, int]:
+        """The record with the highest time, by batch: exact to the batch's last record."""
+        return self.find_time(self._log.last_timestamp_ms)
+
+    # ── Waking ───────────────────────────────────────────────────────────────────────────────
+
+    def on_advance(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
+    def advanced(self) -> None:
+        if self._listeners:
+            for listener in tuple(self._listeners):
+                listener()
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+
+    def trim(self, start_offset: int) -> None:
+        self._producers.trim(start_offset)
+
+    def replace_producers(self, producers: Producers) -> None:
+        """The log refused something that had been counted: as it says again."""
+        self._producers = producers
+
+    def snapshot(self) -> bytes:
+        return self._producers.snapshot(wall_ms=self._clock.wall_ms())
+
+
+def replay_producers(log: Log, snapshot: bytes | None, clock: Clock) -> Producers:
+    """Producers as the log's headers tell, from a snapshot on where there is a good one."""
+    producers = Producers()
+    if snapshot is not None:
+        try:
+            producers = Producers.restore(snapshot, wall_ms=clock.wall_ms())
+        except Damaged:
+            producers = Producers()
+    offset = max(producers.next_offset, log.start_offset)
+    if offset > log.end_offset:  # ahead of a log that lost its tail
+        producers, offset = Producers(), log.start_offset
+    while offset < log.end_offset:
+        try:
+            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
+        except Damaged:
+            break
+        for batch in batches:
+            header = parse_header(batch)
+            # Producers' own times say nothing of when they were last heard of: take them for
+            # just heard, and remember them a day longer rather than store a batch twice.
+            _fold(producers, batch, header, clock.wall_ms())
+            offset = header.next_offset
+    return producers
+
+
+def _fold(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
+    if header.is_control and header.attributes & ATTR_TRANSACTIONAL:
+        for _, kind, value in iter_control(batch):
+            if kind in (TYPE_ABORT, TYPE_COMMIT):
+                epoch = int.from_bytes(value[2:6], "big", signed=True)
+                producers.marked(
+                    header, is_commit=kind == TYPE_COMMIT, coordinator_epoch=epoch, at_ms=at_ms
+                )
+    elif header.producer_id != NO_PRODUCER:
+        producers.appended(header, at_ms=at_ms)

@@ -1,0 +1,454 @@
+"""Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
+
+A heartbeat says who the member is, at which epoch it stands and, when that changed, what it
+subscribes to and which partitions it has. The answer says what it shall have now. Members move
+towards the target assignment one by one: first give up, then, once nobody else has them, take. No
+one ever waits for all.
+
+    epoch in the request:  0 join · -1 leave · -2 a static member leaves for a short time
+    repeated with the previous epoch: the answer was lost, and is given again
+
+What a member is told to give up it must give up within its rebalance time, or it is out; and it
+must be heard of within the session time.
+
+``consumer_fold.py`` has the state; topics come in with each call, as a value with an epoch.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from penstock.cursor.group.assignors import (
+    ASSIGNOR_DEFAULT,
+    ASSIGNORS,
+    MemberSpec,
+    Partitions,
+)
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.consumer_fold import ConsumerFold, Current, MemberState
+from penstock.cursor.group.deadlines import Deadlines
+from penstock.cursor.group.decision import Draft, Reply
+from penstock.cursor.group.pattern import InvalidPattern, Pattern
+from penstock.cursor.group.records import (
+    ConsumerKey,
+    ConsumerValue,
+    MemberKey,
+    MemberValue,
+    TargetKey,
+    TargetValue,
+)
+from penstock.cursor.group.settings import GroupSettings
+
+JOIN = 0
+LEAVE = -1
+LEAVE_STATIC = -2
+
+_SESSION = "session"
+_REVOKE = "revoke"
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """All topics there are. ``epoch`` changes whenever anything else in it does."""
+
+    epoch: int
+    by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
+
+
+class ConsumerHeartbeat(msgspec.Struct, frozen=True):
+    """None stands for "as before" in every field that may have it."""
+
+    member_id: str  # made by the client; for clients of version 0, by the shell
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_ms: int = -1
+    topic_names: tuple[str, ...] | None = None
+    topic_regex: str | None = None
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+
+class ConsumerReply(Reply, frozen=True):
+    message: str | None = None
+    member_id: str = ""
+    member_epoch: int = 0
+    heartbeat_ms: int = 0
+    assignment: Partitions | None = None  # None: as before
+
+
+class ConsumerMemberView(msgspec.Struct, frozen=True):
+    """One member, for people and tools."""
+
+    member_id: str
+    subscription: MemberValue
+    member_epoch: int
+    assigned: Partitions
+    target: Partitions
+
+
+class ConsumerGroup(ConsumerFold):
+    def __init__(self, group_id: str, settings: GroupSettings) -> None:
+        super().__init__(group_id)
+        self._settings = settings
+        # This node's own.
+        self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
+        self._seen_topics: int | None = None  # epoch of the topics last looked at
+        self._patterns: dict[str, Pattern] = {}
+        self._matches: dict[str, frozenset[str]] = {}
+
+    def arm(self, *, now_ms: int) -> None:
+        """After replay: everyone has its full time once more."""
+        self._deadlines.clear()
+        for member_id in self._members:
+            self._arm_session(member_id, now_ms)
+            current = self._currents.get(member_id)
+            if current is not None and current.state is MemberState.UNREVOKED:
+                self._arm_revoke(member_id, now_ms)
+
+    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    @property
+    def epoch(self) -> int:
+        return self._value.epoch
+
+    @property
+    def target_epoch(self) -> int:
+        return self._target_epoch
+
+    @property
+    def changed_at_ms(self) -> int:
+        return self._value.changed_at_ms
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def state(self) -> str:
+        if not self._members:
+            return "Empty"
+        if self._value.epoch > self._target_epoch:
+            return "Assigning"
+        settled = self._states[MemberState.STABLE, self._target_epoch]
+        return "Stable" if settled == len(self._members) else "Reconciling"
+
+    @property
+    def assignor(self) -> str:
+        """What most members ask for, the smaller name in a tie."""
+        votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
+        if not votes:
+            return ASSIGNOR_DEFAULT
+        return min(votes, key=lambda name: (-votes[name], name))
+
+    def members(self) -> tuple[ConsumerMemberView, ...]:
+        return tuple(
+            ConsumerMemberView(
+                member_id,
+                member,
+                self._currents[member_id].epoch,
+                self._currents[member_id].assigned,
+                self._targets.get(member_id, frozenset()),
+            )
+            for member_id, member in self._members.items()
+        )
+
+    def subscribed(self) -> frozenset[str]:
+        return frozenset(name for name, _, _ in self._value.topics)
+
+    def next_wake_ms(self) -> int | None:
+        return self._deadlines.next_ms()
+
+    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
+    def heartbeat(
+        self,
+        request: ConsumerHeartbeat,
+        topics: Topics,
+        draft: Draft,
+        *,
+        ticket: int,
+        now_ms: int,
+        wall_ms: int,
+    ) -> None:
+        refusal = self._malformed(request) or self._refusal(request)
+        if refusal is not None:
+            draft.answer(ticket, refusal)
+            return
+        if request.member_epoch < JOIN:
+            self._leave(request, draft, ticket, now_ms, wall_ms)
+            return
+        member_id = request.member_id
+        before = self._currents.get(member_id)
+        has_changed = False
+        if request.member_epoch == JOIN:
+            before = None
+            has_changed = self._admit(request, draft)
+        has_changed |= self._update_member(request, draft)
+        self._refresh(topics, draft, has_changed=has_changed, wall_ms=wall_ms)
+        if self._value.epoch > self._target_epoch:
+            self._assign(topics, draft)
+        owned = request.owned if request.member_epoch != JOIN else frozenset()
+        current = self._reconcile(member_id, owned)
+        was_unrevoked = before is not None and before.state is MemberState.UNREVOKED
+        self._put_current(draft, member_id, current)
+        self._arm_session(member_id, now_ms)
+        if current.state is not MemberState.UNREVOKED:
+            self._deadlines.drop((_REVOKE, member_id))
+        elif not was_unrevoked or before != current:
+            self._arm_revoke(member_id, now_ms)
+        is_full = request.owned is not None and (
+            request.topic_names is not None or request.topic_regex is not None
+        )
+        is_news = before is None or before.assigned != current.assigned or is_full
+        reply = ConsumerReply(
+            member_id=member_id,
+            member_epoch=current.epoch,
+            heartbeat_ms=self._settings.consumer_heartbeat_ms,
+            assignment=current.assigned if is_news else None,
+        )
+        draft.answer(ticket, reply, after_commit=True)
+
+    def _malformed(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
+        if not request.member_id:
+            return _refuse(request, Code.INVALID_REQUEST, "A member id is required.")
+        if request.member_epoch < LEAVE_STATIC:
+            return _refuse(request, Code.INVALID_REQUEST, "The member epoch is below -2.")
+        if request.member_epoch == LEAVE_STATIC and request.instance_id is None:
+            return _refuse(request, Code.INVALID_REQUEST, "Epoch -2 needs an instance id.")
+        if request.member_epoch == JOIN:
+            if request.rebalance_ms <= 0:
+                return _refuse(request, Code.INVALID_REQUEST, "A join needs a rebalance time-out.")
+            if request.topic_names is None and not request.topic_regex:
+                return _refuse(request, Code.INVALID_REQUEST, "A join needs a subscription.")
+            if request.owned:
+                return _refuse(request, Code.INVALID_REQUEST, "Who joins owns no partitions yet.")
+        if request.assignor is not None and request.assignor not in ASSIGNORS:
+            known = ", ".join(sorted(ASSIGNORS))
+            text = f"Assignor {request.assignor} is not known; there are: {known}."
+            return _refuse(request, Code.UNSUPPORTED_ASSIGNOR, text)
+        if request.topic_regex:
+            try:
+                Pattern(request.topic_regex)
+            except InvalidPattern as error:
+                return _refuse(request, Code.INVALID_REGULAR_EXPRESSION, f"The pattern: {error}.")
+        return None
+
+    def _refusal(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
+        """Whether the member is who it says it is, at the epoch it should be at."""
+        member_id, epoch = request.member_id, request.member_epoch
+        if request.instance_id is not None:
+            known_id = self._static.get(request.instance_id)
+            if known_id is not None and known_id != member_id:
+                if epoch != JOIN:
+                    text = "Another member has this instance id."
+                    return _refuse(request, Code.FENCED_INSTANCE_ID, text)
+                if self._currents[known_id].epoch != LEAVE_STATIC:
+                    text = "The member that has this instance id is still there."
+                    return _refuse(request, Code.UNRELEASED_INSTANCE_ID, text)
+                return None
+        if epoch == JOIN:
+            is_full = len(self._members) >= self._settings.members_max
+            if is_full and member_id not in self._members:
+                text = f"The group has {self._settings.members_max} members."
+                return _refuse(request, Code.GROUP_MAX_SIZE_REACHED, text)
+            return None
+        current = self._currents.get(member_id)
+        if current is None:
+            return _refuse(request, Code.UNKNOWN_MEMBER_ID, "The group has no such member.")
+        if epoch > 0 and epoch != current.epoch:
+            # One step behind is fine if it cannot have missed a revocation.
+            has_lost_answer = (
+                epoch == current.previous_epoch < current.epoch
+                and request.owned is not None
+                and request.owned <= current.assigned
+            )
+            if not has_lost_answer:
+                text = f"The member is at epoch {current.epoch}, not {epoch}."
+                return _refuse(request, Code.FENCED_MEMBER_EPOCH, text)
+        return None
+
+    def _admit(self, request: ConsumerHeartbeat, draft: Draft) -> bool:
+        """A member joins: for the first time, again, or in the place of a static member that is
+        away. True if the group's epoch must rise for it."""
+        member_id = request.member_id
+        old_id = self._static.get(request.instance_id or "", member_id)
+        if old_id not in self._members:
+            return True
+        if old_id == member_id:
+            # It owns nothing any more, whatever we thought: so others may have it at once.
+            away = self._currents[member_id].epoch == LEAVE_STATIC
+            kept = self._currents[member_id].assigned if away else frozenset()
+            self._put_current(draft, member_id, Current(assigned=kept))
+            return False
+        old, target = self._members[old_id], self._targets.get(old_id)
+        current = Current(assigned=self._currents[old_id].assigned)
+        self._forget(draft, old_id)
+        self._drop_deadlines(old_id)
+        self._put(draft, MemberKey(self.group_id, member_id), old)
+        if target is not None:
+            self._put_target(draft, member_id, target)
+        self._put_current(draft, member_id, current)
+        return False
+
+    def _update_member(self, request: ConsumerHeartbeat, draft: Draft) -> bool:
+        """True if what the member subscribes to has changed."""
+        key = MemberKey(self.group_id, request.member_id)
+        old = self._members.get(request.member_id)
+        if old is None:
+            old = MemberValue(None, None, "", "", 0, (), "", None)
+        names = request.topic_names
+        regex = request.topic_regex
+        new = MemberValue(
+            request.instance_id if request.instance_id is not None else old.instance_id,
+            request.rack_id if request.rack_id is not None else old.rack_id,
+            request.client_id or old.client_id,
+            request.client_host or old.client_host,
+            self._patience_ms(request.rebalance_ms)
+            if request.rebalance_ms > 0
+            else old.rebalance_ms,
+            old.topic_names if names is None else tuple(sorted(set(names))),
+            old.topic_regex if regex is None else regex,
+            old.assignor if request.assignor is None else request.assignor,
+        )
+        if new != old:
+            self._put(draft, key, new)
+        return (new.topic_names, new.topic_regex, new.assignor) != (
+            old.topic_names,
+            old.topic_regex,
+            old.assignor,
+        )
+
+    def _patience_ms(self, asked_ms: int) -> int:
+        return min(asked_ms, self._settings.rebalance_ms_max)
+
+    # ── Leaving ──────────────────────────────────────────────────────────────────────────────
+    def _leave(
+        self, request: ConsumerHeartbeat, draft: Draft, ticket: int, now_ms: int, wall_ms: int
+    ) -> None:
+        member_id = request.member_id
+        if request.member_epoch == LEAVE_STATIC and request.instance_id in self._static:
+            current = self._currents[member_id]
+            away = Current(
+                LEAVE_STATIC, current.epoch, MemberState.STABLE, current.assigned, frozenset()
+            )
+            self._put_current(draft, member_id, away)
+            self._deadlines.drop((_REVOKE, member_id))
+            self._arm_session(member_id, now_ms)
+        else:
+            self._remove(member_id, draft, wall_ms)
+        reply = ConsumerReply(member_id=member_id, member_epoch=request.member_epoch)
+        draft.answer(ticket, reply, after_commit=True)
+
+    def _remove(self, member_id: str, draft: Draft, wall_ms: int) -> None:
+        self._forget(draft, member_id)
+        self._drop_deadlines(member_id)
+        self._seen_topics = None  # it may have been the last to subscribe to something
+        value = ConsumerValue(self._value.epoch + 1, self._value.topics, wall_ms)
+        self._put(draft, ConsumerKey(self.group_id), value)
+
+    def tick(self, draft: Draft, *, wall_ms: int, now_ms: int) -> None:
+        """Members out of time leave; their partitions go to others with the next heartbeat."""
+        while (name := self._deadlines.pop_due(now_ms)) is not None:
+            self._remove(name[1], draft, wall_ms)
+
+    # ── Assignment ───────────────────────────────────────────────────────────────────────────
+    def _refresh(self, topics: Topics, draft: Draft, *, has_changed: bool, wall_ms: int) -> None:
+        """Raise the group's epoch if anything an assignment depends on has changed."""
+        if not has_changed and topics.epoch == self._seen_topics:
+            return
+        if topics.epoch != self._seen_topics:
+            self._matches.clear()
+        self._seen_topics = topics.epoch
+        names: set[str] = set()
+        for member in self._members.values():
+            names.update(self._names(member, topics))
+        rows = tuple(
+            (name, *topics.by_name[name]) for name in sorted(names) if name in topics.by_name
+        )
+        if has_changed or rows != self._value.topics:
+            value = ConsumerValue(self._value.epoch + 1, rows, wall_ms)
+            self._put(draft, ConsumerKey(self.group_id), value)
+
+    def _names(self, member: MemberValue, topics: Topics) -> frozenset[str]:
+        regex = member.topic_regex
+        if not regex:
+            return frozenset(member.topic_names)
+        found = self._matches.get(regex)
+        if found is None:
+            if len(self._patterns) > self._settings.members_max:
+                self._patterns.clear()
+            pattern = self._patterns.setdefault(regex, Pattern(regex))
+            found = frozenset(name for name in topics.by_name if pattern.matches(name))
+            self._matches[regex] = found
+        return found.union(member.topic_names)
+
+    def _assign(self, topics: Topics, draft: Draft) -> None:
+        ids = {name: topic_id for name, topic_id, _ in self._value.topics}
+        counts = {topic_id: count for _, topic_id, count in self._value.topics}
+        members = [
+            MemberSpec(
+                member_id,
+                frozenset(ids[name] for name in self._names(member, topics) if name in ids),
+                self._targets.get(member_id, frozenset()),
+                member.instance_id,
+            )
+            for member_id, member in self._members.items()
+        ]
+        shares = ASSIGNORS[self.assignor](members, counts)
+        for member_id, share in shares.items():
+            self._put_target(draft, member_id, share)
+        self._put(draft, TargetKey(self.group_id), TargetValue(self._value.epoch))
+
+    # ── Reconciliation ───────────────────────────────────────────────────────────────────────
+    def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
+        """The member's next step towards its target."""
+        current = self._currents.get(member_id, Current())
+        if current.state is MemberState.UNREVOKED:
+            if owned is None or owned & current.revoking:
+                return current  # not given up yet
+            # Given up: the partitions are free from here on, and the member may move.
+        elif current.state is MemberState.STABLE and current.epoch == self._target_epoch:
+            return current
+        target = self._targets.get(member_id, frozenset())
+        keep = current.assigned & target
+        revoke = current.assigned - target
+        if revoke and (owned is None or owned & revoke):
+            # A first step down: the epoch stays, so that a lost answer shows.
+            is_settled = current.state is MemberState.UNREVOKED
+            epoch = current.epoch + 1 if is_settled else current.epoch
+            epoch = min(epoch, self._target_epoch)
+            previous = current.epoch if is_settled else current.previous_epoch
+            return Current(epoch, previous, MemberState.UNREVOKED, keep, revoke)
+        mine = {None, member_id}
+        wanted = target - keep
+        taken = frozenset(p for p in wanted if self._owners.get(p) in mine)
+        state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
+        epoch = self._target_epoch
+        previous = current.epoch if epoch != current.epoch else current.previous_epoch
+        return Current(epoch, previous, state, keep | taken, frozenset())
+
+    def _arm_session(self, member_id: str, now_ms: int) -> None:
+        self._deadlines.set((_SESSION, member_id), now_ms + self._settings.consumer_session_ms)
+
+    def _arm_revoke(self, member_id: str, now_ms: int) -> None:
+        self._deadlines.set((_REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)
+
+    def _drop_deadlines(self, member_id: str) -> None:
+        self._deadlines.drop((_SESSION, member_id))
+        self._deadlines.drop((_REVOKE, member_id))
+
+    # ── Commits ──────────────────────────────────────────────────────────────────────────────
+    def check_commit(self, member_id: str, epoch: int, *, stale: Code) -> Code:
+        """``stale``: the code for a wrong epoch, which differs between plain and transactional
+        commits."""
+        if epoch < 0 and not self._members:
+            return Code.NONE  # an operator, or a consumer that assigns partitions by itself
+        current = self._currents.get(member_id)
+        if current is None:
+            return Code.UNKNOWN_MEMBER_ID
+        return Code.NONE if epoch == current.epoch else stale
+
+
+def _refuse(request: ConsumerHeartbeat, code: Code, message: str) -> ConsumerReply:
+    return ConsumerReply(code, message, request.member_id, request.member_epoch)

@@ -1,0 +1,98 @@
+"""Groups as people and tools see them: one shape for both kinds, frozen at the time of asking."""
+
+import msgspec
+
+from penstock.cursor.group.assignors import Partitions
+from penstock.cursor.group.classic import ClassicGroup
+from penstock.cursor.group.classic_state import State
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.consumer import ConsumerGroup
+from penstock.cursor.group.records import MemberValue
+
+
+class Listing(msgspec.Struct, frozen=True):
+    group_id: str
+    protocol_type: str
+    state: str
+    kind: str  # classic, consumer
+
+
+class ClassicMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class ConsumerMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    subscription: MemberValue
+    assigned: Partitions
+    target: Partitions
+
+
+class Description(msgspec.Struct, frozen=True):
+    code: Code
+    group_id: str
+    kind: str = "classic"
+    state: str = State.EMPTY
+    # Of a classic group.
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    leader: str = ""
+    classic_members: tuple[ClassicMemberDescription, ...] = ()
+    # Of a consumer group.
+    epoch: int = 0
+    target_epoch: int = 0
+    assignor: str = ""
+    consumer_members: tuple[ConsumerMemberDescription, ...] = ()
+
+
+def describe_classic(group_id: str, group: ClassicGroup | None) -> Description:
+    if group is None:
+        return Description(Code.NONE, group_id)
+    is_stable = group.state is State.STABLE
+    return Description(
+        Code.NONE,
+        group_id,
+        state=group.state,
+        protocol_type=group.protocol_type,
+        protocol=(group.protocol or "") if is_stable else "",
+        generation=group.generation,
+        leader=group.leader or "",
+        classic_members=tuple(
+            ClassicMemberDescription(
+                m.id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                # What they support and have is in flux until the group is stable.
+                m.metadata(group.protocol) if is_stable else b"",
+                m.assignment if is_stable else b"",
+            )
+            for m in group.members
+        ),
+    )
+
+
+def describe_consumer(group: ConsumerGroup) -> Description:
+    return Description(
+        Code.NONE,
+        group.group_id,
+        kind="consumer",
+        state=group.state,
+        protocol_type="consumer",
+        epoch=group.epoch,
+        target_epoch=group.target_epoch,
+        assignor=group.assignor,
+        consumer_members=tuple(
+            ConsumerMemberDescription(
+                m.member_id, m.member_epoch, m.subscription, m.assigned, m.target
+            )
+            for m in group.members()
+        ),
+    )

@@ -1,0 +1,237 @@
+"""Committed offsets of one group, and those that wait for their transaction to end.
+
+A commit inside a transaction is written down at once but not shown: the marker of the transaction
+turns it into a committed offset or drops it. A plain commit made meanwhile stands above it whatever
+the marker says, being the later one, so it drops what was pending for its partition.
+
+Who may commit is the group's to say (``check_commit`` of each kind); here is what follows.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.cursor.group.assignors import TopicPartition
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.decision import Draft, Reply
+from penstock.cursor.group.records import (
+    CODEC,
+    OffsetKey,
+    OffsetValue,
+    PendingKey,
+    PendingValue,
+)
+from penstock.cursor.group.settings import COMMIT_METADATA_BYTES_MAX
+
+NO_OFFSET = -1
+
+
+class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """``generation``: of a classic group, or the member's epoch in a consumer group; -1 for a
+    consumer that belongs to no group in the sense of members."""
+
+    partitions: tuple[PartitionCommit, ...]
+    member_id: str = ""
+    generation: int = -1
+    instance_id: str | None = None
+    # OffsetCommit v9 and later can carry an epoch; older clients may not commit to such groups.
+    knows_epochs: bool = True
+
+
+class CommitReply(Reply, frozen=True):
+    partitions: tuple[tuple[str, int, Code], ...] = ()
+
+
+class FetchedOffset(msgspec.Struct, frozen=True, gc=False):
+    topic_id: str
+    partition: int
+    offset: int = NO_OFFSET
+    leader_epoch: int = -1
+    metadata: str = ""
+    code: Code = Code.NONE
+
+
+class FetchReply(Reply, frozen=True):
+    partitions: tuple[FetchedOffset, ...] = ()
+
+
+class Offsets:
+    def __init__(self, group_id: str, open_groups: dict[int, set[str]]) -> None:
+        """``open_groups``: producer → groups it has pending commits in, shared by all groups of a
+        coordinator and kept up here, so that a marker finds its groups without a search."""
+        self.group_id = group_id
+        self._open_groups = open_groups
+        # The fold.
+        self._committed: dict[TopicPartition, OffsetValue] = {}
+        self._pending: dict[int, dict[TopicPartition, PendingValue]] = {}  # by producer
+        # Derived: in how many open transactions a partition has a commit.
+        self._unstable: dict[TopicPartition, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._committed) + len(self._unstable)
+
+    @property
+    def producers(self) -> tuple[int, ...]:
+        """Producers with a commit that waits for a marker."""
+        return tuple(self._pending)
+
+    def view(self) -> tuple[object, ...]:
+        return self._committed, self._pending, self._unstable
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def apply_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
+        partition = (key.topic_id, key.partition)
+        if value is None:
+            self._committed.pop(partition, None)
+        else:
+            self._committed[partition] = value
+
+    def apply_pending(self, key: PendingKey, value: PendingValue | None) -> None:
+        partition = (key.topic_id, key.partition)
+        commits = self._pending.setdefault(key.producer_id, {})
+        if commits.pop(partition, None) is not None:
+            self._unstable[partition] -= 1
+            if not self._unstable[partition]:
+                del self._unstable[partition]
+        if value is not None:
+            commits[partition] = value
+            self._unstable[partition] = self._unstable.get(partition, 0) + 1
+            self._open_groups.setdefault(key.producer_id, set()).add(self.group_id)
+        elif not commits:
+            del self._pending[key.producer_id]
+            self._close(key.producer_id)
+
+    def _close(self, producer_id: int) -> None:
+        groups = self._open_groups.get(producer_id)
+        if groups is not None:
+            groups.discard(self.group_id)
+            if not groups:
+                del self._open_groups[producer_id]
+
+    def _put(self, draft: Draft, partition: TopicPartition, value: OffsetValue | None) -> None:
+        key = OffsetKey(self.group_id, *partition)
+        draft.rows.append(CODEC.encode(key, value))
+        self.apply_offset(key, value)
+
+    def _put_pending(
+        self,
+        draft: Draft,
+        producer_id: int,
+        partition: TopicPartition,
+        value: PendingValue | None,
+    ) -> None:
+        key = PendingKey(self.group_id, producer_id, *partition)
+        draft.rows.append(CODEC.encode(key, value))
+        self.apply_pending(key, value)
+
+    # ── Commit ───────────────────────────────────────────────────────────────────────────────
+    def commit(
+        self,
+        request: CommitRequest,
+        draft: Draft,
+        *,
+        wall_ms: int,
+        entries_max: int,
+        producer: tuple[int, int] | None = None,
+    ) -> CommitReply:
+        """``producer``: id and epoch, for a commit inside a transaction."""
+        results = []
+        for commit in request.partitions:
+            partition = (commit.topic_id, commit.partition)
+            code = self._refusal(commit, entries_max)
+            results.append((*partition, code))
+            if code:
+                continue
+            value = OffsetValue(commit.offset, commit.leader_epoch, commit.metadata, wall_ms)
+            if producer is not None:
+                pending = PendingValue(producer[1], value)
+                self._put_pending(draft, producer[0], partition, pending)
+                continue
+            self._put(draft, partition, value)
+            if partition in self._unstable:
+                for producer_id in self.producers:
+                    if partition in self._pending[producer_id]:
+                        self._put_pending(draft, producer_id, partition, None)
+        return CommitReply(partitions=tuple(results))
+
+    def _refusal(self, commit: PartitionCommit, entries_max: int) -> Code:
+        # A character is at least a byte: the cheap test first.
+        if len(commit.metadata) > COMMIT_METADATA_BYTES_MAX or (
+            len(commit.metadata.encode()) > COMMIT_METADATA_BYTES_MAX
+        ):
+            return Code.OFFSET_METADATA_TOO_LARGE
+        partition = (commit.topic_id, commit.partition)
+        if len(self) >= entries_max and partition not in self._committed:
+            return Code.INVALID_COMMIT_OFFSET_SIZE
+        return Code.NONE
+
+    def complete(self, producer_id: int, draft: Draft, *, is_commit: bool) -> None:
+        """The producer's transaction has ended."""
+        for partition, pending in list(self._pending.get(producer_id, {}).items()):
+            self._put_pending(draft, producer_id, partition, None)
+            if is_commit:
+                self._put(draft, partition, pending.offset)
+
+    def epoch_of(self, producer_id: int) -> int:
+        """The epoch of the producer's open commits; -1: it has none."""
+        commits = self._pending.get(producer_id, {})
+        return max((pending.producer_epoch for pending in commits.values()), default=-1)
+
+    # ── Fetch, delete, expire ────────────────────────────────────────────────────────────────
+    def fetch(
+        self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
+    ) -> FetchReply:
+        """None: everything committed. What was never committed has offset -1 and no error."""
+        if partitions is None:
+            wanted = self._committed.keys() | (self._unstable if requires_stable else ())
+            partitions = sorted(wanted)
+        found = []
+        for partition in partitions:
+            value = self._committed.get(partition)
+            if requires_stable and partition in self._unstable:
+                found.append(FetchedOffset(*partition, code=Code.UNSTABLE_OFFSET_COMMIT))
+            elif value is None:
+                found.append(FetchedOffset(*partition))
+            else:
+                found.append(
+                    FetchedOffset(*partition, value.offset, value.leader_epoch, value.metadata)
+                )
+        return FetchReply(partitions=tuple(found))
+
+    def delete(self, partition: TopicPartition, draft: Draft) -> None:
+        if partition in self._committed:
+            self._put(draft, partition, None)
+        for producer_id in self.producers:
+            if partition in self._pending[producer_id]:
+                self._put_pending(draft, producer_id, partition, None)
+
+    def erase(self, draft: Draft) -> None:
+        for partition in list(self._committed.keys() | self._unstable.keys()):
+            self.delete(partition, draft)
+
+    def forget_topics(self, topic_ids: frozenset[str], draft: Draft) -> None:
+        """These topics are gone, and their ids never come back."""
+        for partition in list(self._committed.keys() | self._unstable.keys()):
+            if partition[0] in topic_ids:
+                self.delete(partition, draft)
+
+    def expire(
+        self, draft: Draft, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
+    ) -> None:
+        """Drop what was committed before ``older_than_ms``. ``topics_kept``: ids of topics that
+        members still subscribe to."""
+        for partition, value in list(self._committed.items()):
+            if (
+                value.committed_at_ms < older_than_ms
+                and partition not in self._unstable
+                and partition[0] not in topics_kept
+            ):
+                self._put(draft, partition, None)

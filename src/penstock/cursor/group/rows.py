@@ -1,0 +1,54 @@
+"""Rows of a compacted internal topic: a key says what is meant, the newest value is what holds.
+
+    key    = kind u8 · MessagePack array of the key's fields
+    value  = version u8 (0) · MessagePack array of the value's fields, or no value: it is gone
+
+To change a layout: add fields at the end with a default (older rows decode, they are shorter). To
+change a meaning: raise the version and keep decoding the old one.
+"""
+
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+_VERSION = 0
+_VERSION_BYTE = bytes((_VERSION,))
+
+KeyT = TypeVar("KeyT", bound=msgspec.Struct)
+ValueT = TypeVar("ValueT", bound=msgspec.Struct)
+
+
+class Row(NamedTuple):
+    key: bytes
+    value: bytes | None
+
+
+class RowCodec(Generic[KeyT, ValueT]):
+    """``layouts``: kind number → the structs of its key and value."""
+
+    def __init__(self, layouts: Mapping[int, tuple[type[KeyT], type[ValueT]]]) -> None:
+        self._kinds = {key_type: bytes((kind,)) for kind, (key_type, _) in layouts.items()}
+        self._decoders = {
+            kind: (msgspec.msgpack.Decoder(key_type), msgspec.msgpack.Decoder(value_type))
+            for kind, (key_type, value_type) in layouts.items()
+        }
+        self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+    def encode(self, key: KeyT, value: ValueT | None) -> Row:
+        encoded_key = self._kinds[type(key)] + self._encode(key)
+        return Row(encoded_key, None if value is None else _VERSION_BYTE + self._encode(value))
+
+    def decode(self, key: bytes, value: bytes | None) -> tuple[KeyT, ValueT | None]:
+        """Raises ValueError for a row that is not ours: the topic is damaged or newer than this
+        program, and guessing would lose what a group has committed."""
+        decoders = self._decoders.get(key[0]) if key else None
+        if decoders is None:
+            raise ValueError(f"row of unknown kind, key {key[:16].hex()}")
+        if value is not None and value[:1] != _VERSION_BYTE:
+            raise ValueError(f"row of kind {key[0]} has version {value[:1].hex()}, not {_VERSION}")
+        try:
+            decoded_key = decoders[0].decode(key[1:])
+            return decoded_key, None if value is None else decoders[1].decode(value[1:])
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"row of kind {key[0]} is malformed: {error}") from error

@@ -1,0 +1,31 @@
+"""What an operator can set about groups, with the bounds nothing here grows beyond."""
+
+import msgspec
+
+from penstock.model.limits import MINUTE_MS, SECOND_MS
+
+DAY_MS = 24 * 60 * MINUTE_MS
+
+# A client of the first protocol versions has no id before its first join is answered. When it goes
+# away meanwhile it cannot be told from a new one, so its place is kept only for this long.
+NEW_MEMBER_MS_MAX = 5 * MINUTE_MS
+GENERATION_MAX = 2**31 - 1  # a signed 32-bit field on the wire
+GROUP_ID_CHARS_MAX = 1_024
+MEMBER_PROTOCOLS_MAX = 64
+COMMIT_METADATA_BYTES_MAX = 4_096  # what clients may attach to an offset
+FENCES_MAX = 50_000  # producers whose last marker is remembered, per coordinator partition
+FENCE_MS = DAY_MS  # as long as a partition remembers an idle producer
+
+
+class GroupSettings(msgspec.Struct, frozen=True):
+    session_ms_min: int = 6 * SECOND_MS
+    session_ms_max: int = 30 * MINUTE_MS
+    rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # or one client could hold a group for weeks
+    # How long an empty group waits for more members after the first; 0 while developing.
+    initial_delay_ms: int = 3 * SECOND_MS
+    members_max: int = 2_000  # per group
+    groups_max: int = 10_000  # per coordinator partition
+    offsets_max: int = 100_000  # committed and pending, per group
+    offsets_retention_ms: int = 7 * DAY_MS
+    consumer_session_ms: int = 45 * SECOND_MS
+    consumer_heartbeat_ms: int = 5 * SECOND_MS

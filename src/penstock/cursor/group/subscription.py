@@ -1,0 +1,39 @@
+"""The one part of a consumer's own metadata that a coordinator looks into: its topics' names.
+
+    version i16 · count i32 · count x (length i16 · UTF-8) · what else the version has
+
+All versions begin like this. Needed only to refuse deleting offsets that are in use, and to let
+those of topics nobody subscribes to expire.
+"""
+
+import struct
+
+_HEAD = struct.Struct(">hi")
+_LENGTH = struct.Struct(">h")
+_LENGTH_BYTES = 2
+
+
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """None: not the metadata of a plain consumer."""
+    if len(metadata) < _HEAD.size:
+        return None
+    version, count = _HEAD.unpack_from(metadata)
+    # Every name takes its length field at least: refuse the count before looping over it.
+    if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
+        return None
+    names = set()
+    position = _HEAD.size
+    for _ in range(count):
+        if position + _LENGTH_BYTES > len(metadata):
+            return None
+        (length,) = _LENGTH.unpack_from(metadata, position)
+        position += _LENGTH_BYTES
+        name = metadata[position : position + max(length, 0)]
+        if length < 0 or len(name) < length:
+            return None
+        position += length
+        try:
+            names.add(name.decode())
+        except UnicodeDecodeError:
+            return None
+    return frozenset(names)

@@ -1,0 +1,188 @@
+"""The groups of one coordinator partition as a fold of its rows; finding, creating, dropping them.
+
+``replay`` folds the rows of the internal topic in the order of the log, ``loaded`` arms the timers
+behind it. A group about which nothing is written down exists only while somebody is on the way in.
+"""
+
+from penstock.cursor.group.classic import ClassicGroup
+from penstock.cursor.group.classic_state import State
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.consumer import ConsumerGroup
+from penstock.cursor.group.deadlines import Deadlines
+from penstock.cursor.group.decision import Decision, Draft
+from penstock.cursor.group.fences import Fences
+from penstock.cursor.group.offsets import Offsets
+from penstock.cursor.group.records import (
+    CODEC,
+    ClassicKey,
+    ClassicValue,
+    ConsumerKey,
+    ConsumerValue,
+    CurrentKey,
+    CurrentValue,
+    FenceKey,
+    FenceValue,
+    MemberKey,
+    MemberValue,
+    OffsetKey,
+    OffsetValue,
+    PendingKey,
+    PendingValue,
+    TargetKey,
+    TargetOfKey,
+    TargetOfValue,
+    TargetValue,
+)
+from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, GroupSettings
+
+
+class Group:
+    """One group. At most one of ``classic`` and ``consumer`` is set; none: offsets only."""
+
+    __slots__ = ("classic", "consumer", "id", "offsets")
+
+    def __init__(self, group_id: str, open_groups: dict[int, set[str]]) -> None:
+        self.id = group_id
+        self.offsets = Offsets(group_id, open_groups)
+        self.classic: ClassicGroup | None = None
+        self.consumer: ConsumerGroup | None = None
+
+    @property
+    def state(self) -> str:
+        if self.consumer is not None:
+            return self.consumer.state
+        return State.EMPTY if self.classic is None else self.classic.state
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state == State.EMPTY
+
+    @property
+    def is_blank(self) -> bool:
+        """Nothing about it is written down, and nobody is on the way in."""
+        if self.consumer is not None or len(self.offsets):
+            return False
+        return self.classic is None or (self.classic.row is None and self.classic.is_idle)
+
+
+class GroupTable:
+    def __init__(self, settings: GroupSettings) -> None:
+        self._settings = settings
+        self._groups: dict[str, Group] = {}
+        self._fences = Fences()
+        self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
+        self._wakes: Deadlines[str] = Deadlines()
+
+    # ── Replay ───────────────────────────────────────────────────────────────────────────────
+    def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
+        """Raises ValueError for a row that is not ours."""
+        decoded, body = CODEC.decode(key, value)
+        if isinstance(decoded, FenceKey):
+            assert body is None or isinstance(body, FenceValue)
+            self._fences.apply(decoded, body)
+            return
+        group = self._groups.get(decoded.group_id)
+        if group is None:
+            if body is None:
+                return
+            group = self._groups[decoded.group_id] = Group(decoded.group_id, self._open_groups)
+        if isinstance(decoded, OffsetKey):
+            assert body is None or isinstance(body, OffsetValue)
+            group.offsets.apply_offset(decoded, body)
+        elif isinstance(decoded, PendingKey):
+            assert body is None or isinstance(body, PendingValue)
+            group.offsets.apply_pending(decoded, body)
+        elif isinstance(decoded, ClassicKey):
+            assert body is None or isinstance(body, ClassicValue)
+            self._replay_classic(group, body, now_ms)
+        else:
+            assert not isinstance(body, OffsetValue | PendingValue | FenceValue | ClassicValue)
+            self._replay_consumer(group, decoded, body)
+        if group.is_blank:
+            del self._groups[group.id]
+
+    def _replay_classic(self, group: Group, value: ClassicValue | None, now_ms: int) -> None:
+        if value is None:
+            group.classic = None
+            return
+        if group.classic is None:
+            group.classic = ClassicGroup(group.id, self._settings)
+        group.classic.apply(value, now_ms=now_ms)
+
+    def _replay_consumer(
+        self,
+        group: Group,
+        key: ConsumerKey | MemberKey | TargetKey | TargetOfKey | CurrentKey,
+        value: ConsumerValue | MemberValue | TargetValue | TargetOfValue | CurrentValue | None,
+    ) -> None:
+        if group.consumer is None:
+            if value is None:
+                return
+            group.consumer = ConsumerGroup(group.id, self._settings)
+        group.consumer.apply(key, value)
+        if isinstance(key, ConsumerKey) and value is None:
+            group.consumer = None  # its tombstone is the last one written
+
+    def loaded(self, *, now_ms: int) -> Decision:
+        """The end of the topic is reached: every timer begins now."""
+        for group in self._groups.values():
+            if group.consumer is not None:
+                group.consumer.arm(now_ms=now_ms)
+            self._arm(group)
+        return Draft().decide(self._wakes.next_ms())
+
+    # ── Finding and dropping ─────────────────────────────────────────────────────────────────
+    def _find_or_create(self, group_id: str, *, may_create: bool) -> tuple[Group | None, Code]:
+        group = self._groups.get(group_id)
+        if group is not None:
+            return group, Code.NONE
+        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
+            return None, Code.INVALID_GROUP_ID
+        if not may_create:
+            return None, Code.GROUP_ID_NOT_FOUND
+        if len(self._groups) >= self._settings.groups_max:
+            return None, Code.GROUP_MAX_SIZE_REACHED
+        group = self._groups[group_id] = Group(group_id, self._open_groups)
+        return group, Code.NONE
+
+    def _finish(self, group: Group, draft: Draft) -> Decision:
+        self._arm(group)
+        self._drop_if_blank(group)
+        return draft.decide(self._wakes.next_ms())
+
+    def _arm(self, group: Group) -> None:
+        member = group.consumer or group.classic
+        at_ms = None if member is None else member.next_wake_ms()
+        if at_ms is None:
+            self._wakes.drop(group.id)
+        else:
+            self._wakes.set(group.id, at_ms)
+
+    def _drop_if_blank(self, group: Group) -> None:
+        if group.is_blank:
+            self._groups.pop(group.id, None)
+            self._wakes.drop(group.id)
+
+    def _erase_classic(self, group: Group, draft: Draft) -> None:
+        if group.classic is not None and group.classic.row is not None:
+            draft.rows.append(CODEC.encode(ClassicKey(group.id), None))
+        group.classic = None
+
+    def _erase(self, group: Group, draft: Draft) -> None:
+        group.offsets.erase(draft)
+        self._erase_classic(group, draft)
+        if group.consumer is not None:
+            group.consumer.erase(draft)
+            group.consumer = None
+        self._groups.pop(group.id, None)
+        self._wakes.drop(group.id)
+
+    def view(self) -> dict[str, object]:
+        """Everything folded, comparable: two folds of the same rows must agree on it."""
+        found: dict[str, object] = {"fences": self._fences.view()}
+        for group_id, group in sorted(self._groups.items()):
+            row = None if group.classic is None else group.classic.row
+            members = None if group.consumer is None else group.consumer.view()
+            if row is not None or members is not None or len(group.offsets):
+                found[f"group {group_id}"] = (row, members, group.offsets.view())
+        return found

@@ -1,0 +1,349 @@
+"""Producers of one partition: duplicates are recognised, gaps refused, transactions delimited.
+
+Everything is learnt from batch headers, so it replicates with the batches and is rebuilt by a scan
+of headers. Only a transaction marker needs a look at its record: whether it commits or aborts.
+
+    per producer   epoch, its last five batches (sequences and base offset), its open transaction
+    per partition  open transactions in the order of their first offset → the last stable offset;
+                   aborted transactions, for readers that want committed records only
+
+Sequences count records from 0 to 2^31 - 1 and begin again at 0. A producer that was silent for a
+day is forgotten, and whatever sequence it then comes with is its first. What a scan makes of the
+same batches is the same state, except for when a producer was last heard of.
+"""
+
+import zlib
+from bisect import bisect_left
+from collections import deque
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.cursor.group.codes import Code
+from penstock.model.errors import Damaged
+from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
+
+BATCHES_KEPT = 5  # as many as a client may have in flight
+SEQUENCE_COUNT = 2**31
+PRODUCERS_MAX = 100_000  # per partition, about 100 MB at worst; the longest silent go first
+ABORTED_MAX = 100_000  # per partition; beyond, no transaction may begin until retention trims
+IDLE_MS_MAX = 24 * 3_600_000
+NO_OFFSET = -1
+_ENDED_MAX = 1_000  # ended transactions that the high watermark has not passed yet
+
+_MAGIC = b"PPS1"
+
+
+class Append(msgspec.Struct, frozen=True, gc=False):
+    """Go on."""
+
+
+class Duplicate(msgspec.Struct, frozen=True, gc=False):
+    """It is in the log already: answer as the first time."""
+
+    base_offset: int
+
+
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    code: Code
+
+
+Verdict: TypeAlias = Append | Duplicate | Refused
+
+APPEND = Append()
+
+
+class Aborted(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    producer_id: int
+    first_offset: int
+    last_offset: int  # of the marker
+    # Transactions that begin below it had all ended by then: where a search may stop.
+    stable_offset: int
+
+
+BatchRow: TypeAlias = tuple[int, int, int]  # first sequence, last sequence, base offset
+
+
+class _Producer:
+    __slots__ = ("batches", "coordinator_epoch", "epoch", "first_offset", "seen_at_ms")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.batches: deque[BatchRow] = deque(maxlen=BATCHES_KEPT)
+        self.seen_at_ms = 0
+        self.first_offset = NO_OFFSET  # of its open transaction
+        self.coordinator_epoch = -1
+
+    @property
+    def is_open(self) -> bool:
+        return self.first_offset != NO_OFFSET
+
+    def raise_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    next_offset: int
+    # id, epoch, batches, age, first offset, coordinator epoch; longest silent first
+    producers: list[tuple[int, int, list[BatchRow], int, int, int]]
+    ended: list[tuple[int, int]]
+    aborted: list[Aborted]
+
+
+_decoder = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class Producers:
+    def __init__(
+        self, *, producers_max: int = PRODUCERS_MAX, aborted_max: int = ABORTED_MAX
+    ) -> None:
+        self._producers_max = producers_max
+        self._aborted_max = aborted_max
+        self._producers: dict[int, _Producer] = {}  # longest silent first
+        self._open: dict[int, int] = {}  # first offset → producer; ascending, as appended
+        self._ended: deque[tuple[int, int]] = deque()  # (first, marker) above the high watermark
+        self._aborted: list[Aborted] = []  # by marker
+        self._next_offset = 0
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # ── Before an append ─────────────────────────────────────────────────────────────────────
+    def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
+        """Whether a client's batch may be appended. Markers have a check of their own."""
+        producer_id = header.producer_id
+        if producer_id == NO_PRODUCER:
+            is_transactional = header.attributes & ATTR_TRANSACTIONAL
+            return Refused(Code.INVALID_TXN_STATE) if is_transactional else APPEND
+        if header.base_sequence < 0 or header.producer_epoch < 0:
+            return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+        producer = self._known(producer_id, wall_ms)
+        if producer is None:
+            return self._check_transaction(header, None)
+        if header.producer_epoch < producer.epoch:
+            return Refused(Code.INVALID_PRODUCER_EPOCH)
+        if header.producer_epoch > producer.epoch:
+            if header.base_sequence != 0:
+                return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
+            return self._check_transaction(header, producer)
+        first, last = header.base_sequence, _last_sequence(header)
+        for batch_first, batch_last, base_offset in producer.batches:
+            if first == batch_first and last == batch_last:
+                return Duplicate(base_offset)
+        verdict = _check_sequence(producer.batches, first, last)
+        return verdict or self._check_transaction(header, producer)
+
+    def _check_transaction(self, header: BatchHeader, producer: _Producer | None) -> Verdict:
+        if not header.attributes & ATTR_TRANSACTIONAL:
+            # Inside its own transaction a plain batch would be read before the marker decides.
+            is_open = producer is not None and producer.is_open
+            return Refused(Code.INVALID_TXN_STATE) if is_open else APPEND
+        if len(self._aborted) + len(self._open) >= self._aborted_max and (
+            producer is None or not producer.is_open
+        ):
+            return Refused(Code.THROTTLING_QUOTA_EXCEEDED)
+        return APPEND
+
+    def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> Code:
+        """Markers may repeat: a coordinator that does not know whether it wrote one writes it
+        again. They may not come from the past."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return Code.NONE
+        if producer_epoch < producer.epoch:
+            return Code.INVALID_PRODUCER_EPOCH
+        if coordinator_epoch < producer.coordinator_epoch:
+            return Code.TRANSACTION_COORDINATOR_FENCED
+        return Code.NONE
+
+    def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether this very transaction has a batch here: then its coordinator need not be asked
+        again whether the partition belongs to it."""
+        producer = self._producers.get(producer_id)
+        return producer is not None and producer.is_open and producer.epoch == producer_epoch
+
+    def _known(self, producer_id: int, wall_ms: int) -> _Producer | None:
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.is_open:
+            return producer
+        return None if producer.seen_at_ms + IDLE_MS_MAX <= wall_ms else producer
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def appended(self, header: BatchHeader, *, at_ms: int) -> None:
+        """A batch stands in the log. ``at_ms``: wall clock of the append; of the scan, when it is
+        not known."""
+        assert header.base_offset >= self._next_offset, "batches come in the order of the log"
+        self._next_offset = header.next_offset
+        if header.producer_id == NO_PRODUCER or header.is_control:
+            return
+        producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
+        producer.raise_epoch(header.producer_epoch)
+        first, last = header.base_sequence, _last_sequence(header)
+        batches = producer.batches
+        if batches and first != (batches[-1][1] + 1) % SEQUENCE_COUNT:
+            batches.clear()  # it had been forgotten when this was let in
+        batches.append((first, last, header.base_offset))
+        if header.attributes & ATTR_TRANSACTIONAL and not producer.is_open:
+            producer.first_offset = header.base_offset
+            self._open[header.base_offset] = header.producer_id
+
+    def marked(
+        self, header: BatchHeader, *, is_commit: bool, coordinator_epoch: int, at_ms: int
+    ) -> None:
+        """A transaction marker stands in the log."""
+        assert header.is_control, "markers are control batches"
+        assert header.base_offset >= self._next_offset, "batches come in the order of the log"
+        self._next_offset = header.next_offset
+        producer = self._touch(header.producer_id, header.producer_epoch, at_ms)
+        producer.raise_epoch(header.producer_epoch)
+        producer.coordinator_epoch = max(producer.coordinator_epoch, coordinator_epoch)
+        if not producer.is_open:
+            return
+        first, marker = producer.first_offset, header.base_offset
+        producer.first_offset = NO_OFFSET
+        del self._open[first]
+        self._ended.append((first, marker))
+        if len(self._ended) > _ENDED_MAX:
+            # Two as one: the last stable offset is then late by a little, never early.
+            one, two = self._ended.popleft(), self._ended.popleft()
+            self._ended.appendleft((min(one[0], two[0]), two[1]))
+        if not is_commit:
+            stable = next(iter(self._open), marker + 1)
+            self._aborted.append(Aborted(header.producer_id, first, marker, stable))
+
+    def _touch(self, producer_id: int, epoch: int, at_ms: int) -> _Producer:
+        producer = self._producers.pop(producer_id, None)
+        if producer is None:
+            producer = _Producer(epoch)
+            if len(self._producers) >= self._producers_max:
+                self._evict()
+        producer.seen_at_ms = max(producer.seen_at_ms, at_ms)
+        self._producers[producer_id] = producer
+        return producer
+
+    def _evict(self) -> None:
+        for producer_id, producer in self._producers.items():
+            if not producer.is_open:
+                del self._producers[producer_id]
+                return
+
+    # ── Isolation ────────────────────────────────────────────────────────────────────────────
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below it every transaction is decided, and the decision is committed."""
+        ended = self._ended
+        while ended and ended[0][1] < high_watermark:
+            ended.popleft()
+        first_open = next(iter(self._open), high_watermark)
+        first_ended = min((first for first, _ in ended), default=high_watermark)
+        return min(first_open, first_ended, high_watermark)
+
+    def aborted_between(self, start: int, end: int) -> list[Aborted]:
+        """Aborted transactions that overlap offsets from ``start`` up to, not including, ``end``,
+        ordered by first offset."""
+        found = []
+        at = bisect_left(self._aborted, start, key=lambda aborted: aborted.last_offset)
+        for aborted in self._aborted[at:]:
+            if aborted.first_offset < end:
+                found.append(aborted)
+            if aborted.stable_offset >= end:
+                break
+        found.sort(key=lambda aborted: aborted.first_offset)
+        return found
+
+    def trim(self, start_offset: int) -> None:
+        """The log now begins at ``start_offset``."""
+        at = bisect_left(self._aborted, start_offset, key=lambda aborted: aborted.last_offset)
+        del self._aborted[:at]
+
+    def expire(self, *, wall_ms: int) -> int:
+        """Forget the silent; replies how many. Those with an open transaction stay: it holds the
+        last stable offset back until its coordinator ends it."""
+        ended_ms = wall_ms - IDLE_MS_MAX
+        old = [
+            producer_id
+            for producer_id, producer in self._producers.items()
+            if producer.seen_at_ms <= ended_ms and not producer.is_open
+        ]
+        for producer_id in old:
+            del self._producers[producer_id]
+        return len(old)
+
+    # ── Snapshot ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def next_offset(self) -> int:
+        """Where a scan must go on."""
+        return self._next_offset
+
+    def snapshot(self, *, wall_ms: int) -> bytes:
+        """Only a way to start faster: it may be thrown away."""
+        rows = [
+            (
+                producer_id,
+                p.epoch,
+                list(p.batches),
+                max(0, wall_ms - p.seen_at_ms),
+                p.first_offset,
+                p.coordinator_epoch,
+            )
+            for producer_id, p in self._producers.items()
+        ]
+        value = _Snapshot(self._next_offset, rows, list(self._ended), self._aborted)
+        body = msgspec.msgpack.encode(value)
+        return _MAGIC + zlib.crc32(body).to_bytes(4, "big") + body
+
+    @classmethod
+    def restore(
+        cls,
+        data: bytes,
+        *,
+        wall_ms: int,
+        producers_max: int = PRODUCERS_MAX,
+        aborted_max: int = ABORTED_MAX,
+    ) -> "Producers":
+        """Raises Damaged unless the bytes are what ``snapshot`` made."""
+        name = "producer snapshot"
+        if data[:4] != _MAGIC:
+            raise Damaged(name, 0, "not a producer snapshot of a known version")
+        body = data[8:]
+        if zlib.crc32(body) != int.from_bytes(data[4:8], "big"):
+            raise Damaged(name, 4, "checksum mismatch")
+        try:
+            value = _decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise Damaged(name, 8, str(error)) from error
+        self = cls(producers_max=producers_max, aborted_max=aborted_max)
+        self._next_offset = value.next_offset
+        self._ended.extend(value.ended)
+        self._aborted = value.aborted
+        for producer_id, epoch, batches, age_ms, first_offset, coordinator_epoch in value.producers:
+            producer = self._producers[producer_id] = _Producer(epoch)
+            producer.batches.extend(batches)
+            producer.seen_at_ms = wall_ms - age_ms
+            producer.first_offset = first_offset
+            producer.coordinator_epoch = coordinator_epoch
+        self._open = {
+            p.first_offset: i
+            for i, p in sorted(self._producers.items(), key=lambda pair: pair[1].first_offset)
+            if p.is_open
+        }
+        return self
+
+
+def _last_sequence(header: BatchHeader) -> int:
+    return (header.base_sequence + header.last_offset_delta) % SEQUENCE_COUNT
+
+
+def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused | None:
+    """None: it follows on. Distances are taken modulo the range, so a wrap is like any step."""
+    newest = batches[-1][1] if batches else -1
+    if first == (newest + 1) % SEQUENCE_COUNT:
+        return None
+    if batches:
+        oldest = batches[0][0]
+        behind = (oldest - 1 - last) % SEQUENCE_COUNT
+        if behind < SEQUENCE_COUNT // 2:
+            # Appended long ago, too long to know where. Clients take this code for success.
+            return Refused(Code.DUPLICATE_SEQUENCE_NUMBER)
+    return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)

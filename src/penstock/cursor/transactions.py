@@ -1,0 +1,489 @@
+"""The transaction coordinator: what each transactional id is doing, decided before it is done.
+
+A transaction ends in two steps. The decision (Prepare…) is a row in the coordinator's log: from
+then on it only goes one way, whoever coordinates. Markers then tell every partition, and when all
+have theirs, a second row says so (Complete…). A coordinator that takes over writes the markers of
+all prepared transactions again; a partition that has one already is not harmed by another.
+
+    Empty ──ADD──► Ongoing ──COMMIT──► PrepareCommit ──MARKED──► CompleteCommit ──ADD──► Ongoing
+                      └──────ABORT───► PrepareAbort  ──MARKED──► CompleteAbort  ──ADD──► Ongoing
+
+Epochs fence: InitProducerId, a time-out and, for clients of transaction version 2, every end of a
+transaction raise the epoch, and markers carry the raised one. So a batch or an end that was delayed
+on the network can never count for the next transaction. Version 1 clients keep their epoch from one
+transaction to the next; for them partitions ask ``verify`` before the first batch.
+
+A transaction's time runs on this node's clock from when it was begun or loaded. Codes are those of
+the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older ones.
+"""
+
+from collections.abc import Iterable
+from enum import Enum, IntEnum, auto
+from typing import TypeAlias
+
+import msgspec
+
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.deadlines import Deadlines
+from penstock.cursor.group.rows import Row, RowCodec
+
+TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
+
+NO_PRODUCER = -1
+NO_EPOCH = -1
+EPOCH_MAX = 2**15 - 1  # clients get at most one less: the last is kept for fencing them
+TIMEOUT_MS_MAX = 15 * 60_000
+ID_RETENTION_MS = 7 * 24 * 3_600_000
+IDS_MAX = 50_000  # per coordinator partition
+PARTITIONS_MAX = 10_000  # per transaction
+ID_CHARS_MAX = 1_024
+
+
+class TxnState(IntEnum):
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+
+
+class _Trigger(Enum):
+    ADD = auto()
+    COMMIT = auto()
+    ABORT = auto()
+    MARKED = auto()
+    INIT = auto()
+
+
+_S, _T = TxnState, _Trigger
+TRANSITIONS: dict[tuple[TxnState, _Trigger], TxnState] = {
+    (_S.EMPTY, _T.ADD): _S.ONGOING,
+    (_S.ONGOING, _T.ADD): _S.ONGOING,
+    (_S.COMPLETE_COMMIT, _T.ADD): _S.ONGOING,
+    (_S.COMPLETE_ABORT, _T.ADD): _S.ONGOING,
+    (_S.ONGOING, _T.COMMIT): _S.PREPARE_COMMIT,
+    (_S.ONGOING, _T.ABORT): _S.PREPARE_ABORT,
+    # A version 2 client may abort without having begun: it wants the new epoch.
+    (_S.EMPTY, _T.ABORT): _S.PREPARE_ABORT,
+    (_S.COMPLETE_COMMIT, _T.ABORT): _S.PREPARE_ABORT,
+    (_S.COMPLETE_ABORT, _T.ABORT): _S.PREPARE_ABORT,
+    (_S.PREPARE_COMMIT, _T.MARKED): _S.COMPLETE_COMMIT,
+    (_S.PREPARE_ABORT, _T.MARKED): _S.COMPLETE_ABORT,
+    (_S.EMPTY, _T.INIT): _S.EMPTY,
+    (_S.COMPLETE_COMMIT, _T.INIT): _S.EMPTY,
+    (_S.COMPLETE_ABORT, _T.INIT): _S.EMPTY,
+}
+_PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
+
+
+class TxnKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    transactional_id: str
+
+
+class TxnValue(msgspec.Struct, frozen=True, array_like=True):
+    producer_id: int
+    epoch: int
+    timeout_ms: int
+    state: TxnState
+    changed_at_ms: int  # wall clock
+    started_at_ms: int = -1  # wall clock, of the open transaction
+    partitions: tuple[TopicPartition, ...] = ()  # sorted
+    # What the client had before its epoch was last raised on its own request: if it asks with
+    # these, the answer was lost. -1 once it has been fenced.
+    last_producer_id: int = NO_PRODUCER
+    last_epoch: int = NO_EPOCH
+    # The id to go on with when the markers of the last epoch are written.
+    next_producer_id: int = NO_PRODUCER
+
+
+CODEC: RowCodec[TxnKey, TxnValue] = RowCodec({1: (TxnKey, TxnValue)})
+
+
+class Marker(msgspec.Struct, frozen=True, gc=False):
+    """One partition to tell. The shell calls ``marked`` when it is committed there, or when the
+    partition no longer exists."""
+
+    transactional_id: str
+    topic_id: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+    coordinator_epoch: int
+
+
+class TxnReply(msgspec.Struct, frozen=True, gc=False):
+    code: Code = Code.NONE
+    producer_id: int = NO_PRODUCER
+    producer_epoch: int = NO_EPOCH
+
+
+class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
+    """Reply and markers go out when the rows, and all rows before them, are committed."""
+
+    reply: TxnReply = TxnReply()
+    rows: tuple[Row, ...] = ()
+    markers: tuple[Marker, ...] = ()
+    wake_at_ms: int | None = None
+
+
+class Transactions:
+    def __init__(self, *, coordinator_epoch: int, ids_max: int = IDS_MAX) -> None:
+        self._coordinator_epoch = coordinator_epoch
+        self._ids_max = ids_max
+        # The fold.
+        self._txns: dict[str, TxnValue] = {}
+        # This node's own.
+        self._unmarked: dict[str, set[TopicPartition]] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        # The outcome being made.
+        self._rows: list[Row] = []
+        self._markers: list[Marker] = []
+
+    # ── The fold ─────────────────────────────────────────────────────────────────────────────
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Raises ValueError for a row that is not ours."""
+        self._apply(*CODEC.decode(key, value))
+
+    def _apply(self, key: TxnKey, value: TxnValue | None) -> None:
+        if value is None:
+            self._txns.pop(key.transactional_id, None)
+        else:
+            self._txns[key.transactional_id] = value
+
+    def loaded(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
+        """The end of the topic is reached: timers begin, prepared transactions go on."""
+        for transactional_id, txn in list(self._txns.items()):
+            if txn.state is TxnState.ONGOING:
+                self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
+            elif txn.state in _PREPARED:
+                self._send_markers(transactional_id, wall_ms)
+        return self._outcome(TxnReply())
+
+    def view(self) -> dict[str, TxnValue]:
+        return dict(sorted(self._txns.items()))
+
+    def _put(self, transactional_id: str, value: TxnValue | None) -> None:
+        key = TxnKey(transactional_id)
+        self._rows.append(CODEC.encode(key, value))
+        self._apply(key, value)
+
+    def _outcome(self, reply: TxnReply | Code) -> TxnOutcome:
+        rows, self._rows = tuple(self._rows), []
+        markers, self._markers = tuple(self._markers), []
+        made = TxnReply(reply) if isinstance(reply, Code) else reply
+        return TxnOutcome(made, rows, markers, self._deadlines.next_ms())
+
+    # ── InitProducerId ───────────────────────────────────────────────────────────────────────
+    def init(
+        self,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        fresh_producer_id: int,
+        producer_id: int = NO_PRODUCER,
+        producer_epoch: int = NO_EPOCH,
+        wall_ms: int,
+    ) -> TxnOutcome:
+        """``fresh_producer_id``: one nobody has; used if a new one is needed. ``producer_id`` and
+        ``producer_epoch``: what a client has that only wants to raise its epoch."""
+        if not 0 < len(transactional_id) <= ID_CHARS_MAX:
+            return self._outcome(Code.INVALID_REQUEST)
+        if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
+            return self._outcome(Code.INVALID_TRANSACTION_TIMEOUT)
+        txn = self._txns.get(transactional_id)
+        if txn is None:
+            if len(self._txns) >= self._ids_max:
+                return self._outcome(Code.THROTTLING_QUOTA_EXCEEDED)
+            value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
+            self._put(transactional_id, value)
+            return self._outcome(TxnReply(Code.NONE, fresh_producer_id, 0))
+        has_given = producer_id != NO_PRODUCER
+        is_current = (producer_id, producer_epoch) == (txn.producer_id, txn.epoch)
+        is_repeat = _is_last(txn, producer_id, producer_epoch)
+        if has_given and not is_current and not is_repeat:
+            return self._outcome(Code.PRODUCER_FENCED)
+        if txn.state in _PREPARED:
+            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+        if txn.state is TxnState.ONGOING:
+            # The client asks again when the abort is through, and is served then.
+            self._fence(transactional_id, txn, wall_ms, is_own=is_current)
+            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+        if is_repeat and txn.epoch < EPOCH_MAX:
+            return self._outcome(TxnReply(Code.NONE, txn.producer_id, txn.epoch))
+        next_id, next_epoch = _raised(txn, fresh_producer_id)
+        value = TxnValue(
+            next_id,
+            next_epoch,
+            timeout_ms,
+            TRANSITIONS[txn.state, _Trigger.INIT],
+            wall_ms,
+            last_producer_id=txn.producer_id if has_given else NO_PRODUCER,
+            last_epoch=txn.epoch if has_given else NO_EPOCH,
+        )
+        self._put(transactional_id, value)
+        return self._outcome(TxnReply(Code.NONE, next_id, next_epoch))
+
+    def _fence(
+        self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
+    ) -> None:
+        """Abort in the coordinator's own name, under an epoch no client has. ``is_own``: asked for
+        by the producer itself, which may go on under that epoch afterwards."""
+        value = msgspec.structs.replace(
+            txn,
+            epoch=min(txn.epoch + 1, EPOCH_MAX),
+            state=TRANSITIONS[txn.state, _Trigger.ABORT],
+            changed_at_ms=wall_ms,
+            last_producer_id=txn.producer_id if is_own else NO_PRODUCER,
+            last_epoch=txn.epoch if is_own else NO_EPOCH,
+        )
+        self._deadlines.drop(transactional_id)
+        self._put(transactional_id, value)
+        self._send_markers(transactional_id, wall_ms)
+
+    # ── Partitions join a transaction ────────────────────────────────────────────────────────
+    def add(
+        self,
+        transactional_id: str,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Iterable[TopicPartition],
+        now_ms: int,
+        wall_ms: int,
+    ) -> TxnOutcome:
+        """AddPartitionsToTxn; AddOffsetsToTxn, with the partition of the group's coordinator; and
+        what version 2 clients leave to the broker when they produce or commit offsets."""
+        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+        if code:
+            return self._outcome(code)
+        if txn.state in _PREPARED:
+            return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+        is_ongoing = txn.state is TxnState.ONGOING
+        known = set(txn.partitions) if is_ongoing else set()
+        wanted = known.union(partitions)
+        if len(wanted) > PARTITIONS_MAX:
+            return self._outcome(Code.THROTTLING_QUOTA_EXCEEDED)
+        if wanted == known:
+            return self._outcome(TxnReply(Code.NONE, producer_id, producer_epoch))
+        value = msgspec.structs.replace(
+            txn,
+            state=TRANSITIONS[txn.state, _Trigger.ADD],
+            changed_at_ms=wall_ms,
+            started_at_ms=txn.started_at_ms if is_ongoing else wall_ms,
+            partitions=tuple(sorted(wanted)),
+            last_producer_id=NO_PRODUCER,
+            last_epoch=NO_EPOCH,
+        )
+        if not is_ongoing:
+            self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
+        self._put(transactional_id, value)
+        return self._outcome(TxnReply(Code.NONE, producer_id, producer_epoch))
+
+    def verify(
+        self,
+        transactional_id: str,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        partition: TopicPartition,
+    ) -> Code:
+        """Whether a batch of a version 1 client belongs to an open transaction. Asked before its
+        first batch in a partition, so that a late one cannot open a transaction nobody ends."""
+        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+        if code:
+            return code
+        if txn.state in _PREPARED:
+            return Code.CONCURRENT_TRANSACTIONS
+        is_in = txn.state is TxnState.ONGOING and partition in txn.partitions
+        return Code.NONE if is_in else Code.TRANSACTION_ABORTABLE
+
+    def _find(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> tuple[Code, TxnValue]:
+        txn = self._txns.get(transactional_id)
+        if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
+            # It has been told its next id; the markers under the old one are still being written.
+            return Code.CONCURRENT_TRANSACTIONS, txn
+        if txn is None or txn.producer_id != producer_id:
+            return Code.INVALID_PRODUCER_ID_MAPPING, _NOBODY
+        if txn.epoch != producer_epoch:
+            return Code.PRODUCER_FENCED, txn
+        return Code.NONE, txn
+
+    # ── EndTxn ───────────────────────────────────────────────────────────────────────────────
+    def end(
+        self,
+        transactional_id: str,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        is_commit: bool,
+        raises_epoch: bool,
+        fresh_producer_id: int,
+        wall_ms: int,
+    ) -> TxnOutcome:
+        """``raises_epoch``: a client of transaction version 2 (EndTxn v5), which goes on with the
+        id and epoch of the reply."""
+        txn = self._txns.get(transactional_id)
+        if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
+            return self._outcome(_ended_before(txn, is_commit))
+        code, txn = self._find(transactional_id, producer_id, producer_epoch)
+        if code:
+            return self._outcome(code)
+        if txn.state is not TxnState.ONGOING:
+            if not raises_epoch:
+                return self._outcome(_ended_before(txn, is_commit))
+            # With a raised epoch it is about the next transaction, in which nothing was done.
+            if txn.state in _PREPARED:
+                return self._outcome(Code.CONCURRENT_TRANSACTIONS)
+            if is_commit:
+                return self._outcome(Code.INVALID_TXN_STATE)
+        return self._prepare(
+            transactional_id, txn, is_commit, raises_epoch, fresh_producer_id, wall_ms
+        )
+
+    def _prepare(
+        self,
+        transactional_id: str,
+        txn: TxnValue,
+        is_commit: bool,
+        raises_epoch: bool,
+        fresh_producer_id: int,
+        wall_ms: int,
+    ) -> TxnOutcome:
+        is_ongoing = txn.state is TxnState.ONGOING
+        value = msgspec.structs.replace(
+            txn,
+            state=TRANSITIONS[txn.state, _Trigger.COMMIT if is_commit else _Trigger.ABORT],
+            changed_at_ms=wall_ms,
+            partitions=txn.partitions if is_ongoing else (),
+        )
+        reply = TxnReply(Code.NONE, txn.producer_id, txn.epoch)
+        if raises_epoch:
+            next_id, next_epoch = _raised(txn, fresh_producer_id)
+            value = msgspec.structs.replace(
+                value,
+                epoch=txn.epoch + 1,
+                last_producer_id=txn.producer_id,
+                last_epoch=txn.epoch,
+                next_producer_id=next_id if next_id != txn.producer_id else NO_PRODUCER,
+            )
+            reply = TxnReply(Code.NONE, next_id, next_epoch)
+        self._deadlines.drop(transactional_id)
+        self._put(transactional_id, value)
+        self._send_markers(transactional_id, wall_ms)
+        return self._outcome(reply)
+
+    # ── Markers ──────────────────────────────────────────────────────────────────────────────
+    def _send_markers(self, transactional_id: str, wall_ms: int) -> None:
+        txn = self._txns[transactional_id]
+        assert txn.state in _PREPARED, "markers follow a decision"
+        if not txn.partitions:
+            self._complete(transactional_id, txn, wall_ms)
+            return
+        self._unmarked[transactional_id] = set(txn.partitions)
+        self._markers.extend(self._marker(transactional_id, txn, p) for p in txn.partitions)
+
+    def _marker(self, transactional_id: str, txn: TxnValue, partition: TopicPartition) -> Marker:
+        return Marker(
+            transactional_id,
+            *partition,
+            txn.producer_id,
+            txn.epoch,
+            txn.state is TxnState.PREPARE_COMMIT,
+            self._coordinator_epoch,
+        )
+
+    def pending_markers(self) -> tuple[Marker, ...]:
+        """Those not confirmed yet, for a shell that tries again."""
+        return tuple(
+            self._marker(transactional_id, self._txns[transactional_id], partition)
+            for transactional_id, partitions in self._unmarked.items()
+            for partition in sorted(partitions)
+        )
+
+    def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
+        """The marker is committed in its partition. Repeats, and answers for a transaction that
+        has long ended, change nothing."""
+        txn = self._txns.get(marker.transactional_id)
+        waiting = self._unmarked.get(marker.transactional_id)
+        named = (marker.producer_id, marker.producer_epoch)
+        if txn is None or waiting is None or named != (txn.producer_id, txn.epoch):
+            return self._outcome(Code.NONE)
+        waiting.discard((marker.topic_id, marker.partition))
+        if not waiting:
+            del self._unmarked[marker.transactional_id]
+            self._complete(marker.transactional_id, txn, wall_ms)
+        return self._outcome(Code.NONE)
+
+    def _complete(self, transactional_id: str, txn: TxnValue, wall_ms: int) -> None:
+        has_next = txn.next_producer_id != NO_PRODUCER
+        value = msgspec.structs.replace(
+            txn,
+            producer_id=txn.next_producer_id if has_next else txn.producer_id,
+            epoch=0 if has_next else txn.epoch,
+            next_producer_id=NO_PRODUCER,
+            state=TRANSITIONS[txn.state, _Trigger.MARKED],
+            changed_at_ms=wall_ms,
+            started_at_ms=-1,
+            partitions=(),
+        )
+        self._put(transactional_id, value)
+
+    # ── Time ─────────────────────────────────────────────────────────────────────────────────
+    def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
+        """Abort what has been open for too long."""
+        while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:
+            self._fence(transactional_id, self._txns[transactional_id], wall_ms)
+        return self._outcome(TxnReply())
+
+    def expire(self, *, wall_ms: int) -> TxnOutcome:
+        """Forget ids that have done nothing for a week. For a periodic job."""
+        bound_ms = wall_ms - ID_RETENTION_MS
+        for transactional_id, txn in list(self._txns.items()):
+            is_busy = txn.state is TxnState.ONGOING or txn.state in _PREPARED
+            if not is_busy and txn.changed_at_ms < bound_ms:
+                self._put(transactional_id, None)
+        return self._outcome(TxnReply())
+
+    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    def describe(self, transactional_id: str) -> TxnValue | None:
+        return self._txns.get(transactional_id)
+
+    def list_ids(
+        self, *, states: Iterable[TxnState] = (), producer_ids: Iterable[int] = ()
+    ) -> tuple[tuple[str, int, TxnState], ...]:
+        wanted_states, wanted_ids = set(states), set(producer_ids)
+        return tuple(
+            (transactional_id, txn.producer_id, txn.state)
+            for transactional_id, txn in self._txns.items()
+            if (not wanted_states or txn.state in wanted_states)
+            and (not wanted_ids or txn.producer_id in wanted_ids)
+        )
+
+
+_NOBODY = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
+
+
+def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
+    """The next epoch of the same id, or a new id when epochs run out."""
+    if txn.epoch + 1 >= EPOCH_MAX:
+        return fresh_producer_id, 0
+    return txn.producer_id, txn.epoch + 1
+
+
+def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
+    """The answer to an end that finds no open transaction: it may be a repetition."""
+    if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
+        return TxnReply(Code.NONE, txn.producer_id, txn.epoch)
+    if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):
+        return TxnReply(Code.CONCURRENT_TRANSACTIONS)
+    return TxnReply(Code.INVALID_TXN_STATE)
+
+
+def _is_last(txn: TxnValue, producer_id: int, producer_epoch: int) -> bool:
+    if txn.last_producer_id == NO_PRODUCER:
+        return False
+    return (producer_id, producer_epoch) == (txn.last_producer_id, txn.last_epoch)

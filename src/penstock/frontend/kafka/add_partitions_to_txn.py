@@ -1,0 +1,129 @@
+"""AddPartitionsToTxn: a producer says which partitions it is about to write to, before it does.
+
+All of a transaction's partitions are added, or none: when one of them cannot be, the others are
+answered as not attempted. Versions 4 and later carry several transactions and may ask only whether
+partitions are in one; they are mapped to themselves, and earlier ones become one transaction here.
+
+A queue takes no part in transactions: its consumers get messages as they come and cannot wait for a
+marker. Neither do the topics of the node's own."""
+
+from collections.abc import Sequence
+
+from penstock.cursor.group.codes import Code
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import find_name, has_partition, is_of_node
+from penstock.frontend.kafka.transaction_calls import code_for_version
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+
+KEY = 24
+_BATCHED_FROM = 4
+_FENCED_FROM = 2
+_ABORTABLE_FROM = 5
+
+Codes = dict[tuple[str, int], ErrorCode]  # by topic name and partition
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: AddPartitionsToTxnRequest
+) -> AddPartitionsToTxnResponse:
+    if call.version >= _BATCHED_FROM:
+        results = [
+            AddPartitionsToTxnResult(
+                each.transactional_id, await _transaction(context, call.version, each)
+            )
+            for each in asked.transactions
+        ]
+        return AddPartitionsToTxnResponse(results_by_transaction=results)
+    alone = AddPartitionsToTxnTransaction(
+        asked.v3_and_below_transactional_id,
+        asked.v3_and_below_producer_id,
+        asked.v3_and_below_producer_epoch,
+        False,
+        asked.v3_and_below_topics,
+    )
+    topics = await _transaction(context, call.version, alone)
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
+
+
+async def _transaction(
+    context: KafkaContext, version: int, asked: AddPartitionsToTxnTransaction
+) -> Sequence[AddPartitionsToTxnTopicResult]:
+    refused: Codes = {}
+    places: dict[tuple[str, int], tuple[str, int]] = {}  # by name → by id
+    for each in asked.topics:
+        topic = find_name(context, each.name)
+        for index in each.partitions:
+            code = _refusal(topic, index)
+            if code or topic is None:
+                refused[each.name, index] = code
+            else:
+                places[each.name, index] = (topic.topic_id, index)
+    if refused:
+        return _results(asked.topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED)
+    if asked.verify_only:
+        codes = {
+            name: _code(await _verified(context, asked, place), version)
+            for name, place in places.items()
+        }
+        return _results(asked.topics, codes, ErrorCode.NONE)
+    code = _code(
+        await context.transactions.add(
+            asked.transactional_id,
+            producer_id=asked.producer_id,
+            producer_epoch=asked.producer_epoch,
+            partitions=tuple(places.values()),
+        ),
+        version,
+    )
+    return _results(asked.topics, {}, code)
+
+
+def _refusal(topic: Topic | None, index: int) -> ErrorCode:
+    if topic is None or not has_partition(topic, index):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if topic.is_queue or is_of_node(topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return ErrorCode.NONE
+
+
+async def _verified(
+    context: KafkaContext, asked: AddPartitionsToTxnTransaction, place: tuple[str, int]
+) -> Code:
+    return await context.transactions.verify(
+        asked.transactional_id,
+        producer_id=asked.producer_id,
+        producer_epoch=asked.producer_epoch,
+        partition=place,
+    )
+
+
+def _code(code: Code, version: int) -> ErrorCode:
+    return code_for_version(code, version, fenced_from=_FENCED_FROM, abortable_from=_ABORTABLE_FROM)
+
+
+def _results(
+    topics: Sequence[AddPartitionsToTxnTopic], codes: Codes, default: ErrorCode
+) -> Sequence[AddPartitionsToTxnTopicResult]:
+    return [
+        AddPartitionsToTxnTopicResult(
+            each.name,
+            [
+                AddPartitionsToTxnPartitionResult(index, codes.get((each.name, index), default))
+                for index in each.partitions
+            ],
+        )
+        for each in topics
+    ]
+
+
+ACTION = KafkaAction(KEY, run)

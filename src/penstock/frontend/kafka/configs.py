@@ -1,0 +1,383 @@
+"""The topic configs of Kafka that are served: one table row each, from which checking, defaults
+and what DescribeConfigs shows all follow.
+
+Values travel and are stored as texts, under Kafka's names; ``model/stream.py`` makes numbers of
+them. A row whose documentation says "kept" is taken from clients and told back to them, for tools
+compare what they set with what they see, and has no effect here. Two rows are our own:
+``penstock.queue`` and ``penstock.fsync`` are shown with the others and live in fields of the topic.
+
+How a change of configs changes a topic, and what a queue cannot be told, is in reconfigure.py."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.model import stream
+from penstock.model.limits import (
+    BATCH_BYTES_MAX,
+    INDEX_INTERVAL_BYTES,
+    SEGMENT_AGE_MS_MAX,
+    SEGMENT_BYTES_MAX,
+)
+from penstock.model.stream import LONG_MAX
+from penstock.model.topic import Fsync, Topic
+from penstock.wire.kafka.faults import ErrorCode
+
+INT_MAX: Final = 2**31 - 1
+DIGITS_MAX: Final = 20  # of any number that fits 64 bits, its sign included
+
+QUEUE: Final = "penstock.queue"
+FSYNC: Final = "penstock.fsync"
+RETENTION_MS: Final = "retention.ms"
+RETENTION_BYTES: Final = "retention.bytes"
+CLEANUP_POLICY: Final = "cleanup.policy"
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+
+
+class Source(IntEnum):
+    """Where a value comes from, as the protocol numbers it. Clients trip over any other."""
+
+    TOPIC = 1
+    NODE = 4  # the node's own configuration, fixed while it runs
+    DEFAULT = 5
+
+
+class ValueType(IntEnum):
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class ConfigEntry(msgspec.Struct, frozen=True):
+    """One config as it is shown. ``synonyms``: what holds, then what would hold without it."""
+
+    name: str
+    value: str | None
+    source: Source
+    type: ValueType
+    documentation: str
+    is_read_only: bool = False
+    synonyms: tuple[tuple[str, str | None, Source], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    name: str
+    type: ValueType
+    default: str | None
+    node_name: str | None  # the broker's config of the same meaning
+    read: Callable[[str], str]  # the text to store; raises ValueError with what would be right
+    documentation: str
+
+
+# ── How texts are checked ────────────────────────────────────────────────────────────────────
+Read = Callable[[str], str]
+
+
+def _whole(low: int, high: int) -> Read:
+    bound = f"of at least {low}" if high >= INT_MAX else f"from {low} to {high}"
+
+    def read(text: str) -> str:
+        digits = text.removeprefix("-")
+        is_number = digits.isascii() and digits.isdigit() and len(text) <= DIGITS_MAX
+        if not is_number or not low <= int(text) <= high:
+            raise ValueError(f"a whole number {bound}")
+        return str(int(text))
+
+    return read
+
+
+def _share(text: str) -> str:
+    try:
+        is_share = len(text) <= DIGITS_MAX and 0.0 <= float(text) <= 1.0
+    except ValueError:
+        is_share = False
+    if not is_share:
+        raise ValueError("a number from 0 to 1")
+    return text
+
+
+def _flag(text: str) -> str:
+    lower = text.lower()
+    if lower not in ("true", "false"):
+        raise ValueError("true or false")
+    return lower
+
+
+def _choice(*choices: str) -> Read:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def _policies(text: str) -> str:
+    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if not parts or not set(parts) <= {stream.DELETE, stream.COMPACT}:
+        raise ValueError("delete, compact or both with a comma between them")
+    return ",".join(parts)
+
+
+# ── The table ────────────────────────────────────────────────────────────────────────────────
+def _long(
+    name: str, default: int, node_name: str | None, documentation: str, *, low: int = 0
+) -> TopicConfig:
+    read = _whole(low, LONG_MAX)
+    return TopicConfig(name, ValueType.LONG, str(default), node_name, read, documentation)
+
+
+def _int(
+    name: str,
+    default: int,
+    node_name: str | None,
+    documentation: str,
+    *,
+    low: int = 0,
+    high: int = INT_MAX,
+) -> TopicConfig:
+    read = _whole(low, high)
+    return TopicConfig(name, ValueType.INT, str(default), node_name, read, documentation)
+
+
+def _bool(name: str, node_name: str | None, documentation: str) -> TopicConfig:
+    return TopicConfig(name, ValueType.BOOLEAN, "false", node_name, _flag, documentation)
+
+
+_ROWS: Final[tuple[TopicConfig, ...]] = (
+    TopicConfig(
+        CLEANUP_POLICY,
+        ValueType.LIST,
+        stream.DELETE,
+        "log.cleanup.policy",
+        _policies,
+        "delete: records go when they are past retention; compact: the last record of each key "
+        "stays.",
+    ),
+    TopicConfig(
+        "compression.type",
+        ValueType.STRING,
+        "producer",
+        "compression.type",
+        _choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        "Kept: batches stay as their producer compressed them.",
+    ),
+    _long(
+        "delete.retention.ms",
+        stream.TOMBSTONE_MS_DEFAULT,
+        "log.cleaner.delete.retention.ms",
+        "How long a compacted log tells that a key is gone.",
+    ),
+    _long(
+        "file.delete.delay.ms",
+        60_000,
+        "log.segment.delete.delay.ms",
+        "Kept: files go as soon as nobody reads them.",
+    ),
+    _long(
+        "flush.messages",
+        LONG_MAX,
+        "log.flush.interval.messages",
+        f"Kept: {FSYNC} says when records are durable.",
+        low=1,
+    ),
+    _long(
+        "flush.ms",
+        LONG_MAX,
+        "log.flush.interval.ms",
+        f"Kept: {FSYNC} says when records are durable.",
+    ),
+    _int(
+        "index.interval.bytes",
+        INDEX_INTERVAL_BYTES,
+        "log.index.interval.bytes",
+        "Kept: every log has an index entry per 4 KiB.",
+    ),
+    _long(
+        "max.compaction.lag.ms",
+        LONG_MAX,
+        "log.cleaner.max.compaction.lag.ms",
+        "After this time a record is compacted, however little else there is to do.",
+        low=1,
+    ),
+    _int(
+        "max.message.bytes",
+        stream.MESSAGE_BYTES_DEFAULT,
+        "message.max.bytes",
+        "The largest batch that producers may send, as compressed.",
+        high=BATCH_BYTES_MAX,
+    ),
+    _long(
+        "message.timestamp.after.max.ms",
+        stream.TIMESTAMP_AFTER_MS_DEFAULT,
+        "log.message.timestamp.after.max.ms",
+        "How far ahead of this node's clock a producer's time may be.",
+    ),
+    _long(
+        "message.timestamp.before.max.ms",
+        stream.TIMESTAMP_BEFORE_MS_DEFAULT,
+        "log.message.timestamp.before.max.ms",
+        "How far behind this node's clock a producer's time may be.",
+    ),
+    TopicConfig(
+        TIMESTAMP_TYPE,
+        ValueType.STRING,
+        stream.CREATE_TIME,
+        "log.message.timestamp.type",
+        _choice(stream.CREATE_TIME, stream.APPEND_TIME),
+        "Whether records carry their producer's time or that of their append. In a queue it is "
+        "always the latter.",
+    ),
+    TopicConfig(
+        "min.cleanable.dirty.ratio",
+        ValueType.DOUBLE,
+        str(stream.DIRTY_RATIO_DEFAULT),
+        "log.cleaner.min.cleanable.ratio",
+        _share,
+        "How much of a log must be new before it is compacted again.",
+    ),
+    _long(
+        "min.compaction.lag.ms",
+        0,
+        "log.cleaner.min.compaction.lag.ms",
+        "How long a record is safe from compaction.",
+    ),
+    _int(
+        "min.insync.replicas",
+        1,
+        "min.insync.replicas",
+        "How many replicas must have a record before acks=all is answered. There is one node.",
+        low=1,
+        high=1,
+    ),
+    _bool("preallocate", "log.preallocate", "Kept: segments grow as they are written."),
+    _long(
+        RETENTION_BYTES,
+        stream.FOREVER,
+        "log.retention.bytes",
+        "How large a partition may grow before its oldest segments go; -1: without bound.",
+        low=stream.FOREVER,
+    ),
+    _long(
+        RETENTION_MS,
+        stream.RETENTION_MS_DEFAULT,
+        "log.retention.ms",
+        "How long records stay; -1: forever. In a queue it is the queue's retention period.",
+        low=stream.FOREVER,
+    ),
+    _int(
+        "segment.bytes",
+        SEGMENT_BYTES_MAX,
+        "log.segment.bytes",
+        "How large a segment grows. Retention and compaction work on whole segments. More than "
+        "the default counts as the default.",
+        low=14,
+    ),
+    _int(
+        "segment.index.bytes",
+        10 * 1_048_576,
+        "log.index.size.max.bytes",
+        "Kept: an index is as large as its segment needs.",
+        low=4,
+    ),
+    _long("segment.jitter.ms", 0, "log.roll.jitter.ms", "Kept: segments roll without jitter."),
+    _long(
+        "segment.ms",
+        SEGMENT_AGE_MS_MAX,
+        "log.roll.ms",
+        "How old a segment grows before the next one begins. More than the default counts as the "
+        "default.",
+        low=1,
+    ),
+    _bool(
+        "unclean.leader.election.enable",
+        "unclean.leader.election.enable",
+        "Kept: there is one node.",
+    ),
+    TopicConfig(
+        FSYNC,
+        ValueType.STRING,
+        None,
+        None,
+        _choice(*(mode.value for mode in Fsync)),
+        "When an append counts as durable: always, interval or never; unset: as the node does.",
+    ),
+    _bool(
+        QUEUE,
+        None,
+        "true: the topic is a queue as well, for leases and acknowledgements. There is no way "
+        "back.",
+    ),
+)
+
+TABLE: Final[Mapping[str, TopicConfig]] = MappingProxyType(
+    {row.name: row for row in sorted(_ROWS, key=lambda row: row.name)}
+)
+
+
+def row_of(name: str) -> TopicConfig:
+    row = TABLE.get(name)
+    if row is None:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no topic config {name[:100]!r}.")
+    return row
+
+
+def read_value(name: str, text: str | None) -> str:
+    """The text to store for what a client gave. Raises Refusal."""
+    row = row_of(name)
+    if text is None:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
+    try:
+        return row.read(text.strip())
+    except ValueError as error:
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG, f"{name} must be {error}, not {text[:100]!r}."
+        ) from None
+
+
+# ── Showing ──────────────────────────────────────────────────────────────────────────────────
+def entries_of(topic: Topic) -> Iterator[ConfigEntry]:
+    """Every config of a topic, sorted by name."""
+    for row in TABLE.values():
+        value = value_of(topic, row.name)
+        default = default_of(topic, row.name)
+        synonyms: tuple[tuple[str, str | None, Source], ...] = ()
+        if value is not None:
+            synonyms = ((row.name, value, Source.TOPIC),)
+        if row.node_name is not None:
+            synonyms = (*synonyms, (row.node_name, default, Source.DEFAULT))
+        yield ConfigEntry(
+            name=row.name,
+            value=default if value is None else value,
+            source=Source.DEFAULT if value is None else Source.TOPIC,
+            type=row.type,
+            documentation=row.documentation,
+            synonyms=synonyms,
+        )
+
+
+def value_of(topic: Topic, name: str) -> str | None:
+    """What is set on the topic itself, or None."""
+    if name == QUEUE:
+        return "true" if topic.is_queue else None
+    if name == FSYNC:
+        return None if topic.fsync is None else topic.fsync.value
+    if name == RETENTION_MS and topic.is_queue:
+        return str(topic.settings.retention_ms)
+    return topic.configs.get(name)
+
+
+def default_of(topic: Topic, name: str) -> str | None:
+    if name == TIMESTAMP_TYPE and topic.is_queue:
+        return stream.APPEND_TIME
+    return TABLE[name].default

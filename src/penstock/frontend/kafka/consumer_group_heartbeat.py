@@ -1,0 +1,70 @@
+"""ConsumerGroupHeartbeat: everything a member of a group says that the coordinator assigns
+(KIP-848), and what it is told. Version 0 lets the coordinator choose the member's id, which is done
+here; later clients bring their own."""
+
+from penstock.cursor.group.assignors import Partitions
+from penstock.cursor.group.consumer import JOIN, ConsumerHeartbeat
+from penstock.cursor.group.consumer_fold import to_map
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.model.names import uuid_text
+from penstock.wire.kafka.generated.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
+)
+
+KEY = 68
+_OWN_ID_FROM = 1
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
+) -> ConsumerGroupHeartbeatResponse:
+    request = _request(context, call, asked)
+    reply = await context.groups.consumer_heartbeat(asked.group_id, request)
+    return ConsumerGroupHeartbeatResponse(
+        error_code=reply.code,
+        error_message=reply.message,
+        member_id=reply.member_id or request.member_id or None,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_ms,
+        assignment=None if reply.assignment is None else _assignment(reply.assignment),
+    )
+
+
+def _request(
+    context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
+) -> ConsumerHeartbeat:
+    member_id = asked.member_id
+    if not member_id and asked.member_epoch == JOIN and call.version < _OWN_ID_FROM:
+        member_id = uuid_text(context.entropy(16))
+    names = asked.subscribed_topic_names
+    owned = asked.topic_partitions
+    return ConsumerHeartbeat(
+        member_id=member_id,
+        member_epoch=asked.member_epoch,
+        instance_id=asked.instance_id,
+        rack_id=asked.rack_id,
+        rebalance_ms=asked.rebalance_timeout_ms,
+        topic_names=None if names is None else tuple(names),
+        topic_regex=asked.subscribed_topic_regex,
+        assignor=asked.server_assignor,
+        owned=None
+        if owned is None
+        else frozenset((each.topic_id.hex(), index) for each in owned for index in each.partitions),
+        client_id=call.client_id,
+        client_host=call.client_host,
+    )
+
+
+def _assignment(partitions: Partitions) -> Assignment:
+    return Assignment(
+        [
+            ConsumerGroupHeartbeatResponseTopicPartitions(bytes.fromhex(topic_id), indexes)
+            for topic_id, indexes in to_map(partitions).items()
+        ]
+    )
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,124 @@
+"""CreateTopics: new streams, or queues where their configs say so. Each topic of the request is
+made or refused on its own.
+
+There is one node, so there is one replica; who asks for more is told so, because a topic that
+pretends to have three replicas would be believed."""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.frontend.kafka.configs import entries_of
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.named import check_not_repeated, repeated
+from penstock.frontend.kafka.new_topic import new_stream
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.errors import TopicExists
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from penstock.wire.kafka.primitives import ZERO_UUID
+
+KEY = 19
+DEFAULT = -1  # leaves the number to the node
+REPLICAS = 1
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    twice = repeated(topic.name for topic in asked.topics)
+    results: dict[str, CreatableTopicResult] = {}
+    for wanted in asked.topics:
+        if wanted.name in results:
+            continue  # told once that it is there twice
+        try:
+            check_not_repeated(wanted.name, twice)
+            topic = await _create(context, wanted, is_dry=asked.validate_only)
+            results[wanted.name] = _created(topic, is_dry=asked.validate_only)
+        except REFUSALS as error:
+            refusal = refusal_of(error)
+            results[wanted.name] = CreatableTopicResult(
+                name=wanted.name, error_code=refusal.code, error_message=refusal.message
+            )
+    return CreateTopicsResponse(topics=tuple(results.values()))
+
+
+async def _create(context: KafkaContext, wanted: CreatableTopic, *, is_dry: bool) -> Topic:
+    partition_count = _partition_count(context, wanted)
+    topic = new_stream(context, wanted.name, partition_count, _configs(wanted.configs))
+    if context.catalog.find(topic.account, topic.region, topic.name) is not None:
+        raise TopicExists(wanted.name)
+    return topic if is_dry else await context.catalog.create(topic)
+
+
+def _partition_count(context: KafkaContext, wanted: CreatableTopic) -> int:
+    if wanted.assignments:
+        if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST,
+                "A topic is given either its assignments or its numbers of partitions and "
+                "replicas.",
+            )
+        _check_assignments(context, wanted.assignments)
+        return len(wanted.assignments)
+    if wanted.replication_factor not in (DEFAULT, REPLICAS):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor must be 1, for there is one node; it is "
+            f"{wanted.replication_factor}.",
+        )
+    if wanted.num_partitions == DEFAULT:
+        return context.config.partitions_default
+    return wanted.num_partitions
+
+
+def _check_assignments(
+    context: KafkaContext, assignments: Sequence[CreatableReplicaAssignment]
+) -> None:
+    node_id = context.config.node_id
+    partitions = sorted(assignment.partition_index for assignment in assignments)
+    if partitions != list(range(len(assignments))):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "The assignments must name every partition from 0 on once.",
+        )
+    if any(tuple(assignment.broker_ids) != (node_id,) for assignment in assignments):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"The one replica of a partition must be on node {node_id}.",
+        )
+
+
+def _configs(configs: Sequence[CreatableTopicConfig]) -> Mapping[str, str | None]:
+    for name in repeated(config.name for config in configs):
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is set more than once.")
+    return {config.name: config.value for config in configs}
+
+
+def _created(topic: Topic, *, is_dry: bool) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=topic.name,
+        topic_id=ZERO_UUID if is_dry else bytes.fromhex(topic.topic_id),
+        error_message=None,
+        num_partitions=topic.partition_count,
+        replication_factor=REPLICAS,
+        configs=tuple(
+            CreatableTopicConfigs(
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.is_read_only,
+                config_source=entry.source,
+            )
+            for entry in entries_of(topic)
+        ),
+    )
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,55 @@
+"""DeleteRecords: everything below an offset is gone. For streams whose cleanup deletes; the records
+of a queue go when its consumers acknowledge them, or with a purge of the queue."""
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import code_for, find_name, has_partition, is_of_node
+from penstock.model.errors import PenstockError
+from penstock.model.stream import settings_of
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+KEY = 21
+TO_THE_END = -1
+_UNKNOWN = -1
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    topics = []
+    for each in asked.topics:
+        topic = find_name(context, each.name)
+        partitions = [await _deleted(context, topic, one) for one in each.partitions]
+        topics.append(DeleteRecordsTopicResult(each.name, partitions))
+    return DeleteRecordsResponse(topics=topics)
+
+
+async def _deleted(
+    context: KafkaContext, topic: Topic | None, asked: DeleteRecordsPartition
+) -> DeleteRecordsPartitionResult:
+    index = asked.partition_index
+    if topic is None or not has_partition(topic, index):
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif is_of_node(topic):
+        code = ErrorCode.INVALID_TOPIC_EXCEPTION
+    elif topic.is_queue or not settings_of(topic).is_deleted:
+        code = ErrorCode.POLICY_VIOLATION
+    elif asked.offset < TO_THE_END:
+        code = ErrorCode.OFFSET_OUT_OF_RANGE
+    else:
+        try:
+            start_offset = await context.streams.delete_records(topic, index, asked.offset)
+            return DeleteRecordsPartitionResult(index, start_offset)
+        except PenstockError as error:
+            code = code_for(error)
+    return DeleteRecordsPartitionResult(index, _UNKNOWN, code)
+
+
+ACTION = KafkaAction(KEY, run)

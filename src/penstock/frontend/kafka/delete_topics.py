@@ -1,0 +1,58 @@
+"""DeleteTopics: topics and all their records, by name or by id; queues too. The broker sees the
+catalog change and lets go of the logs."""
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.named import check_not_internal, topic_named, topic_with_id
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from penstock.wire.kafka.primitives import ZERO_UUID
+
+KEY = 20
+STATES_SINCE = 6  # the version from which a topic may be named by its id
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
+    states = asked.topics
+    if call.version < STATES_SINCE:
+        states = tuple(DeleteTopicState(name=name) for name in asked.topic_names)
+    return DeleteTopicsResponse(responses=[await _delete(context, state) for state in states])
+
+
+async def _delete(context: KafkaContext, state: DeleteTopicState) -> DeletableTopicResult:
+    try:
+        topic = _find(context, state)
+        check_not_internal(topic.name)
+        await context.catalog.delete(
+            topic.account, topic.region, topic.name, now_ms=context.clock.wall_ms()
+        )
+        return DeletableTopicResult(name=topic.name, topic_id=bytes.fromhex(topic.topic_id))
+    except REFUSALS as error:
+        refusal = refusal_of(error)
+        return DeletableTopicResult(
+            name=state.name,
+            topic_id=state.topic_id,
+            error_code=refusal.code,
+            error_message=refusal.message,
+        )
+
+
+def _find(context: KafkaContext, state: DeleteTopicState) -> Topic:
+    if (state.name is None) == (state.topic_id == ZERO_UUID):
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST, "A topic to delete is named by its name or by its id."
+        )
+    if state.name is None:
+        return topic_with_id(context, state.topic_id)
+    return topic_named(context, state.name)
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,39 @@
+"""DescribeCluster: the nodes and which of them is the controller. There is one, and it is."""
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, UNASKED
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+KEY = 60
+_BROKERS = 1
+_CONTROLLERS = 2
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: DescribeClusterRequest
+) -> DescribeClusterResponse:
+    if asked.endpoint_type != _BROKERS:
+        code = (
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE
+            if asked.endpoint_type == _CONTROLLERS
+            else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        )
+        return DescribeClusterResponse(error_code=code, error_message=code.message)
+    config = context.config
+    host, port = config.advertised()
+    return DescribeClusterResponse(
+        cluster_id=config.cluster_id,
+        controller_id=config.node_id,
+        brokers=(DescribeClusterBroker(config.node_id, host, port),),
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else UNASKED
+        ),
+    )
+
+
+ACTION = KafkaAction(KEY, run)

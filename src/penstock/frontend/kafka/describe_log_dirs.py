@@ -1,0 +1,54 @@
+"""DescribeLogDirs: how many bytes each partition takes, in the one folder that a node has."""
+
+from collections.abc import Sequence
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import find_name, has_partition
+from penstock.model.errors import PenstockError
+from penstock.model.topic import Topic
+from penstock.wire.kafka.generated.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+KEY = 35
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    topics = []
+    for topic, indexes in _chosen(context, asked):
+        partitions = []
+        for index in indexes:
+            try:
+                size = await context.streams.log_bytes(topic, index)
+            except PenstockError:
+                continue  # gone in the meantime, or not readable: there is no size to tell
+            partitions.append(DescribeLogDirsPartition(index, size))
+        if partitions:
+            topics.append(DescribeLogDirsTopic(topic.name, partitions))
+    result = DescribeLogDirsResult(log_dir=context.config.log_dir, topics=topics)
+    return DescribeLogDirsResponse(results=(result,))
+
+
+def _chosen(
+    context: KafkaContext, asked: DescribeLogDirsRequest
+) -> Sequence[tuple[Topic, Sequence[int]]]:
+    if asked.topics is None:
+        config = context.config
+        found = context.catalog.topics(config.account, config.region)
+        return [(topic, range(topic.partition_count)) for topic in found]
+    chosen = []
+    for each in asked.topics:
+        topic = find_name(context, each.topic)
+        if topic is not None:  # others are left out, as of any folder they are not in
+            indexes = [index for index in each.partitions if has_partition(topic, index)]
+            chosen.append((topic, indexes))
+    return chosen
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,88 @@
+"""DescribeTopicPartitions: what Metadata says of partitions, in pages. Topics come sorted by name,
+and the cursor of a page names the first partition of the next."""
+
+from collections.abc import Sequence
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.new_topic import is_topic_name
+from penstock.frontend.kafka.permissions import TOPIC_OPERATIONS
+from penstock.frontend.kafka.topics import LEADER_EPOCH, find_name, id_of, is_of_node
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+
+KEY = 75
+PAGE_PARTITIONS_MAX = 2_000  # whatever a client asks for
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    cursor = asked.cursor
+    room = max(1, min(asked.response_partition_limit, PAGE_PARTITIONS_MAX))
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in _names(context, asked):
+        is_cursor = cursor is not None and name == cursor.topic_name
+        first = max(0, cursor.partition_index) if cursor is not None and is_cursor else 0
+        if room <= 0:
+            return DescribeTopicPartitionsResponse(
+                topics=topics, next_cursor=DescribeTopicPartitionsResponseCursor(name, first)
+            )
+        topic = find_name(context, name)
+        if topic is None:
+            topics.append(DescribeTopicPartitionsResponseTopic(_missing(name), name))
+            continue
+        stop = min(topic.partition_count, first + room)
+        topics.append(_described(context, topic, range(first, stop)))
+        room -= max(0, stop - first)
+        if stop < topic.partition_count:
+            return DescribeTopicPartitionsResponse(
+                topics=topics, next_cursor=DescribeTopicPartitionsResponseCursor(name, stop)
+            )
+    return DescribeTopicPartitionsResponse(topics=topics)
+
+
+def _names(context: KafkaContext, asked: DescribeTopicPartitionsRequest) -> Sequence[str]:
+    if asked.topics:
+        names = sorted({each.name for each in asked.topics})
+    else:
+        config = context.config
+        names = [topic.name for topic in context.catalog.topics(config.account, config.region)]
+    cursor = asked.cursor
+    return names if cursor is None else [name for name in names if name >= cursor.topic_name]
+
+
+def _missing(name: str) -> ErrorCode:
+    if is_topic_name(name):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def _described(
+    context: KafkaContext, topic: Topic, indexes: range
+) -> DescribeTopicPartitionsResponseTopic:
+    node_id = context.config.node_id
+    nodes = (node_id,)
+    return DescribeTopicPartitionsResponseTopic(
+        0,
+        topic.name,
+        id_of(topic),
+        is_of_node(topic),
+        [
+            # The Java client does not bear null where there are no eligible leaders.
+            DescribeTopicPartitionsResponsePartition(
+                0, index, node_id, LEADER_EPOCH, nodes, nodes, (), ()
+            )
+            for index in indexes
+        ],
+        TOPIC_OPERATIONS,
+    )
+
+
+ACTION = KafkaAction(KEY, run)

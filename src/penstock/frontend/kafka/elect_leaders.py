@@ -1,0 +1,47 @@
+"""ElectLeaders: on one node every partition has the only leader it can have."""
+
+from collections.abc import Iterator
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.named import check_partition
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.topics import find_name
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+    TopicPartitions,
+)
+
+KEY = 43
+ELECTION_TYPES = (0, 1)  # preferred, unclean
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: ElectLeadersRequest
+) -> ElectLeadersResponse:
+    if asked.election_type not in ELECTION_TYPES:
+        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
+    # Who asks for all partitions is told only of those that needed an election.
+    return ElectLeadersResponse(
+        replica_election_results=[
+            ReplicaElectionResult(named.topic, list(_results(context, named)))
+            for named in asked.topic_partitions or ()
+        ]
+    )
+
+
+def _results(context: KafkaContext, named: TopicPartitions) -> Iterator[PartitionResult]:
+    topic = find_name(context, named.topic)
+    for partition in named.partitions:
+        code = ErrorCode.ELECTION_NOT_NEEDED
+        try:
+            check_partition(topic, partition)
+        except Refusal as refusal:
+            code = refusal.code
+        yield PartitionResult(partition, code, code.message)
+
+
+ACTION = KafkaAction(KEY, run)

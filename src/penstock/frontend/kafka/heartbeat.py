@@ -1,0 +1,21 @@
+"""Heartbeat: a member of a classic group is alive; the answer tells it to join again."""
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest, HeartbeatResponse
+
+KEY = 12
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: HeartbeatRequest
+) -> HeartbeatResponse:
+    reply = await context.groups.heartbeat(
+        asked.group_id,
+        member_id=asked.member_id,
+        generation=asked.generation_id,
+        instance_id=asked.group_instance_id,
+    )
+    return HeartbeatResponse(error_code=reply.code)
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,119 @@
+"""Metadata: which nodes there are, and which of them leads each partition of the topics asked for.
+
+Also where topics come from by being named: with auto-creation on, a client that asks about a topic
+it means to write to finds it made. A produce never makes one; it may be the last of a producer
+whose topic was deleted on purpose."""
+
+from collections.abc import Sequence
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.new_topic import is_topic_name, new_stream
+from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
+from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
+from penstock.frontend.kafka.topics import (
+    LEADER_EPOCH,
+    find_id,
+    find_name,
+    id_of,
+    is_of_node,
+)
+from penstock.model.errors import TopicExists, TopicNotFound
+from penstock.model.names import is_internal
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+KEY = 3
+_NULL_IS_ALL_FROM = 1  # before, an empty list asked for all topics
+_BY_ID_FROM = 12
+
+
+async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) -> MetadataResponse:
+    config = context.config
+    operations = TOPIC_OPERATIONS if asked.include_topic_authorized_operations else UNASKED
+    if asked.topics is None or (call.version < _NULL_IS_ALL_FROM and not asked.topics):
+        found = context.catalog.topics(config.account, config.region)
+        topics = [_described(context, topic, operations) for topic in found]
+    else:
+        may_create = asked.allow_auto_topic_creation and config.auto_create
+        topics = [
+            await _asked_for(context, call.version, each, operations, may_create)
+            for each in asked.topics
+        ]
+    host, port = config.advertised()
+    return MetadataResponse(
+        brokers=(MetadataResponseBroker(config.node_id, host, port),),
+        cluster_id=config.cluster_id or None,
+        controller_id=config.node_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else UNASKED
+        ),
+    )
+
+
+async def _asked_for(
+    context: KafkaContext,
+    version: int,
+    asked: MetadataRequestTopic,
+    operations: int,
+    may_create: bool,
+) -> MetadataResponseTopic:
+    if asked.name is None:
+        return _by_id(context, version, asked.topic_id, operations)
+    topic = find_name(context, asked.name)
+    if topic is not None:
+        return _described(context, topic, operations)
+    if not is_topic_name(asked.name):
+        return MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, asked.name)
+    if not may_create or is_internal(asked.name):
+        return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, asked.name)
+    try:
+        made = await _created(context, asked.name)
+    except REFUSALS as error:
+        return MetadataResponseTopic(refusal_of(error).code, asked.name)
+    return _described(context, made, operations)
+
+
+def _by_id(
+    context: KafkaContext, version: int, topic_id: bytes, operations: int
+) -> MetadataResponseTopic:
+    if version < _BY_ID_FROM:
+        return MetadataResponseTopic(ErrorCode.INVALID_REQUEST, "", topic_id)
+    topic = find_id(context, topic_id)
+    if topic is None:
+        return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
+    return _described(context, topic, operations)
+
+
+async def _created(context: KafkaContext, name: str) -> Topic:
+    made = new_stream(context, name, context.config.partitions_default)
+    try:
+        return await context.catalog.create(made)
+    except TopicExists:  # another client was faster
+        topic = find_name(context, name)
+        if topic is None:  # and a third has deleted it again
+            raise TopicNotFound(name) from None
+        return topic
+
+
+def _described(context: KafkaContext, topic: Topic, operations: int) -> MetadataResponseTopic:
+    node_id = context.config.node_id
+    nodes = (node_id,)
+    partitions: Sequence[MetadataResponsePartition] = [
+        MetadataResponsePartition(0, index, node_id, LEADER_EPOCH, nodes, nodes)
+        for index in range(topic.partition_count)
+    ]
+    return MetadataResponseTopic(
+        0, topic.name, id_of(topic), is_of_node(topic), partitions, operations
+    )
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,49 @@
+"""What an administrative request names, or a refusal that says what is wrong with the name."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.topics import find_id, find_name, has_partition
+from penstock.model.errors import TopicNotFound
+from penstock.model.names import is_internal
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+
+
+def topic_named(context: KafkaContext, name: str) -> Topic:
+    topic = find_name(context, name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return topic
+
+
+def topic_with_id(context: KafkaContext, topic_id: bytes) -> Topic:
+    topic = find_id(context, topic_id)
+    if topic is None:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID)
+    return topic
+
+
+def check_not_internal(name: str) -> None:
+    """Groups and transactions live in topics of the node's own, which nobody else may change."""
+    if is_internal(name):
+        raise Refusal(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, "Topics that begin with __ belong to the node."
+        )
+
+
+def check_partition(topic: Topic | None, partition: int) -> None:
+    if topic is None or not has_partition(topic, partition):
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def repeated(names: Iterable[str]) -> frozenset[str]:
+    """Names that a request has more than once: which of the parts is meant cannot be told."""
+    return frozenset(name for name, count in Counter(names).items() if count > 1)
+
+
+def check_not_repeated(name: str, twice: frozenset[str]) -> None:
+    if name in twice:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "The request names this more than once.")

@@ -1,0 +1,91 @@
+"""OffsetCommit: how far a group has read, partition by partition; answered once it is durable.
+
+Offsets are kept by topic id: those of a topic that is deleted and made anew do not come back. The
+retention time that versions 2 to 4 can ask for is not looked at; all offsets have the node's."""
+
+from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import has_partition, locate
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+KEY = 8
+_EPOCHS_FROM = 9
+_BY_ID_FROM = 10
+
+Codes = dict[tuple[str, int], int]  # topic id, partition → what came of it
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: OffsetCommitRequest
+) -> OffsetCommitResponse:
+    is_id = call.version >= _BY_ID_FROM
+    located = [
+        (each, locate(context, each.name, each.topic_id, is_id=is_id)) for each in asked.topics
+    ]
+    commits = tuple(
+        commit
+        for each, topic in located
+        if isinstance(topic, Topic)
+        for commit in _commits(topic, each)
+    )
+    codes: Codes = {}
+    default: int = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if commits:
+        reply = await context.groups.commit(
+            asked.group_id,
+            CommitRequest(
+                partitions=commits,
+                member_id=asked.member_id,
+                generation=asked.generation_id_or_member_epoch,
+                instance_id=asked.group_instance_id,
+                knows_epochs=call.version >= _EPOCHS_FROM,
+            ),
+        )
+        codes = {(topic_id, index): code for topic_id, index, code in reply.partitions}
+        default = reply.code or default
+    return OffsetCommitResponse(
+        topics=[_answer(each, topic, codes, default) for each, topic in located]
+    )
+
+
+def _commits(topic: Topic, asked: OffsetCommitRequestTopic) -> list[PartitionCommit]:
+    return [
+        PartitionCommit(
+            topic.topic_id,
+            each.partition_index,
+            each.committed_offset,
+            each.committed_leader_epoch,
+            each.committed_metadata or "",
+        )
+        for each in asked.partitions
+        if has_partition(topic, each.partition_index)
+    ]
+
+
+def _answer(
+    asked: OffsetCommitRequestTopic, topic: Topic | ErrorCode, codes: Codes, default: int
+) -> OffsetCommitResponseTopic:
+    """``default``: for partitions the coordinator did not answer one by one."""
+    partitions = []
+    for each in asked.partitions:
+        index = each.partition_index
+        code: int
+        if not isinstance(topic, Topic):
+            code = topic
+        elif not has_partition(topic, index):
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            code = codes.get((topic.topic_id, index), default)
+        partitions.append(OffsetCommitResponsePartition(index, code))
+    return OffsetCommitResponseTopic(asked.name, asked.topic_id, partitions)
+
+
+ACTION = KafkaAction(KEY, run)

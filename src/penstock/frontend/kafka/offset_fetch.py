@@ -1,0 +1,155 @@
+"""OffsetFetch: what a group has committed. Nothing committed is offset -1 and no error, also for a
+group or a topic nobody has heard of: a consumer asks before it has done anything.
+
+Versions 8 and later ask for several groups at once and are mapped to themselves; earlier ones ask
+for one and become a request of one group here. Errors of a whole group had no field in version 1,
+so they are repeated for each partition there."""
+
+from collections.abc import Iterable, Sequence
+
+from penstock.cursor.group.offsets import FetchedOffset, FetchReply
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import find_id, id_of, locate
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+KEY = 9
+_GROUP_ERROR_FROM = 2
+_MANY_GROUPS_FROM = 8
+_BY_ID_FROM = 10
+_NO_OFFSET = -1
+
+Offsets = dict[tuple[str, int], FetchedOffset]
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequest
+) -> OffsetFetchResponse:
+    if call.version >= _MANY_GROUPS_FROM:
+        groups = [await _group(context, call, each, asked.require_stable) for each in asked.groups]
+        return OffsetFetchResponse(groups=groups)
+    topics = None
+    if asked.topics is not None:
+        topics = [
+            OffsetFetchRequestTopics(each.name, partition_indexes=each.partition_indexes)
+            for each in asked.topics
+        ]
+    alone = OffsetFetchRequestGroup(asked.group_id, topics=topics)
+    found = await _group(context, call, alone, asked.require_stable)
+    if found.error_code and call.version < _GROUP_ERROR_FROM:
+        return OffsetFetchResponse(topics=_refused(topics or (), found.error_code))
+    return OffsetFetchResponse(error_code=found.error_code, topics=_as_one(found.topics))
+
+
+async def _group(
+    context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequestGroup, requires_stable: bool
+) -> OffsetFetchResponseGroup:
+    is_id = call.version >= _BY_ID_FROM
+    located: list[tuple[OffsetFetchRequestTopics, Topic | ErrorCode]] | None = None
+    wanted: list[tuple[str, int]] | None = None
+    if asked.topics is not None:
+        located = [
+            (each, locate(context, each.name, each.topic_id, is_id=is_id)) for each in asked.topics
+        ]
+        wanted = [
+            (topic.topic_id, index)
+            for each, topic in located
+            if isinstance(topic, Topic)
+            for index in each.partition_indexes
+        ]
+    reply = await context.groups.fetch(
+        asked.group_id,
+        wanted,
+        requires_stable=requires_stable,
+        member_id=asked.member_id,
+        member_epoch=asked.member_epoch,
+    )
+    if reply.code:
+        return OffsetFetchResponseGroup(asked.group_id, error_code=reply.code)
+    if located is None:
+        return OffsetFetchResponseGroup(asked.group_id, _everything(context, reply))
+    offsets = {(each.topic_id, each.partition): each for each in reply.partitions}
+    return OffsetFetchResponseGroup(
+        asked.group_id,
+        [_topic(each, topic, offsets, is_id=is_id) for each, topic in located],
+    )
+
+
+def _everything(context: KafkaContext, reply: FetchReply) -> list[OffsetFetchResponseTopics]:
+    """By topic; what belongs to topics deleted a moment ago is left out."""
+    by_topic: dict[str, list[FetchedOffset]] = {}
+    for offset in reply.partitions:
+        by_topic.setdefault(offset.topic_id, []).append(offset)
+    found = []
+    for topic_id, offsets in by_topic.items():
+        topic = find_id(context, bytes.fromhex(topic_id))
+        if topic is not None:
+            rows = [_row(offset) for offset in offsets]
+            found.append(OffsetFetchResponseTopics(topic.name, id_of(topic), rows))
+    return found
+
+
+def _topic(
+    asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets, *, is_id: bool
+) -> OffsetFetchResponseTopics:
+    if isinstance(topic, Topic):
+        rows = [_row(offsets[topic.topic_id, index]) for index in asked.partition_indexes]
+    else:
+        code = topic if is_id else ErrorCode.NONE
+        rows = _nothing(asked.partition_indexes, code)
+    return OffsetFetchResponseTopics(asked.name, asked.topic_id, rows)
+
+
+def _row(offset: FetchedOffset) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        offset.partition, offset.offset, offset.leader_epoch, offset.metadata, offset.code
+    )
+
+
+def _nothing(indexes: Iterable[int], code: int) -> list[OffsetFetchResponsePartitions]:
+    return [OffsetFetchResponsePartitions(index, _NO_OFFSET, error_code=code) for index in indexes]
+
+
+def _refused(
+    topics: Iterable[OffsetFetchRequestTopics], code: int
+) -> list[OffsetFetchResponseTopic]:
+    return _as_one(
+        [
+            OffsetFetchResponseTopics(each.name, partitions=_nothing(each.partition_indexes, code))
+            for each in topics
+        ]
+    )
+
+
+def _as_one(topics: Sequence[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopic]:
+    """In the shapes of the versions that know one group only: the same fields, other classes."""
+    return [
+        OffsetFetchResponseTopic(
+            each.name,
+            [
+                OffsetFetchResponsePartition(
+                    row.partition_index,
+                    row.committed_offset,
+                    row.committed_leader_epoch,
+                    row.metadata,
+                    row.error_code,
+                )
+                for row in each.partitions
+            ],
+        )
+        for each in topics
+    ]
+
+
+ACTION = KafkaAction(KEY, run)

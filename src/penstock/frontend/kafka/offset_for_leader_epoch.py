@@ -1,0 +1,48 @@
+"""OffsetForLeaderEpoch: how far the log of an epoch went. Readers ask after a change of leader,
+whether what they have read was cut off. There has been one epoch, and it goes to the end."""
+
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.topics import code_for, epoch_refusal, find_name, has_partition
+from penstock.model.errors import PenstockError
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+KEY = 23
+
+
+async def run(
+    context: KafkaContext, _call: KafkaCall, asked: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    topics = []
+    for each in asked.topics:
+        topic = find_name(context, each.topic)
+        partitions = [await _end(context, topic, one) for one in each.partitions]
+        topics.append(OffsetForLeaderTopicResult(each.topic, partitions))
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+async def _end(
+    context: KafkaContext, topic: Topic | None, asked: OffsetForLeaderPartition
+) -> EpochEndOffset:
+    index = asked.partition
+    if topic is None or not has_partition(topic, index):
+        return EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, index)
+    try:
+        ends = await context.streams.ends(topic, index)
+    except PenstockError as error:
+        return EpochEndOffset(code_for(error), index)
+    code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)
+    if code or asked.leader_epoch != ends.leader_epoch:
+        # Of an epoch that never was, neither number is known.
+        return EpochEndOffset(code, index)
+    return EpochEndOffset(0, index, ends.leader_epoch, ends.high_watermark)
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,64 @@
+"""Topics and partitions as Kafka requests name them, and why one of them cannot be served.
+
+Kafka's names have no owner, so all of them are looked up in the one namespace of the settings. A
+queue is a topic of the same name. From some version of each API on, a topic is named by its id
+alone; an id belongs to one incarnation, so it cannot reach a topic that was made anew."""
+
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.model.errors import OffsetOutOfRange, PenstockError, ProducerRefused
+from penstock.model.names import is_internal
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode, code_of
+
+NO_EPOCH = -1  # a client that does not care which leader answers
+# One node leads all partitions and always has: there was never a second epoch.
+LEADER_EPOCH = 0
+
+
+def find_name(context: KafkaContext, name: str) -> Topic | None:
+    return context.catalog.find(context.config.account, context.config.region, name)
+
+
+def find_id(context: KafkaContext, topic_id: bytes) -> Topic | None:
+    topic = context.catalog.find_id(topic_id.hex())
+    config = context.config
+    if topic is None or topic.account != config.account or topic.region != config.region:
+        return None
+    return topic
+
+
+def locate(context: KafkaContext, name: str, topic_id: bytes, *, is_id: bool) -> Topic | ErrorCode:
+    """The topic, or what to answer for each of its partitions."""
+    if is_id:
+        return find_id(context, topic_id) or ErrorCode.UNKNOWN_TOPIC_ID
+    return find_name(context, name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def has_partition(topic: Topic, index: int) -> bool:
+    return 0 <= index < topic.partition_count
+
+
+def id_of(topic: Topic) -> bytes:
+    return bytes.fromhex(topic.topic_id)
+
+
+def is_of_node(topic: Topic) -> bool:
+    """Kept by the node for itself: read by whoever likes to, written by nobody else. A queue's
+    name may begin as it likes."""
+    return is_internal(topic.name) and not topic.is_queue
+
+
+def epoch_refusal(asked: int, current: int) -> ErrorCode:
+    """What a client that believes in epoch ``asked`` is told, NONE if it is right."""
+    if asked in (NO_EPOCH, current):
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def code_for(error: PenstockError) -> ErrorCode:
+    """For what a partition's calls raise: some of it carries a code, or has one only here."""
+    if isinstance(error, ProducerRefused):
+        return ErrorCode(error.code)
+    if isinstance(error, OffsetOutOfRange):
+        return ErrorCode.OFFSET_OUT_OF_RANGE
+    return code_of(error)

@@ -1,0 +1,361 @@
+"""One round of compaction over one log: of every key only the last record stays.
+
+Two passes over closed segments. The first notes for every key of the dirty part where its last
+record stands, up to a bound on memory; where the bound is met, this round ends. The second writes
+the segments below that point anew without the records that have a successor, and puts them in the
+place of the old ones (``log/swap.py``), oldest first: so when a record that says "this key is gone"
+is stamped with the time until which it stays, everything older of that key has gone already.
+
+    step (a thread)      reads and writes a little: its own descriptors, files of its own
+    swap (log's thread)  a handful of renames, when a step has a segment ready
+    close (a thread)     ends a round that did not come to its end, and leaves nothing of it
+
+What is read is verified as any read of the log is; damage ends the round. Dying at any point costs
+the work of the present segment: a round that is begun again finds less to do.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from penstock.log.check import CHECK_FIELDS, header_check, is_entry_intact, read_checks
+from penstock.log.cleanable import grouped
+from penstock.log.entries import EntryFile
+from penstock.log.files import Disk
+from penstock.log.layout import CHECK_SUFFIX, segment_path
+from penstock.log.log import Log
+from penstock.log.scan import header_fault
+from penstock.log.segment import Segment, SegmentInfo
+from penstock.log.swap import announce, clear_spare, conclude, spare_folder, withdraw
+from penstock.model.errors import PenstockError
+from penstock.model.limits import BATCH_BYTES_MAX, KIB
+from penstock.record.batch import (
+    ATTR_TRANSACTIONAL,
+    CRC_FROM,
+    HEADER_BYTES,
+    NO_PRODUCER,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.compaction import compact_batch, empty_batch, keys_of, merge_empty
+from penstock.record.crc32c import crc32c
+
+CHECKPOINT_NAME = "compaction"
+CHECKPOINT_VERSION = 1
+KEYS_MAX = 500_000  # remembered in one round, some 80 MB; more keys take more rounds
+PRODUCERS_MAX = 100_000  # whose last batch is known; of others every empty batch is kept
+STEP_BYTES = 256 * KIB  # read in one step, some milliseconds,
+STEP_RECORDS = 2_000  # with at most so many records, or one batch of more: they may be compressed
+KEY_HASH_BYTES = 16  # two keys with the same hash: not within the age of the universe
+
+Batch = tuple[BatchHeader, bytes]
+Aborted = tuple[int, int, int]  # producer, first offset, offset of the marker
+
+
+class Progress(Enum):
+    MORE = "more"
+    SWAP = "swap"
+    DONE = "done"
+
+
+class Unreadable(PenstockError):
+    """Compaction met a batch that is not whole. Reading there tells how far the damage goes."""
+
+    def __init__(self, path: Path, offset: int, reason: str) -> None:
+        super().__init__(f"{path.name}: offset {offset}: {reason}")
+        self.offset = offset
+
+
+class Clean(msgspec.Struct, array_like=True, frozen=True):
+    """What stands below ``offset`` has one record per key."""
+
+    version: int
+    offset: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Clean).decode
+
+
+def read_clean_offset(log: Log) -> int:
+    """From the checkpoint. Without a good one everything counts as dirty: that costs only work."""
+    data = log.read_checkpoint(CHECKPOINT_NAME)
+    if data is None:
+        return log.start_offset
+    try:
+        clean = _decode(data)
+    except msgspec.MsgspecError:
+        return log.start_offset
+    if clean.version != CHECKPOINT_VERSION or clean.offset > log.end_offset:
+        return log.start_offset
+    return max(clean.offset, log.start_offset)
+
+
+class Compaction:
+    def __init__(
+        self,
+        log: Log,
+        segments: Sequence[SegmentInfo],
+        *,
+        clean_offset: int,
+        tombstone_ms: int,
+        now_ms: int,
+        aborted: Iterable[Aborted] = (),
+        keys_max: int = KEYS_MAX,
+    ) -> None:
+        """``segments`` as ``cleanable`` chose them; ``aborted``: the transactions of that stretch
+        that came to nothing, whose records are no successors of anything."""
+        assert segments, "there is something to do"
+        assert segments[-1].end_offset <= log.sealed_offset, "nobody writes to them"
+        self.clean_offset = clean_offset  # moves when the round is done
+        self._log = log
+        self._folder = log.folder
+        self._disk = log.disk
+        self._segments = segments
+        self._tombstone_ms = tombstone_ms
+        self._now_ms = now_ms
+        self._keys_max = keys_max
+        self._aborted: dict[int, list[tuple[int, int]]] = {}
+        for producer_id, first, marker in aborted:
+            self._aborted.setdefault(producer_id, []).append((first, marker))
+        # What the first pass finds out:
+        self._end = segments[-1].end_offset  # records from here on are left alone
+        self._keys: dict[bytes, int] = {}
+        self._last_batches: dict[int, int] = {}  # producer → base offset
+        # The segment being written, and what is known of its swap:
+        self._made: Segment | None = None
+        self._held: list[int] = []  # descriptors of the segments to be replaced
+        self._is_changed = False
+        self._is_announced = False
+        self._is_swapped = False
+        self._work: Generator[Progress, None, None] = self._run()
+
+    # ── From outside ─────────────────────────────────────────────────────────────────────────
+
+    def step(self) -> Progress:
+        """Do a little more. After SWAP the log's thread calls ``swap`` before the next step."""
+        try:
+            return next(self._work, Progress.DONE)
+        except FileNotFoundError:
+            return Progress.DONE  # retention was faster: the segments are gone
+
+    def swap(self) -> int:
+        """Returns the bytes freed."""
+        assert self._made is not None, "a step has said so"
+        assert self._is_announced
+        made, self._made = self._made, None  # if it fails, the mark stays for the next opening
+        freed = self._log.replace_segments(made)
+        self._made = made
+        self._is_swapped = freed is not None
+        return freed or 0
+
+    def close(self) -> None:
+        """Needed after every round, done or not; safe to repeat."""
+        self._work.close()
+        self._settle()
+
+    # ── The round ────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> Generator[Progress, None, None]:
+        yield from self._survey()
+        chosen = [segment for segment in self._segments if segment.base_offset < self._end]
+        for group in grouped(chosen, bytes_max=self._log.config.segment_bytes_max):
+            yield from self._rewrite(group)
+            if self._is_changed or len(group) > 1:
+                self._announce(group)
+                yield Progress.SWAP
+                if not self._is_swapped:
+                    return  # some of its segments were dropped meanwhile
+            self._settle()
+        self._log.write_checkpoint(CHECKPOINT_NAME, _encode(Clean(CHECKPOINT_VERSION, self._end)))
+        self.clean_offset = self._end
+
+    def _settle(self) -> None:
+        """Leave nothing behind of the present segment but its place in the log, if it has one."""
+        while self._held:
+            self._disk.close(self._held.pop())
+        made = self._made
+        if made is None:
+            return
+        base_offset, end_offset = made.base_offset, made.end_offset
+        if self._is_swapped:  # it is the log's now
+            conclude(self._disk, self._folder, base_offset, end_offset)
+        elif self._is_announced:
+            withdraw(self._disk, self._folder, base_offset, end_offset)
+        else:
+            made.close()
+            clear_spare(self._disk, self._folder)
+        self._made = None
+
+    # ── First pass ───────────────────────────────────────────────────────────────────────────
+
+    def _survey(self) -> Iterator[Progress]:
+        """Note the last record of each dirty key, and each producer's last batch."""
+        for segment in self._segments:
+            for batches in read_segment(self._folder, segment, self._disk):
+                for header, batch in batches:
+                    if not self._note(header, batch):
+                        self._end = header.base_offset
+                        return
+                yield Progress.MORE
+
+    def _note(self, header: BatchHeader, batch: bytes) -> bool:
+        """False when memory is full: the round ends in front of this batch."""
+        if header.is_control:
+            return True
+        if header.base_offset >= self.clean_offset and not self._is_aborted(header):
+            keys = self._keys
+            if len(keys) >= self._keys_max:
+                return False
+            for key, offset in keys_of(batch):
+                keys[_hash(key)] = offset
+        producers, producer_id = self._last_batches, header.producer_id
+        if producer_id != NO_PRODUCER and (
+            producer_id in producers or len(producers) < PRODUCERS_MAX
+        ):
+            producers[producer_id] = header.base_offset
+        return True
+
+    def _is_aborted(self, header: BatchHeader) -> bool:
+        return bool(header.attributes & ATTR_TRANSACTIONAL) and any(
+            first <= header.base_offset < marker
+            for first, marker in self._aborted.get(header.producer_id, ())
+        )
+
+    # ── Second pass ──────────────────────────────────────────────────────────────────────────
+
+    def _rewrite(self, group: Sequence[SegmentInfo]) -> Iterator[Progress]:
+        clear_spare(self._disk, self._folder)
+        made = self._made = Segment(
+            spare_folder(self._folder),
+            group[0].base_offset,
+            interval_bytes=self._log.config.index_interval_bytes,
+            disk=self._disk,
+        )
+        self._is_changed = self._is_announced = self._is_swapped = False
+        empty: bytes | None = None  # the last batch, held back: its neighbour may be empty too
+        for segment in group:
+            for batches in read_segment(self._folder, segment, self._disk):
+                for header, batch in batches:
+                    compacted = self._compact(header, batch)
+                    merged = None if empty is None else merge_empty(empty, compacted)
+                    self._is_changed |= compacted is not batch or merged is not None
+                    if empty is not None and merged is None:
+                        made.append(empty, parse_header(empty))
+                    empty = merged or compacted
+                yield Progress.MORE
+        if empty is not None:
+            made.append(empty, parse_header(empty))
+        made.seal()
+        assert made.end_offset == group[-1].end_offset, "offsets stay what they are"
+
+    def _compact(self, header: BatchHeader, batch: bytes) -> bytes:
+        if header.is_control or header.base_offset >= self._end:
+            return batch
+        compacted = compact_batch(
+            batch, is_wanted=self._is_wanted, tombstone_ms=self._tombstone_ms, now_ms=self._now_ms
+        )
+        last_offset = self._last_batches.get(header.producer_id, -1)
+        if parse_header(compacted).count == 0 and last_offset > header.base_offset:
+            return empty_batch(header, with_producer=False)
+        return compacted
+
+    def _is_wanted(self, key: bytes, offset: int) -> bool:
+        return self._keys.get(_hash(key), -1) <= offset
+
+    def _announce(self, group: Sequence[SegmentInfo]) -> None:
+        made = self._made
+        assert made is not None
+        # A file's blocks are freed with its last descriptor: by us, not by the log's thread.
+        for segment in group:
+            path = segment_path(self._folder, segment.base_offset)
+            self._held.append(self._disk.open_read(path))
+        for fd in made.files.fds():
+            self._disk.sync_data(fd)
+        made.close()
+        self._is_announced = True  # from the moment on that it may be so
+        announce(self._disk, self._folder, made.base_offset, made.end_offset)
+
+
+def _hash(key: bytes) -> bytes:
+    return blake2b(key, digest_size=KEY_HASH_BYTES).digest()
+
+
+# ── Reading beside the log's own thread ──────────────────────────────────────────────────────
+
+
+def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
+    """All batches of a closed segment, verified, some at a time, through descriptors of our own:
+    nothing is made, and a segment that is dropped meanwhile can still be read to its end."""
+    path = segment_path(folder, segment.base_offset)
+    fd = disk.open_read(path)
+    try:
+        checks_fd = _open_checks(folder, segment.base_offset, disk)
+        try:
+            checks_path = segment_path(folder, segment.base_offset, CHECK_SUFFIX)
+            checks = None
+            if checks_fd is not None:
+                checks = EntryFile(checks_path, checks_fd, CHECK_FIELDS, disk=disk)
+            yield from _walk(path, segment, fd, checks, disk)
+        finally:
+            if checks_fd is not None:
+                disk.close(checks_fd)
+    finally:
+        disk.close(fd)
+
+
+def _open_checks(folder: Path, base_offset: int, disk: Disk) -> int | None:
+    try:
+        return disk.open_read(segment_path(folder, base_offset, CHECK_SUFFIX))
+    except FileNotFoundError:
+        return None
+
+
+def _walk(
+    path: Path, segment: SegmentInfo, fd: int, checks: EntryFile | None, disk: Disk
+) -> Iterator[list[Batch]]:
+    position, offset, ordinal = 0, segment.base_offset, 0
+    while position < segment.bytes:
+        window = disk.pread(fd, min(STEP_BYTES, segment.bytes - position), position)
+        wanted = _first_bytes(window)
+        if wanted > len(window):
+            window = disk.pread(fd, min(wanted, BATCH_BYTES_MAX), position)
+        batches: list[Batch] = []
+        at = count = 0
+        while len(window) - at >= HEADER_BYTES and count < STEP_RECORDS:
+            header = parse_header(window, at)
+            reason = header_fault(header, offset)
+            if reason is not None:
+                raise Unreadable(path, offset, reason)
+            end = at + header.total_bytes
+            if end > len(window):
+                break
+            if crc32c(memoryview(window)[at + CRC_FROM : end]) != header.crc:
+                raise Unreadable(path, offset, "the CRC does not match")
+            batches.append((header, window[at:end]))
+            at, offset, count = end, header.next_offset, count + header.count
+        if not batches:
+            raise Unreadable(path, offset, "the file ends inside of a batch")
+        if checks is not None:
+            _hold_against(checks, ordinal, batches, path)
+        ordinal += len(batches)
+        position += at
+        yield batches
+    if offset != segment.end_offset:
+        raise Unreadable(path, offset, "records are missing at the end of the file")
+
+
+def _first_bytes(window: bytes) -> int:
+    return parse_header(window).total_bytes if len(window) >= HEADER_BYTES else 0
+
+
+def _hold_against(checks: EntryFile, first: int, batches: list[Batch], path: Path) -> None:
+    """What a batch's own CRC leaves out. Where header and check differ, the check's own checksum
+    says which of them is wrong; a check that is missing says nothing."""
+    known = read_checks(checks, first, len(batches))
+    for at, (check, (header, batch)) in enumerate(zip(known, batches, strict=False)):
+        if header_check(batch[:HEADER_BYTES]) != check and is_entry_intact(checks, first + at):
+            raise Unreadable(path, header.base_offset, "the header is not the one that was written")

@@ -1,0 +1,216 @@
+"""Batches with records taken out of them, as compaction of a keyed log needs them.
+
+Nothing that stays moves: a record keeps its offset, its time and its bytes, and a batch keeps its
+base offset and the span of offsets it covers, so that batches of a log follow each other without
+gaps whatever was taken out. A batch that has lost all of its records stays as a bare header of 61
+bytes, for the span it covers and for the producer's last sequence; neighbours that nobody needs
+for the latter become one.
+
+That a key is gone (a record without a value) must be seen by whoever reads the log meanwhile. The
+first compaction that meets such a record writes down until when it stays: in place of the batch's
+base time, with the delete-horizon bit set, as Kafka does. Time deltas of the records are written
+anew, so that their times are what they were.
+
+What cannot be opened is kept as it is: a producer's batch is stored unopened, and one that makes
+no sense must not stop the compaction of the rest. Control batches are kept as they are.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.model.limits import BATCH_BYTES_MAX
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_CODEC_MASK,
+    ATTR_DELETE_HORIZON,
+    ATTR_TRANSACTIONAL,
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    NO_PRODUCER,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.compression import compress
+from penstock.record.crc32c import crc32c
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import records_blob
+from penstock.record.varint import decode_varint, encode_varint
+
+SPAN_MAX = 2**31  # offsets that one batch can cover: the delta of its last one is an i32
+_CRC_AT = 17
+_TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
+
+# Whether the record with this key at this offset is still of interest.
+Wanted = Callable[[bytes, int], bool]
+
+
+class _Slice(NamedTuple):
+    """Where a record lies among the decompressed bytes, and what decides about it."""
+
+    offset: int
+    time_delta: int
+    key: bytes | None
+    is_tombstone: bool
+    start: int
+    fields_at: int  # behind the length
+    offset_at: int  # behind the time delta
+    end: int
+
+
+def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
+    """Key and offset of every record that has a key; nothing of a batch that cannot be opened."""
+    header = parse_header(batch)
+    try:
+        blob = records_blob(batch, header)
+        return [(one.key, one.offset) for one in _slices(blob, header) if one.key is not None]
+    except MalformedBatch:
+        return []
+
+
+def compact_batch(batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int) -> bytes:
+    """The batch with its unwanted records left out; the very same object when nothing changes.
+    Records without a key stay, those without a value until their horizon has passed."""
+    header = parse_header(batch)
+    if header.is_control or not header.count:
+        return batch
+    try:
+        blob = records_blob(batch, header)
+        records = list(_slices(blob, header))
+    except MalformedBatch:
+        return batch
+    horizon_ms = header.base_timestamp if header.attributes & ATTR_DELETE_HORIZON else None
+    is_past = horizon_ms is not None and horizon_ms <= now_ms
+    kept = [
+        one
+        for one in records
+        if one.key is None
+        or (is_wanted(one.key, one.offset) and not (one.is_tombstone and is_past))
+    ]
+    if not kept:
+        return empty_batch(header, with_producer=True)
+    if horizon_ms is None and any(one.is_tombstone and one.key is not None for one in kept):
+        stamped = _encode(header, blob, kept, horizon_ms=now_ms + tombstone_ms)
+        if stamped is not None:
+            return stamped
+    if len(kept) == len(records):
+        return batch
+    return _encode(header, blob, kept) or batch
+
+
+def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
+    """A batch of the same span without records: with the sequences of its producer, or nobody's."""
+    attributes = header.attributes & ATTR_APPEND_TIME
+    if with_producer:
+        attributes |= header.attributes & ATTR_TRANSACTIONAL
+    else:
+        header = header._replace(producer_id=NO_PRODUCER, producer_epoch=-1, base_sequence=-1)
+    return _pack(header._replace(attributes=attributes, count=0), b"")
+
+
+def merge_empty(first: bytes, second: bytes) -> bytes | None:
+    """One empty batch for two neighbours; None when they cannot be one. Whether a producer's
+    sequences may be forgotten, the caller has decided (``empty_batch``)."""
+    one, two = parse_header(first), parse_header(second)
+    span = two.next_offset - one.base_offset
+    if (
+        not (is_bare(one) and is_bare(two))
+        or one.next_offset != two.base_offset
+        or one.leader_epoch != two.leader_epoch
+        or span > SPAN_MAX
+    ):
+        return None
+    merged = one._replace(
+        attributes=0,
+        last_offset_delta=span - 1,
+        max_timestamp=max(one.max_timestamp, two.max_timestamp),
+    )
+    return _pack(merged, b"")
+
+
+def is_bare(header: BatchHeader) -> bool:
+    """Whether a batch says nothing but which offsets it covers."""
+    return not header.count and not header.is_control and header.producer_id == NO_PRODUCER
+
+
+def _slices(blob: bytes, header: BatchHeader) -> Iterator[_Slice]:
+    """One loop with the short varints inlined: a round opens every record of a log, twice."""
+    base_offset, last_delta, total = header.base_offset, header.last_offset_delta, len(blob)
+    make, position = tuple.__new__, 0
+    try:
+        for _ in range(header.count):
+            start = position
+            size, fields_at = decode_varint(blob, start)
+            end = fields_at + size
+            if size < 0 or end > total:
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            time_delta, offset_at = blob[fields_at + 1], fields_at + 2
+            if time_delta < 0x80:
+                time_delta = (time_delta >> 1) ^ -(time_delta & 1)
+            else:
+                time_delta, offset_at = decode_varint(blob, fields_at + 1)
+            delta, position = blob[offset_at], offset_at + 1
+            if delta < 0x80:
+                delta = (delta >> 1) ^ -(delta & 1)
+            else:
+                delta, position = decode_varint(blob, offset_at)
+            if not 0 <= delta <= last_delta:
+                raise MalformedBatch(f"offset delta {delta} is outside of the batch")
+            key_size, position = decode_varint(blob, position)
+            key = None
+            if key_size >= 0:
+                key = blob[position : position + key_size]
+                position += key_size
+            value_size, position = decode_varint(blob, position)
+            if min(key_size, value_size) < -1 or position + max(0, value_size) >= end:
+                raise MalformedBatch("a record's fields do not add up to its length")
+            fields = (time_delta, key, value_size < 0, start, fields_at, offset_at, end)
+            yield make(_Slice, (base_offset + delta, *fields))
+            position = end
+    except IndexError:
+        raise MalformedBatch("a record runs past the end of the batch") from None
+    if position != total:
+        raise MalformedBatch(f"{total - position} bytes behind the last record")
+
+
+def _encode(
+    header: BatchHeader, blob: bytes, kept: list[_Slice], *, horizon_ms: int | None = None
+) -> bytes | None:
+    """None when it cannot be done: times too far apart for a delta, or a batch that has grown too
+    large because its producer compresses better than we do."""
+    attributes, base_timestamp = header.attributes, header.base_timestamp
+    if horizon_ms is not None:
+        attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms
+        shift = header.base_timestamp - horizon_ms
+        parts = []
+        for one in kept:
+            time_delta = one.time_delta + shift
+            if not _TIME_MIN <= time_delta <= _TIME_MAX:
+                return None
+            attribute = blob[one.fields_at : one.fields_at + 1]
+            rest = attribute + encode_varint(time_delta) + blob[one.offset_at : one.end]
+            parts.append(encode_varint(len(rest)) + rest)
+    else:
+        parts = [blob[one.start : one.end] for one in kept]
+    max_timestamp = header.max_timestamp
+    if not header.is_append_time:
+        max_timestamp = header.base_timestamp + max(one.time_delta for one in kept)
+        if not _TIME_MIN <= max_timestamp <= _TIME_MAX:
+            return None
+    changed = header._replace(
+        attributes=attributes,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        count=len(kept),
+    )
+    batch = _pack(changed, compress(attributes & ATTR_CODEC_MASK, b"".join(parts)))
+    return batch if len(batch) <= BATCH_BYTES_MAX else None
+
+
+def _pack(header: BatchHeader, body: bytes) -> bytes:
+    length = HEADER_BYTES - LENGTH_FROM + len(body)
+    batch = bytearray(HEADER.pack(*header._replace(length=length, crc=0)) + body)
+    crc = crc32c(memoryview(batch)[CRC_FROM:])
+    batch[_CRC_AT : _CRC_AT + 4] = crc.to_bytes(4, "big")
+    return bytes(batch)

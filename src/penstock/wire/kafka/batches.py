@@ -1,0 +1,158 @@
+"""What a producer may hand in as records: whole, intact batches of format 2, and no more.
+
+    ┌───────────┬─────────┬───────────┬─────────┬──
+    │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
+    └───────────┴─────────┴───────────┴─────────┴──
+
+Only headers are read and the bytes behind them summed; records stay closed. That is what keeps a
+produce cheap, and why a bad record inside a good batch is found by its reader. Base offset and
+leader epoch are not looked at: the log sets them.
+
+Control batches are how a log carries transaction markers and the events of leases. If a client
+could write one, it could forge a delete: the bit is refused before anything else is believed.
+
+BatchRefused
+├── BatchCorrupt              length or checksum is wrong: CORRUPT_MESSAGE, clients send again
+├── MagicUnsupported          an old message set: UNSUPPORTED_FOR_MESSAGE_FORMAT
+├── BatchTooLarge             MESSAGE_TOO_LARGE, upon which clients split the batch
+├── CompressionUnsupported    UNSUPPORTED_COMPRESSION_TYPE
+├── TimestampInvalid          INVALID_TIMESTAMP
+└── BatchInvalid              any other rule: INVALID_RECORD
+"""
+
+from typing import ClassVar
+
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_CODEC_MASK,
+    ATTR_CONTROL,
+    ATTR_DELETE_HORIZON,
+    ATTR_TRANSACTIONAL,
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    MAGIC,
+    NO_PRODUCER,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.compression import Codec
+from penstock.record.crc32c import crc32c
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.malformed import Malformed
+
+_MAGIC_AT = 16  # in the old formats as well
+_PREFIX_BYTES = _MAGIC_AT + 1
+_ZSTD_FROM = 7  # Produce version
+_TIMESTAMP_MAX = 2**63 - 1
+
+
+class BatchRefused(Malformed):
+    code: ClassVar[ErrorCode] = ErrorCode.INVALID_RECORD
+
+
+class BatchCorrupt(BatchRefused):
+    code = ErrorCode.CORRUPT_MESSAGE
+
+
+class MagicUnsupported(BatchRefused):
+    code = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
+class BatchTooLarge(BatchRefused):
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class CompressionUnsupported(BatchRefused):
+    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+class TimestampInvalid(BatchRefused):
+    code = ErrorCode.INVALID_TIMESTAMP
+
+
+class BatchInvalid(BatchRefused):
+    code = ErrorCode.INVALID_RECORD
+
+
+def check_batches(
+    records: bytes | memoryview | None,
+    *,
+    version: int,
+    bytes_max: int,
+    timestamp_max: int = _TIMESTAMP_MAX,
+) -> list[tuple[memoryview, BatchHeader]]:
+    """The batches in a partition's records, each with its header, or a BatchRefused.
+
+    ``version`` is that of the Produce request, ``bytes_max`` what one batch of the topic may take,
+    ``timestamp_max`` the latest instant the topic believes in."""
+    if not records:
+        raise BatchInvalid("a partition without a batch")
+    view = memoryview(records)
+    batches: list[tuple[memoryview, BatchHeader]] = []
+    position = 0
+    end = len(view)
+    while position < end:
+        header = _header_at(view, position)
+        _, length, _, _, crc, attributes, delta, _, latest, producer_id, _, _, count = header
+        stop = position + length + LENGTH_FROM
+        if stop > end:
+            raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
+        if stop - position > bytes_max:
+            raise BatchTooLarge(f"a batch of {stop - position} bytes, {bytes_max} are allowed")
+        # The usual batch passes here; what is wrong with another is found out behind it.
+        if (
+            attributes > Codec.LZ4
+            or attributes < 0
+            or count <= 0
+            or count != delta + 1
+            or producer_id != NO_PRODUCER
+            or latest > timestamp_max
+        ):
+            _check_rules(header, version, timestamp_max)
+        if crc32c(view[position + CRC_FROM : stop]) != crc:
+            raise BatchCorrupt("the batch does not match its checksum")
+        batches.append((view[position:stop], header))
+        position = stop
+    if len(batches) > 1 and any(header.producer_id != NO_PRODUCER for _, header in batches):
+        raise BatchInvalid("a producer with an id sends one batch per partition")
+    return batches
+
+
+def _header_at(view: memoryview, position: int) -> BatchHeader:
+    left = len(view) - position
+    if left >= HEADER_BYTES:
+        header = parse_header(view, position)
+        if header.magic == MAGIC and header.length >= HEADER_BYTES - LENGTH_FROM:
+            return header
+    # Magic comes first: an old message set is shorter than our header and still has its own answer.
+    if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != MAGIC:
+        raise MagicUnsupported(f"magic {view[position + _MAGIC_AT]}, only {MAGIC} is taken")
+    if left < HEADER_BYTES:
+        raise BatchCorrupt(f"{left} bytes are too few for a batch")
+    raise BatchCorrupt(f"length {header.length} is smaller than a batch header")
+
+
+def _check_rules(header: BatchHeader, version: int, timestamp_max: int) -> None:
+    attributes = header.attributes
+    if attributes & (ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME):
+        if attributes & ATTR_APPEND_TIME and not attributes & ATTR_CONTROL:
+            raise TimestampInvalid("append time is set by the log, not by a producer")
+        raise BatchInvalid("only the log writes control batches and delete horizons")
+    if header.count <= 0 or header.count != header.last_offset_delta + 1:
+        raise BatchInvalid(
+            f"{header.count} records and a last offset delta of {header.last_offset_delta}"
+        )
+    codec = attributes & ATTR_CODEC_MASK
+    if codec > Codec.ZSTD or (codec == Codec.ZSTD and version < _ZSTD_FROM):
+        raise CompressionUnsupported(f"codec {codec} with version {version}")
+    if header.producer_id == NO_PRODUCER:
+        if attributes & ATTR_TRANSACTIONAL:
+            raise BatchInvalid("a transactional batch without a producer id")
+    elif header.producer_id < 0 or header.producer_epoch < 0 or header.base_sequence < 0:
+        raise BatchInvalid(
+            f"producer {header.producer_id}, epoch {header.producer_epoch}, "
+            f"sequence {header.base_sequence}: none may be negative"
+        )
+    if header.max_timestamp > timestamp_max:
+        raise TimestampInvalid(f"timestamp {header.max_timestamp} lies in the future")

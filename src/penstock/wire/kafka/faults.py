@@ -1,0 +1,169 @@
+"""Kafka's error codes, and the one table from our errors to them.
+
+A code is all that most replies carry, so clients decide by it alone: whether to ask again, to ask
+another node, or to give up. ``is_retriable`` is what Kafka's own clients believe of a code; a code
+that is not is final for the application behind them. The texts are for the replies that have room
+for one.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+
+from penstock.model import errors
+
+_AGAIN = True
+_FINAL = False
+
+
+class ErrorCode(IntEnum):
+    is_retriable: bool
+    message: str
+
+    # The defaults are for the type checker, to whom ErrorCode(3) is a call of this.
+    def __new__(cls, code: int, is_retriable: bool = False, message: str = "") -> "ErrorCode":
+        made = int.__new__(cls, code)
+        made._value_ = code
+        made.is_retriable = is_retriable
+        made.message = message
+        return made
+
+    UNKNOWN_SERVER_ERROR = -1, _FINAL, "The server failed in a way it did not expect."
+    NONE = 0, _FINAL, ""
+    OFFSET_OUT_OF_RANGE = 1, _FINAL, "The log does not reach to this offset."
+    CORRUPT_MESSAGE = 2, _AGAIN, "The batch does not match its checksum or its length."
+    UNKNOWN_TOPIC_OR_PARTITION = 3, _AGAIN, "There is no such topic or partition."
+    INVALID_FETCH_SIZE = 4, _FINAL, "The number of bytes asked for makes no sense."
+    LEADER_NOT_AVAILABLE = 5, _AGAIN, "The partition has no leader at the moment."
+    NOT_LEADER_OR_FOLLOWER = 6, _AGAIN, "Another node serves this partition."
+    REQUEST_TIMED_OUT = 7, _AGAIN, "The request was not done in time."
+    BROKER_NOT_AVAILABLE = 8, _FINAL, "The node is not available."
+    REPLICA_NOT_AVAILABLE = 9, _AGAIN, "The replica is not available."
+    MESSAGE_TOO_LARGE = 10, _FINAL, "The batch is larger than the topic takes."
+    OFFSET_METADATA_TOO_LARGE = 12, _FINAL, "The text committed with an offset is too long."
+    COORDINATOR_LOAD_IN_PROGRESS = 14, _AGAIN, "The coordinator is still loading."
+    COORDINATOR_NOT_AVAILABLE = 15, _AGAIN, "There is no coordinator at the moment."
+    NOT_COORDINATOR = 16, _AGAIN, "Another node coordinates this group or transaction."
+    INVALID_TOPIC_EXCEPTION = 17, _FINAL, "This cannot be the name of a topic."
+    RECORD_LIST_TOO_LARGE = 18, _FINAL, "The records are more than a segment holds."
+    NOT_ENOUGH_REPLICAS = 19, _AGAIN, "Too few replicas are in sync to take the records."
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, _AGAIN, "The records reached too few replicas."
+    INVALID_REQUIRED_ACKS = 21, _FINAL, "acks must be -1, 0 or 1."
+    ILLEGAL_GENERATION = 22, _FINAL, "The group is at another generation."
+    INCONSISTENT_GROUP_PROTOCOL = 23, _FINAL, "The members have no protocol in common."
+    INVALID_GROUP_ID = 24, _FINAL, "This cannot be the id of a group."
+    UNKNOWN_MEMBER_ID = 25, _FINAL, "The group has no such member."
+    INVALID_SESSION_TIMEOUT = 26, _FINAL, "The session timeout is outside of what is allowed."
+    REBALANCE_IN_PROGRESS = 27, _FINAL, "The group is rebalancing: join again."
+    TOPIC_AUTHORIZATION_FAILED = 29, _FINAL, "Not allowed on this topic."
+    GROUP_AUTHORIZATION_FAILED = 30, _FINAL, "Not allowed on this group."
+    CLUSTER_AUTHORIZATION_FAILED = 31, _FINAL, "Not allowed on this cluster."
+    INVALID_TIMESTAMP = 32, _FINAL, "A timestamp is outside of what the topic takes."
+    UNSUPPORTED_SASL_MECHANISM = 33, _FINAL, "This SASL mechanism is not offered."
+    ILLEGAL_SASL_STATE = 34, _FINAL, "This request does not belong here in the handshake."
+    UNSUPPORTED_VERSION = 35, _FINAL, "This version of the API is not supported."
+    TOPIC_ALREADY_EXISTS = 36, _FINAL, "There is a topic of this name already."
+    INVALID_PARTITIONS = 37, _FINAL, "This number of partitions is not possible."
+    INVALID_REPLICATION_FACTOR = 38, _FINAL, "This number of replicas is not possible."
+    INVALID_REPLICA_ASSIGNMENT = 39, _FINAL, "Replicas cannot be placed like this."
+    INVALID_CONFIG = 40, _FINAL, "A setting has a value that it cannot have."
+    NOT_CONTROLLER = 41, _AGAIN, "Another node is the controller."
+    INVALID_REQUEST = 42, _FINAL, "The request contradicts itself or is not complete."
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43, _FINAL, "Only record batches with magic 2 are taken."
+    POLICY_VIOLATION = 44, _FINAL, "A policy of the cluster forbids it."
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45, _FINAL, "A batch before this one is missing."
+    DUPLICATE_SEQUENCE_NUMBER = 46, _FINAL, "This batch was appended before."
+    INVALID_PRODUCER_EPOCH = 47, _FINAL, "A newer producer has the same id."
+    INVALID_TXN_STATE = 48, _FINAL, "The transaction is not in a state for this."
+    INVALID_PRODUCER_ID_MAPPING = 49, _FINAL, "The producer id is not that of the transaction."
+    INVALID_TRANSACTION_TIMEOUT = 50, _FINAL, "The transaction timeout is longer than allowed."
+    CONCURRENT_TRANSACTIONS = 51, _AGAIN, "The previous transaction is still being completed."
+    TRANSACTION_COORDINATOR_FENCED = 52, _FINAL, "A newer coordinator has taken over."
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53, _FINAL, "Not allowed on this transactional id."
+    SECURITY_DISABLED = 54, _FINAL, "Security is switched off."
+    OPERATION_NOT_ATTEMPTED = 55, _FINAL, "Not tried, because another part of the request failed."
+    KAFKA_STORAGE_ERROR = 56, _AGAIN, "The node's disk cannot take or give the records."
+    LOG_DIR_NOT_FOUND = 57, _FINAL, "There is no such log directory."
+    SASL_AUTHENTICATION_FAILED = 58, _FINAL, "The credentials were not accepted."
+    UNKNOWN_PRODUCER_ID = 59, _FINAL, "The partition does not know this producer."
+    REASSIGNMENT_IN_PROGRESS = 60, _FINAL, "The partition is being moved."
+    NON_EMPTY_GROUP = 68, _FINAL, "The group still has members."
+    GROUP_ID_NOT_FOUND = 69, _FINAL, "There is no such group."
+    FETCH_SESSION_ID_NOT_FOUND = 70, _AGAIN, "There is no such fetch session."
+    INVALID_FETCH_SESSION_EPOCH = 71, _AGAIN, "The fetch session is at another epoch."
+    TOPIC_DELETION_DISABLED = 73, _FINAL, "Topics may not be deleted here."
+    FENCED_LEADER_EPOCH = 74, _AGAIN, "The partition has a newer leader than the client knows."
+    UNKNOWN_LEADER_EPOCH = 75, _AGAIN, "The client knows a newer leader than this node."
+    UNSUPPORTED_COMPRESSION_TYPE = 76, _FINAL, "This compression is not supported here."
+    OFFSET_NOT_AVAILABLE = 78, _AGAIN, "The new leader does not know its high watermark yet."
+    MEMBER_ID_REQUIRED = 79, _FINAL, "Join again with the member id given."
+    PREFERRED_LEADER_NOT_AVAILABLE = 80, _AGAIN, "The preferred leader is not available."
+    GROUP_MAX_SIZE_REACHED = 81, _FINAL, "The group has as many members as it may have."
+    FENCED_INSTANCE_ID = 82, _FINAL, "Another member has this instance id now."
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, _AGAIN, "No replica that may lead is available."
+    ELECTION_NOT_NEEDED = 84, _AGAIN, "The partition has the leader it should have."
+    NO_REASSIGNMENT_IN_PROGRESS = 85, _FINAL, "The partition is not being moved."
+    GROUP_SUBSCRIBED_TO_TOPIC = 86, _FINAL, "A member of the group still reads this topic."
+    INVALID_RECORD = 87, _FINAL, "A record or its batch breaks a rule of the topic."
+    UNSTABLE_OFFSET_COMMIT = 88, _AGAIN, "A transaction has yet to decide on these offsets."
+    THROTTLING_QUOTA_EXCEEDED = 89, _AGAIN, "Too much in too short a time: ask later."
+    PRODUCER_FENCED = 90, _FINAL, "A newer producer has taken over the transactional id."
+    RESOURCE_NOT_FOUND = 91, _FINAL, "There is no such thing."
+    DUPLICATE_RESOURCE = 92, _FINAL, "The request names the same thing twice."
+    UNACCEPTABLE_CREDENTIAL = 93, _FINAL, "The credential does not meet the requirements."
+    INVALID_UPDATE_VERSION = 95, _FINAL, "The version given is not newer."
+    FEATURE_UPDATE_FAILED = 96, _FINAL, "The feature cannot be changed like this."
+    UNKNOWN_TOPIC_ID = 100, _AGAIN, "There is no topic with this id."
+    INCONSISTENT_TOPIC_ID = 103, _AGAIN, "The topic was deleted and made anew since."
+    TRANSACTIONAL_ID_NOT_FOUND = 105, _FINAL, "There is no such transactional id."
+    FETCH_SESSION_TOPIC_ID_ERROR = 106, _AGAIN, "The fetch session mixes names and ids."
+    OFFSET_MOVED_TO_TIERED_STORAGE = 109, _FINAL, "The offset is in the archive."
+    FENCED_MEMBER_EPOCH = 110, _FINAL, "The group has moved on without this member."
+    UNRELEASED_INSTANCE_ID = 111, _FINAL, "Another member still has this instance id."
+    UNSUPPORTED_ASSIGNOR = 112, _FINAL, "There is no such assignor."
+    STALE_MEMBER_EPOCH = 113, _FINAL, "The member's epoch is old: send a heartbeat first."
+    MISMATCHED_ENDPOINT_TYPE = 114, _FINAL, "The endpoint is of another kind."
+    UNSUPPORTED_ENDPOINT_TYPE = 115, _FINAL, "There are no endpoints of this kind."
+    TRANSACTION_ABORTABLE = 120, _FINAL, "The transaction cannot go on: abort it."
+    INVALID_RECORD_STATE = 121, _FINAL, "The record is not leased to this member."
+    SHARE_SESSION_NOT_FOUND = 122, _AGAIN, "There is no such share session."
+    INVALID_SHARE_SESSION_EPOCH = 123, _AGAIN, "The share session is at another epoch."
+    FENCED_STATE_EPOCH = 124, _FINAL, "The share group's state has a newer owner."
+    INVALID_REGULAR_EXPRESSION = 128, _FINAL, "The pattern is not a regular expression."
+    REBOOTSTRAP_REQUIRED = 129, _FINAL, "Begin again from the bootstrap servers."
+    SHARE_SESSION_LIMIT_REACHED = 133, _AGAIN, "There are as many share sessions as there may be."
+
+
+# The nearest class in an error's ancestry counts, so a new leaf of the tree needs no line here.
+CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
+    {
+        errors.PenstockError: ErrorCode.UNKNOWN_SERVER_ERROR,
+        errors.InvalidRequest: ErrorCode.INVALID_REQUEST,
+        errors.InvalidMessage: ErrorCode.INVALID_RECORD,
+        errors.InvalidReceipt: ErrorCode.INVALID_RECORD_STATE,
+        errors.ExpiredReceipt: ErrorCode.INVALID_RECORD_STATE,
+        errors.NotLeased: ErrorCode.INVALID_RECORD_STATE,
+        errors.NotFound: ErrorCode.RESOURCE_NOT_FOUND,
+        errors.TopicNotFound: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        errors.Conflict: ErrorCode.INVALID_REQUEST,
+        errors.TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
+        # Kafka, too, says so of a name whose deletion is not complete.
+        errors.TopicDeletedRecently: ErrorCode.TOPIC_ALREADY_EXISTS,
+        errors.PurgeInProgress: ErrorCode.OPERATION_NOT_ATTEMPTED,
+        # Someone else was faster each time we tried: asking again is right.
+        errors.VersionConflict: ErrorCode.REQUEST_TIMED_OUT,
+        errors.Overloaded: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        errors.DiskFull: ErrorCode.KAFKA_STORAGE_ERROR,
+        # Makes clients ask for metadata, which by then names another node.
+        errors.Draining: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        errors.Damaged: ErrorCode.KAFKA_STORAGE_ERROR,
+    }
+)
+
+
+def code_of(error: errors.PenstockError) -> ErrorCode:
+    for kind in type(error).__mro__:
+        code = CODES.get(kind)
+        if code is not None:
+            return code
+    raise AssertionError("every error of ours descends from PenstockError")

@@ -1,0 +1,23 @@
+"""What can be wrong with bytes, a version, or a value.
+
+ValueError
+├── Malformed            bytes that are not the message they claim to be: a peer's fault
+├── UnsupportedVersion   a message in a version that we have no layout for, or a value that the
+│                        version asked for cannot carry
+└── Unencodable          a value of ours that does not fit its fields: our own fault
+"""
+
+
+class Malformed(ValueError):
+    """The only error a decoder raises for bytes, whatever they are."""
+
+
+class UnsupportedVersion(ValueError):
+    def __init__(self, what: str, version: int, reason: str = "") -> None:
+        super().__init__(f"{what} version {version} {reason or 'is not supported'}")
+        self.what = what
+        self.version = version
+
+
+class Unencodable(ValueError):
+    """Null in a field that takes none, a number too large, text that is not UTF-8."""

@@ -1,0 +1,246 @@
+"""The pieces that generated and hand-laid codecs share: varints, integer arrays, tagged fields.
+
+flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
+                      behind every struct
+older versions        length as i16 (strings) or i32 (everything else), −1 for null
+
+unsigned varint       groups of seven bits, lowest first, at most five bytes, at most 2³¹ − 1
+tagged fields         varint count, then per field: varint tag, varint size, bytes
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
+
+Buffer = bytes | bytearray | memoryview
+Add = Callable[[bytes | memoryview], None]
+
+ZERO_UUID: Final = bytes(16)  # "no id"
+UUID_BYTES: Final = 16
+
+# What a reader may run into besides Malformed, and a writer besides UnsupportedVersion.
+BROKEN: Final = (IndexError, struct.error, UnicodeDecodeError)
+UNFIT: Final = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
+
+_VARINT_BYTES_MAX = 5
+_VARINT_MAX = 0x7FFF_FFFF
+_TABLE_SIZE = 4_096
+_INTS_MAX = 256  # longer arrays are rare, and their layout is quickly made
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """Root of all message structs: a value, never part of a cycle."""
+
+
+def encode_uvarint(value: int) -> bytes:
+    if not 0 <= value <= _VARINT_MAX:
+        raise struct.error(f"{value} is not a length")
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+class _Uvarints(dict[int, bytes]):
+    """Small numbers from the table, others computed: one subscript for both, and no call of a
+    Python function for the usual ones."""
+
+    def __missing__(self, value: int) -> bytes:
+        return encode_uvarint(value)
+
+
+class _Ints(dict[int, struct.Struct]):
+    """Layouts of integer arrays by length."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__((count, struct.Struct(f">{count}{code}")) for count in range(_INTS_MAX))
+        self._code = code
+
+    def __missing__(self, count: int) -> struct.Struct:
+        if count < 0:
+            raise struct.error("an array has a negative length")
+        return struct.Struct(f">{count}{self._code}")
+
+
+UVARINT: Final = _Uvarints((value, encode_uvarint(value)) for value in range(_TABLE_SIZE))
+INT8S: Final = _Ints("b")
+INT16S: Final = _Ints("h")
+INT32S: Final = _Ints("i")
+INT64S: Final = _Ints("q")
+
+
+def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
+    """The value at ``position`` and the position behind it. IndexError at the end of the data is
+    the caller's to translate."""
+    byte = data[position]
+    if byte < 0x80:
+        return byte, position + 1
+    value = byte & 0x7F
+    for shift in range(7, 7 * _VARINT_BYTES_MAX, 7):
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > _VARINT_MAX:
+                raise Malformed(f"{value} is too large for a length")
+            return value, position + 1
+    raise Malformed(f"a varint is longer than {_VARINT_BYTES_MAX} bytes")
+
+
+def skip_tags(data: Buffer, position: int) -> int:
+    """Past a section of tagged fields none of which is known; ``position`` is its count."""
+    count, position = read_uvarint(data, position)
+    for _ in range(count):
+        _, position = read_uvarint(data, position)
+        size, position = read_uvarint(data, position)
+        position += size
+    return position
+
+
+_I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+
+
+def read_compact_text(data: bytes, position: int) -> tuple[str, int]:
+    length = data[position]
+    position += 1
+    if length > 127:
+        length, position = read_uvarint(data, position - 1)
+    if not length:
+        raise absent("a string")
+    stop = position + length - 1
+    return data[position:stop].decode(), stop
+
+
+def read_compact_nullable_text(data: bytes, position: int) -> tuple[str | None, int]:
+    return read_compact_text(data, position) if data[position] else (None, position + 1)
+
+
+def read_plain_text(data: bytes, position: int) -> tuple[str, int]:
+    (length,) = _I16.unpack_from(data, position)
+    if length < 0:
+        raise absent("a string")
+    position += 2
+    stop = position + length
+    return data[position:stop].decode(), stop
+
+
+def read_plain_nullable_text(data: bytes, position: int) -> tuple[str | None, int]:
+    is_null = data[position : position + 2] == b"\xff\xff"
+    return (None, position + 2) if is_null else read_plain_text(data, position)
+
+
+def read_compact_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    length, position = read_uvarint(data, position)
+    if not length:
+        raise absent("a byte string")
+    stop = position + length - 1
+    return data[position:stop], stop
+
+
+def read_compact_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    return read_compact_bytes(data, position) if data[position] else (None, position + 1)
+
+
+def read_plain_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    (length,) = _I32.unpack_from(data, position)
+    if length < 0:
+        raise absent("a byte string")
+    position += 4
+    stop = position + length
+    return data[position:stop], stop
+
+
+def read_plain_nullable_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    is_null = data[position : position + 4] == b"\xff\xff\xff\xff"
+    return (None, position + 4) if is_null else read_plain_bytes(data, position)
+
+
+def malformed(what: str, error: Exception) -> Malformed:
+    if isinstance(error, UnicodeDecodeError):
+        return Malformed(f"{what}: text that is not UTF-8: {error.reason}")
+    return Malformed(f"{what} ends early")
+
+
+def short() -> Malformed:
+    return Malformed("the message ends early")
+
+
+def absent(name: str) -> Malformed:
+    return Malformed(f"{name} is null or has a negative length")
+
+
+def oversized(name: str) -> Malformed:
+    return Malformed(f"{name} has more elements than there are bytes left")
+
+
+def not_null(name: str) -> TypeError:
+    return TypeError(f"{name} must not be null")
+
+
+def not_uuid(name: str) -> struct.error:
+    return struct.error(f"{name} is not {UUID_BYTES} bytes")
+
+
+def inexpressible(name: str, version: int) -> UnsupportedVersion:
+    return UnsupportedVersion(name, version, "cannot be expressed")
+
+
+# ── From one function per layout to one per message ──────────────────────────────────────────
+
+T = TypeVar("T", bound=Message)
+
+
+def decoder(
+    what: str, readers: Mapping[int, Callable[[bytes, int], T]]
+) -> Callable[[Buffer, int, int], T]:
+    """``decode(buffer, position, version)``. What stands behind the message is not looked at, as
+    Kafka does not look at it either."""
+
+    def decode(buffer: Buffer, position: int, version: int) -> T:
+        read = readers.get(version)
+        if read is None:
+            raise UnsupportedVersion(what, version)
+        try:
+            return read(bytes(buffer), position)
+        except BROKEN as error:
+            raise malformed(what, error) from None
+
+    return decode
+
+
+def buffers_encoder(
+    what: str, writers: Mapping[int, Callable[[T, Add], None]]
+) -> Callable[[T, int], list[bytes | memoryview]]:
+    """``encode(value, version)`` to the pieces in order, so that records are not copied."""
+
+    def encode(value: T, version: int) -> list[bytes | memoryview]:
+        write = writers.get(version)
+        if write is None:
+            raise UnsupportedVersion(what, version)
+        parts: list[bytes | memoryview] = []
+        try:
+            write(value, parts.append)
+        except UNFIT as error:
+            raise Unencodable(f"{what} version {version}: {error}") from error
+        return parts
+
+    return encode
+
+
+def encoder(
+    what: str, writers: Mapping[int, Callable[[T, Add], None]]
+) -> Callable[[T, int], bytes]:
+    """``encode(value, version)`` to bytes."""
+    encode_parts = buffers_encoder(what, writers)
+
+    def encode(value: T, version: int) -> bytes:
+        return b"".join(encode_parts(value, version))
+
+    return encode

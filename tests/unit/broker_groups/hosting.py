@@ -1,0 +1,165 @@
+"""Group coordinators on a real broker, with a port in between that can hold back and fail."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+from tests.unit.broker.stage import HandClock, Stage, on_stage
+
+from penstock.broker.groups import TOPIC_NAME, GroupHost
+from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
+from penstock.cursor.group.settings import GroupSettings
+from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
+from penstock.model.ports import BatchAppended, Clock, Fetched, StreamEnds, Streams
+from penstock.model.topic import Topic
+
+SETTINGS = GroupSettings(initial_delay_ms=0)
+TOPIC_ID = "ab" * 16
+
+
+class Between:
+    """What coordinators use of ``model.ports.Streams``, in front of the real one. Appends wait for
+    ``gate``, and raise ``failure`` when there is one."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_waiting = asyncio.Event()
+        self.failure: Exception | None = None
+        self.delete_failure: Exception | None = None
+        self.appended: list[bytes] = []
+        self.reads = 0
+
+    async def append_batches(
+        self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
+    ) -> BatchAppended:
+        self.is_waiting.set()
+        await self.gate.wait()
+        self.is_waiting.clear()
+        if self.failure is not None:
+            raise self.failure
+        self.appended.extend(bytes(batch) for batch in batches)
+        return await self._streams.append_batches(topic, partition, batches, acks=acks)
+
+    async def ends(self, topic: Topic, partition: int) -> StreamEnds:
+        self.reads += 1
+        return await self._streams.ends(topic, partition)
+
+    async def fetch(
+        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+    ) -> Fetched:
+        return await self._streams.fetch(
+            topic, partition, offset=offset, bytes_max=bytes_max, is_committed=is_committed
+        )
+
+    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
+        if self.delete_failure is not None:
+            raise self.delete_failure
+        return await self._streams.delete_records(topic, partition, before)
+
+
+class Hosting:
+    def __init__(self, stage: Stage, host: GroupHost, between: Between) -> None:
+        self.stage = stage
+        self.host = host
+        self.between = between
+        self.clock = stage.clock
+
+    @property
+    def topic(self) -> Topic:
+        topic = self.stage.catalog.find(ACCOUNT_DEFAULT, REGION_DEFAULT, TOPIC_NAME)
+        assert topic is not None
+        return topic
+
+    # ── What clients do ──────────────────────────────────────────────────────────────────────
+
+    async def commit(
+        self, group_id: str, offset: int, *, partition: int = 0, topic_id: str = TOPIC_ID
+    ) -> Code:
+        """As a consumer does that belongs to no group of members."""
+        commit = PartitionCommit(topic_id, partition, offset)
+        reply: CommitReply = await self.host.commit(group_id, CommitRequest((commit,)))
+        return reply.code or reply.partitions[0][2]
+
+    async def committed(
+        self, group_id: str, *, partition: int = 0, topic_id: str = TOPIC_ID
+    ) -> int | Code:
+        """The offset, or the code of a coordinator that does not answer."""
+        reply = await self.host.fetch(
+            group_id,
+            [(topic_id, partition)],
+            requires_stable=False,
+            member_id=None,
+            member_epoch=-1,
+        )
+        return reply.code or reply.partitions[0].offset
+
+    async def join(
+        self, group_id: str, member_id: str = "", *, name: str = "m", rebalance_ms: int = 60_000
+    ) -> JoinReply:
+        return await self.host.join(
+            group_id,
+            JoinRequest(
+                member_id=member_id,
+                fresh_member_id=f"{name}-{secrets.token_hex(4)}",
+                session_ms=10_000,
+                rebalance_ms=rebalance_ms,
+                protocol_type="consumer",
+                protocols=(("range", b"meta"),),
+                confirms_id=False,
+            ),
+        )
+
+    async def stable(self, group_id: str) -> tuple[str, int]:
+        """A group of one that has its share: member id and generation."""
+        joined = await self.join(group_id)
+        assert joined.code is Code.NONE
+        share = ((joined.member_id, b"share"),)
+        synced = await self.host.sync(
+            group_id, SyncRequest(joined.member_id, joined.generation, assignments=share)
+        )
+        assert (synced.code, synced.assignment) == (Code.NONE, b"share")
+        return joined.member_id, joined.generation
+
+    async def heartbeat(self, group_id: str, member_id: str, generation: int) -> Code:
+        reply = await self.host.heartbeat(
+            group_id, member_id=member_id, generation=generation, instance_id=None
+        )
+        return reply.code
+
+
+@asynccontextmanager
+async def hosting(
+    folder: Path,
+    clock: HandClock | None = None,
+    *,
+    host_clock: Clock | None = None,
+    settings: GroupSettings = SETTINGS,
+    rewrite_bytes: int = 1_000_000,
+    is_crash: bool = False,
+) -> AsyncIterator[Hosting]:
+    async with on_stage(folder, clock, is_crash=is_crash) as stage:
+        between = Between(stage.broker)
+        host = GroupHost(
+            streams=cast(Streams, between),
+            catalog=stage.catalog,
+            clock=host_clock or stage.clock,
+            entropy=secrets.token_bytes,
+            account=ACCOUNT_DEFAULT,
+            region=REGION_DEFAULT,
+            settings=settings,
+            rewrite_bytes=rewrite_bytes,
+            expire_interval_ms=3_600_000,
+        )
+        await host.start()
+        try:
+            yield Hosting(stage, host, between)
+        finally:
+            between.gate.set()
+            await host.stop()

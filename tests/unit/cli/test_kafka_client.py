@@ -1,0 +1,108 @@
+"""The client of the Kafka listener: versions agreed upon, refusals told, addresses checked."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.kafka_client import (
+    ADDRESS_DEFAULT,
+    LATEST,
+    Kafka,
+    Place,
+    address_from,
+    parse_address,
+    refused,
+)
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import list_offsets
+
+from .kafka_endpoint import KafkaEndpoint
+
+LIST_OFFSETS = 2
+
+
+@pytest.fixture
+def server() -> Iterator[KafkaEndpoint]:
+    made = KafkaEndpoint()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kafka(server: KafkaEndpoint) -> Iterator[Kafka]:
+    made = Kafka(server.address, timeout_s=5.0)
+    yield made
+    made.close()
+
+
+def ends(request: list_offsets.ListOffsetsRequest) -> list_offsets.ListOffsetsResponse:
+    return list_offsets.ListOffsetsResponse(
+        topics=[
+            list_offsets.ListOffsetsTopicResponse(
+                topic.name,
+                [
+                    list_offsets.ListOffsetsPartitionResponse(
+                        part.partition_index, 0, -1, 10 + part.partition_index, 0
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def test_the_newest_version_that_both_speak_is_used(server: KafkaEndpoint, kafka: Kafka) -> None:
+    server.version_max[3] = 9
+    kafka.metadata()
+    assert [(name, version) for name, version, _ in server.asked] == [
+        ("ApiVersions", 0),
+        ("Metadata", 9),
+    ]
+
+
+def test_an_api_that_is_not_served_is_named(kafka: Kafka) -> None:
+    with pytest.raises(Failure, match="does not serve DescribeConfigs"):
+        kafka.call(32, None)
+
+
+def test_offsets_are_asked_of_the_leader(server: KafkaEndpoint, kafka: Kafka) -> None:
+    server.topics["t"] = 2
+    server.answers[LIST_OFFSETS] = ends
+    places = [Place("t", 0), Place("t", 1)]
+    found = kafka.offsets(dict.fromkeys(places, LATEST), what="x")
+    assert found == {Place("t", 0): 10, Place("t", 1): 11}
+
+
+def test_an_unknown_topic_is_not_found(kafka: Kafka) -> None:
+    with pytest.raises(Failure) as failed:
+        kafka.topic("nope", what="cannot show it")
+    assert failed.value.exit_code is ExitCode.NOT_FOUND
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in failed.value.why
+
+
+def test_a_server_that_is_gone_is_unreachable(server: KafkaEndpoint) -> None:
+    server.close()
+    kafka = Kafka(server.address, timeout_s=2.0)
+    with pytest.raises(Failure, match="cannot reach") as failed:
+        kafka.metadata()
+    assert failed.value.exit_code is ExitCode.UNREACHABLE
+
+
+def test_refusals_become_exit_codes() -> None:
+    assert refused("x", ErrorCode.TOPIC_ALREADY_EXISTS).exit_code is ExitCode.CONFLICT
+    assert refused("x", ErrorCode.GROUP_ID_NOT_FOUND).exit_code is ExitCode.NOT_FOUND
+    assert refused("x", ErrorCode.LEADER_NOT_AVAILABLE).exit_code is ExitCode.UNREACHABLE
+    assert refused("x", ErrorCode.INVALID_CONFIG, "No.").why == "No. (INVALID_CONFIG)"
+    assert refused("x", 4_242).why == "code 4242"
+
+
+def test_addresses() -> None:
+    assert parse_address("host:1") == ("host", 1)
+    assert parse_address("[::1]:9092") == ("::1", 9092)
+    for wrong in ("host", ":1", "host:", "host:0", "host:65536", "http://host:x"):
+        with pytest.raises(Failure):
+            parse_address(wrong)
+    assert address_from({"endpoints": {"kafka": "h:1"}}) == "h:1"
+    assert address_from({}) == ADDRESS_DEFAULT

@@ -1,0 +1,203 @@
+"""Produce: each partition for itself, checks before the log, silence for acks=0."""
+
+import asyncio
+
+import pytest
+from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
+
+from penstock.model.errors import DiskFull, PenstockError, ProducerRefused
+from penstock.model.topic import Kind
+from penstock.net.kafka import HangUp
+from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL
+from penstock.wire.kafka.apis import PRODUCE
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
+
+HOUR_MS = 3_600_000
+
+
+def request(
+    name: str,
+    *partitions: tuple[int, bytes | None],
+    topic_id: bytes = ZERO_UUID,
+    acks: int = -1,
+    transactional_id: str | None = None,
+) -> ProduceRequest:
+    asked = [ProducePartition(index, records) for index, records in partitions]
+    return ProduceRequest(transactional_id, acks, 1_000, [ProduceTopic(name, topic_id, asked)])
+
+
+async def codes(rig: Rig, asked: ProduceRequest, version: int = 9) -> list[int]:
+    answer = await rig.ask(PRODUCE, version, asked)
+    return [one.error_code for topic in answer.topics for one in topic.partitions]
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+async def test_a_batch_is_appended_and_its_offset_answered(version: int) -> None:
+    rig = Rig()
+    topic = await rig.topic("t")
+    await rig.ask(PRODUCE, version, request("t", (0, batch(b"a", b"b"))))
+    answer = await rig.ask(PRODUCE, version, request("t", (0, batch(b"c"))))
+    [one] = answer.topics[0].partitions
+    assert (one.error_code, one.base_offset, one.log_append_time_ms) == (0, 2, -1)
+    assert rig.partition(topic).end_offset == 3
+    assert rig.meter.sent_count == 3
+
+
+async def test_from_version_13_on_a_topic_is_its_id() -> None:
+    rig = Rig()
+    topic = await rig.topic("t")
+    topic_id = bytes.fromhex(topic.topic_id)
+    assert await codes(rig, request("", (0, batch(b"a")), topic_id=topic_id), 13) == [0]
+    gone = request("", (0, batch(b"a")), topic_id=bytes(15) + b"\xff")
+    assert await codes(rig, gone, 13) == [ErrorCode.UNKNOWN_TOPIC_ID]
+
+
+async def test_an_id_of_another_account_is_not_found() -> None:
+    rig = Rig()
+    topic = await rig.topic("t", account="111111111111")
+    asked = request("", (0, batch(b"a")), topic_id=bytes.fromhex(topic.topic_id))
+    assert await codes(rig, asked, 13) == [ErrorCode.UNKNOWN_TOPIC_ID]
+
+
+async def test_one_bad_partition_does_not_stop_the_others() -> None:
+    rig = Rig()
+    topic = await rig.topic("t", partitions=3)
+    rig.partition(topic, 1).broken = DiskFull("no room")
+    damaged = bytearray(batch(b"x"))
+    damaged[-1] ^= 1
+    asked = request(
+        "t", (0, batch(b"a")), (1, batch(b"b")), (2, bytes(damaged)), (3, batch(b"c")), (2, None)
+    )
+    assert await codes(rig, asked) == [
+        0,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_RECORD,
+    ]
+    assert rig.partition(topic, 0).end_offset == 1
+    assert rig.partition(topic, 2).end_offset == 0
+
+
+async def test_partitions_wait_for_their_commit_together() -> None:
+    rig = Rig()
+    await rig.topic("t", partitions=3)
+    rig.streams.may_commit.clear()
+    parts = [(index, batch(b"a")) for index in range(3)]
+    asking = asyncio.create_task(codes(rig, request("t", *parts)))
+    while rig.streams.appending < 3:
+        await asyncio.sleep(0)
+    assert not asking.done()
+    rig.streams.may_commit.set()
+    assert await asking == [0, 0, 0]
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+async def test_acks_reach_the_log(acks: int) -> None:
+    rig = Rig()
+    await rig.topic("t")
+    answer = await rig.ask(PRODUCE, 9, request("t", (0, batch(b"a")), acks=acks))
+    assert rig.streams.acks == [acks]
+    assert (answer is None) == (acks == 0)
+
+
+async def test_an_error_with_acks_0_ends_the_connection() -> None:
+    rig = Rig()
+    with pytest.raises(HangUp, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        await rig.ask(PRODUCE, 9, request("t", (0, batch(b"a")), acks=0))
+
+
+async def test_other_acks_do_not_exist() -> None:
+    rig = Rig()
+    topic = await rig.topic("t")
+    asked = request("t", (0, batch(b"a")), acks=2)
+    assert await codes(rig, asked) == [ErrorCode.INVALID_REQUIRED_ACKS]
+    assert rig.partition(topic).end_offset == 0
+
+
+async def test_a_produce_makes_no_topic() -> None:
+    rig = Rig()
+    asked = request("new", (0, batch(b"a")))
+    assert await codes(rig, asked) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert rig.catalog.all_topics() == []
+    bad = request("a/b", (0, batch(b"a")))
+    assert await codes(rig, bad) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+
+
+async def test_a_standard_queue_takes_batches_and_a_fifo_queue_does_not() -> None:
+    rig = Rig()
+    await rig.topic("q", kind=Kind.STANDARD)
+    await rig.topic("q.fifo", kind=Kind.FIFO)
+    assert await codes(rig, request("q", (0, batch(b"a")))) == [0]
+    answer = await rig.ask(PRODUCE, 9, request("q.fifo", (0, batch(b"a"))))
+    [one] = answer.topics[0].partitions
+    assert one.error_code == ErrorCode.INVALID_REQUEST
+    assert "FIFO" in one.error_message
+
+
+async def test_what_the_node_keeps_for_itself_is_not_written_by_clients() -> None:
+    rig = Rig()
+    topic = await rig.topic("__groups")
+    await rig.topic("__queue", kind=Kind.STANDARD)
+    refused = request("__groups", (0, batch(b"a")))
+    assert await codes(rig, refused) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+    by_id = request("", (0, batch(b"a")), topic_id=bytes.fromhex(topic.topic_id))
+    assert await codes(rig, by_id, 13) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+    assert rig.partition(topic).end_offset == 0
+    assert await codes(rig, request("__queue", (0, batch(b"a")))) == [0]
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (batch(b"a", attributes=ATTR_CONTROL), ErrorCode.INVALID_RECORD),
+        (
+            batch(b"a", attributes=ATTR_TRANSACTIONAL, producer_id=1, base_sequence=0),
+            ErrorCode.INVALID_TXN_STATE,
+        ),
+        (batch(bytes(1_048_589)), ErrorCode.MESSAGE_TOO_LARGE),
+        (batch(b"a", at_ms=NOW_MS + 2 * HOUR_MS), ErrorCode.INVALID_TIMESTAMP),
+    ],
+)
+async def test_batches_that_break_a_rule_do_not_reach_the_log(
+    records: bytes, code: ErrorCode
+) -> None:
+    rig = Rig()
+    topic = await rig.topic("t")
+    assert await codes(rig, request("t", (0, records))) == [code]
+    assert rig.partition(topic).end_offset == 0
+
+
+async def test_a_topic_sets_its_own_bounds() -> None:
+    rig = Rig()
+    configs = {
+        "max.message.bytes": "100",
+        "message.timestamp.after.max.ms": str(3 * HOUR_MS),
+        "message.timestamp.before.max.ms": str(HOUR_MS),
+    }
+    await rig.topic("t", configs=configs)
+    large = request("t", (0, batch(bytes(100))))
+    assert await codes(rig, large) == [ErrorCode.MESSAGE_TOO_LARGE]
+    ahead = request("t", (0, batch(b"a", at_ms=NOW_MS + 2 * HOUR_MS)))
+    assert await codes(rig, ahead) == [0]
+    behind = request("t", (0, batch(b"a", at_ms=NOW_MS - 2 * HOUR_MS)))
+    assert await codes(rig, behind) == [ErrorCode.INVALID_TIMESTAMP]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ProducerRefused(45, "a gap"), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+        (ProducerRefused(47, "an old epoch"), ErrorCode.INVALID_PRODUCER_EPOCH),
+    ],
+)
+async def test_a_refused_producer_gets_the_code_of_the_refusal(
+    error: PenstockError, code: ErrorCode
+) -> None:
+    rig = Rig()
+    topic = await rig.topic("t")
+    rig.partition(topic).broken = error
+    records = batch(b"a", producer_id=1, base_sequence=5)
+    assert await codes(rig, request("t", (0, records))) == [code]

@@ -1,0 +1,199 @@
+"""Lengths and headers around messages; the table of APIs; the blobs of consumer groups."""
+
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE
+from penstock.wire.kafka.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from penstock.wire.kafka.frame import (
+    UnknownApi,
+    advertised,
+    decode_request_header,
+    encode_request_frame,
+    encode_response_frame,
+    frame_length,
+    is_unknown_api_versions,
+    parse_request_header,
+    parse_response_header,
+    response_head,
+    unsupported_api_versions,
+)
+from penstock.wire.kafka.generated.api_versions import decode_api_versions_response
+from penstock.wire.kafka.malformed import Malformed
+
+METADATA = APIS[3]
+
+
+@pytest.mark.parametrize("length", [8, 1_000, 65_536])
+def test_lengths_within_the_bound_are_taken(length: int) -> None:
+    assert frame_length(struct.pack(">i", length), bytes_max=65_536) == length
+
+
+@pytest.mark.parametrize("length", [-1, -(2**31), 0, 7, 65_537, 2**31 - 1])
+def test_other_lengths_are_malformed(length: int) -> None:
+    with pytest.raises(Malformed, match=f"a frame of {length} bytes"):
+        frame_length(struct.pack(">i", length), bytes_max=65_536)
+
+
+def test_the_wrong_protocol_is_named() -> None:
+    with pytest.raises(Malformed, match="TLS"):
+        frame_length(b"\x16\x03\x01\x02", bytes_max=104_857_600)
+    with pytest.raises(Malformed, match="HTTP"):
+        frame_length(b"GET ", bytes_max=104_857_600)
+    with pytest.raises(Malformed):
+        frame_length(b"\x00\x00", bytes_max=104_857_600)
+
+
+# As kio writes them: Metadata 5 with header version 1, Metadata 12 with header version 2.
+HEADER_1 = bytes.fromhex("000300050000002a0004") + b"test"
+HEADER_2 = bytes.fromhex("0003000c0000002a0004") + b"test" + b"\x00"
+
+
+def test_the_header_follows_the_version_of_the_message() -> None:
+    plain = parse_request_header(HEADER_1 + b"body")
+    flexible = parse_request_header(memoryview(HEADER_2 + b"body"))
+    assert plain == (3, 5, 42, "test", len(HEADER_1))
+    assert flexible == (3, 12, 42, "test", len(HEADER_2))
+    assert decode_request_header(HEADER_1, 0, 0) == (3, 5, 42, None, 8)
+
+
+def test_a_client_needs_no_id() -> None:
+    header = parse_request_header(struct.pack(">hhih", 3, 5, 1, -1))
+    assert header.client_id is None
+
+
+def test_unknown_tagged_fields_of_a_header_are_skipped() -> None:
+    raw = HEADER_2[:-1] + b"\x01\x07\x03abc" + b"body"
+    assert raw[parse_request_header(raw).body_at :] == b"body"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        HEADER_1[:7],
+        HEADER_1[:-1],
+        HEADER_2[:-1],
+        HEADER_2[:-1] + b"\x01\x07\x7f",
+        struct.pack(">hhih", 3, 5, 1, -2),
+        struct.pack(">hhih", 3, 5, 1, 1) + b"\xff",
+    ],
+)
+def test_broken_headers_are_malformed(raw: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse_request_header(raw)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_header_or_refused(raw: bytes) -> None:
+    try:
+        header = parse_request_header(raw)
+    except (Malformed, UnknownApi):
+        return
+    assert header.body_at <= len(raw)
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(999, 0), (-1, 0), (3, 14), (3, -1), (0, 2), (18, -1)]
+)
+def test_apis_and_versions_that_are_not_served_are_named(key: int, version: int) -> None:
+    with pytest.raises(UnknownApi) as caught:
+        parse_request_header(struct.pack(">hhih", key, version, 1, -1) + b"\x00")
+    assert (caught.value.api_key, caught.value.version) == (key, version)
+
+
+def test_api_versions_is_let_through_in_any_version_and_answered_in_version_0() -> None:
+    header = parse_request_header(struct.pack(">hhih", 18, 99, 77, -1) + b"\x00")
+    assert is_unknown_api_versions(header)
+    frame = unsupported_api_versions(header.correlation_id)
+    assert struct.unpack(">ii", frame[:8]) == (len(frame) - 4, 77)
+    reply = decode_api_versions_response(frame, 8, 0)
+    assert reply.error_code == 35
+    assert [each.api_key for each in reply.api_keys] == sorted(APIS)
+    known = parse_request_header(struct.pack(">hhih", 18, 4, 77, -1) + b"\x00")
+    assert not is_unknown_api_versions(known)
+
+
+def test_produce_is_advertised_from_0_and_telemetry_not_at_all() -> None:
+    rows = {each.api_key: each for each in advertised()}
+    assert (rows[PRODUCE].min_version, rows[PRODUCE].max_version) == (0, 13)
+    assert not rows.keys() & {71, 72}
+    # What librdkafka wants to see before it uses groups, transactions and SASL.
+    for key, low in {10: 0, 11: 0, 14: 0, 12: 0, 13: 0, 2: 1, 22: 0, 17: 0, 36: 0, 9: 1}.items():
+        assert rows[key].min_version <= low, key
+    assert rows[8].min_version <= 2
+
+
+def test_the_header_of_an_api_versions_reply_never_changes() -> None:
+    api = APIS[API_VERSIONS]
+    assert [api.response_header_version(version) for version in range(5)] == [0] * 5
+    assert [api.request_header_version(version) for version in range(5)] == [1, 1, 1, 2, 2]
+    assert METADATA.response_header_version(8) == 0
+    assert METADATA.response_header_version(9) == 1
+
+
+@pytest.mark.parametrize("version", [5, 12])
+def test_frames_of_a_client_and_of_a_server_are_read_back(version: int) -> None:
+    frame = encode_request_frame(
+        METADATA, version, correlation_id=42, client_id="test", body=b"body"
+    )
+    expected = HEADER_1 if version == 5 else HEADER_2
+    assert frame == struct.pack(">i", len(frame) - 4) + expected + b"body"
+    reply = encode_response_frame(METADATA, version, 42, b"body")
+    assert frame_length(reply, bytes_max=100) == len(reply) - 4
+    header_version = METADATA.response_header_version(version)
+    correlation_id, position = parse_response_header(reply[4:], header_version)
+    assert (correlation_id, reply[4:][position:]) == (42, b"body")
+    assert response_head(42, header_version, 4) + b"body" == reply
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"\x00\x00\x00", b"\x00\x00\x00\x01", b"\x00\x00\x00\x01\x01\x05\x7f"]
+)
+def test_broken_response_headers_are_malformed(raw: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse_response_header(raw, 1)
+
+
+def test_codecs_are_imported_when_first_used() -> None:
+    script = (
+        "import sys; from penstock.wire.kafka import frame, apis;"
+        "before = [m for m in sys.modules if '.generated' in m];"
+        "apis.APIS[3].codec();"
+        "after = [m for m in sys.modules if '.generated.' in m];"
+        "print(before, after)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[] ['penstock.wire.kafka.generated.metadata']"
+
+
+def test_blobs_of_newer_versions_are_read_as_far_as_they_are_known() -> None:
+    value = ConsumerProtocolSubscription(topics=("a", "b"), user_data=b"u", rack_id="r")
+    blob = encode_subscription(value, 3)
+    assert decode_subscription(blob) == value
+    newer = struct.pack(">h", 9) + blob[2:] + b"what comes later"
+    assert decode_subscription(newer) == value
+    assignment = ConsumerProtocolAssignment(user_data=b"u")
+    assert decode_assignment(encode_assignment(assignment, 0)) == assignment
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x00", b"\xff\xff", b"\x00\x03\x00"])
+def test_broken_blobs_are_malformed(blob: bytes) -> None:
+    with pytest.raises(Malformed):
+        decode_subscription(blob)
+    with pytest.raises(Malformed):
+        decode_assignment(blob)
