@@ -12,6 +12,7 @@ from tests.harness.server import Server
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:9324"
+KAFKA_ADDRESS = "127.0.0.1:9092"
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -25,7 +26,8 @@ PROGRAMS = blocks("python")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("readme") / "data", fsync="never") as running:
+    folder = tmp_path_factory.mktemp("readme") / "data"
+    with Server(folder, fsync="never", kafka_port=0) as running:
         yield running
 
 
@@ -36,9 +38,10 @@ def test_the_readme_has_commands_and_a_program() -> None:
 
 def test_the_programs_run(server: Server) -> None:
     for program in PROGRAMS:
-        assert ADDRESS in program
+        here = program.replace(ADDRESS, server.url).replace(KAFKA_ADDRESS, server.kafka)
+        assert here != program
         done = subprocess.run(
-            [sys.executable, "-c", program.replace(ADDRESS, server.url)],
+            [sys.executable, "-c", here],
             capture_output=True,
             text=True,
             timeout=60,

@@ -31,7 +31,7 @@ from penstock.cursor.events import AckReason, Event, encode
 from penstock.cursor.outcome import Pick
 from penstock.log.compaction import Unreadable
 from penstock.log.damage import DamagedRange
-from penstock.log.log import Log
+from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.model import limits
 from penstock.model.errors import Damaged, OffsetOutOfRange, Overloaded, TopicNotFound
@@ -434,7 +434,7 @@ class Partition:
         flush = self._journal_events(outcome.events)
         if flush is not None:
             await flush.committed.wait()
-        self.log.drop_before(before)
+        await self._remove(self.log.detach_before(before))
         self.stream.trim(self.start_offset)
         return self.start_offset
 
@@ -621,9 +621,12 @@ class Partition:
             self.expired_count += passed
             self._meter.expired(passed)
             await flush.committed.wait()
-        freed_bytes = self.log.drop_before(cut)
+        detached = self.log.detach_before(cut)
         self.stream.trim(self.start_offset)
-        return freed_bytes
+        return await self._remove(detached)
+
+    async def _remove(self, detached: Detached) -> int:
+        return await self._loop.run_in_executor(self._surroundings.pool, detached.remove)
 
     async def _expire(self) -> None:
         for _ in range(EXPIRY_ROUNDS_MAX):

@@ -120,6 +120,24 @@ class SyncJob:
             self._disk.close(fd)
 
 
+class Detached:
+    """Segments that a log has let go of, oldest first. Not removed because of a crash, they are
+    part of it again at the next opening, and what they hold is as finished as it was."""
+
+    __slots__ = ("_disk", "freed_bytes", "paths")
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.paths: list[Path] = []
+        self.freed_bytes = 0
+
+    def remove(self) -> int:
+        """Returns the bytes freed. Safe in a thread."""
+        for path in self.paths:
+            self._disk.unlink(path)
+        return self.freed_bytes
+
+
 class Log:
     def __init__(self, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk) -> None:
         """Use ``Log.open``."""
@@ -344,6 +362,12 @@ class Log:
     def drop_before(self, offset: int) -> int:
         """Remove whole segments that end at or before ``offset``, never the active one. Returns
         the bytes freed."""
+        return self.detach_before(offset).remove()
+
+    def detach_before(self, offset: int) -> "Detached":
+        """The same in two steps: the segments are no longer part of the log at once; unlinking
+        large files takes a file system a while, so a thread may do that."""
+        detached = Detached(self.disk)
         freed = count = 0
         for segment in self._segments[:-1]:
             if segment.end_offset > offset:
@@ -353,7 +377,7 @@ class Log:
             segment.close()
             # The batches go first: side files without them are swept up at the next opening.
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
-                self.disk.unlink(segment_path(self.folder, segment.base_offset, suffix))
+                detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
             freed += segment.bytes
             count += 1
         if count:
@@ -363,7 +387,8 @@ class Log:
             self._damage = [damage for damage in self._damage if damage.file not in gone]
             self.size_bytes -= freed
             self._is_folder_dirty = True
-        return freed
+        detached.freed_bytes = freed
+        return detached
 
     def replace_segments(self, made: Segment) -> int | None:
         """Let a rewritten stretch of the log, lying ready beside it (``log/swap.py``), take the
