@@ -20,15 +20,13 @@ against the bytes left before the first element is made.
 
 import argparse
 import io
-import json
 import re
 import struct
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.kafka_schema import (
