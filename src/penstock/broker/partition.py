@@ -217,7 +217,7 @@ class Partition:
         while True:
             outcome = self._cursor.lease(
                 count=request.count - len(deliveries),
-                lease_ms=request.lease_ms,
+                lease_ms=request.lease_ms + self._surroundings.grain_ms if request.lease_ms else 0,
                 attempts_max=attempts_max,
                 retention_ms=settings.retention_ms,
                 queue_delay_ms=settings.delay_ms,
@@ -366,7 +366,12 @@ class Partition:
         return outcome.reply
 
     async def extend(self, claims: Sequence[tuple[Claim, int]]) -> Sequence[Exception | None]:
-        outcome = self._cursor.extend(claims, now_ms=self._clock.mono_ms())
+        grain_ms = self._surroundings.grain_ms
+        rounded = [
+            (claim, lease_ms + grain_ms if 0 < lease_ms < limits.LEASE_MS_MAX else lease_ms)
+            for claim, lease_ms in claims
+        ]
+        outcome = self._cursor.extend(rounded, now_ms=self._clock.mono_ms())
         flush = self._journal_events(outcome.events)
         self.wake()  # a release makes records available; any change may move the next wake
         if flush is not None:

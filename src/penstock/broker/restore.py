@@ -127,7 +127,7 @@ def restore(log: Log, topic: Topic, index: int, *, surroundings: Surroundings) -
 def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
     if not surroundings.is_elapsed_trusted:
         return 0
-    return max(0, surroundings.clock.wall_ms() - since_ms)
+    return max(0, surroundings.clock.wall_ms() - since_ms - surroundings.grain_ms)
 
 
 def _replay(

@@ -40,5 +40,8 @@ class Surroundings:
     fsync_interval_ms: int = 100
     clean_interval_ms: int = 5_000
     in_flight_max: int = limits.IN_FLIGHT_MAX
+    # Clocks are read in whole milliseconds, rounded down at both ends: without this a lease could
+    # end a fraction of one too early, and two consumers hold one message.
+    grain_ms: int = 1
     # Whether durations written before this process started can be measured by the wall clock.
     is_elapsed_trusted: bool = False

@@ -106,6 +106,7 @@ async def on_stage(
         fsync_interval_ms=20,
         clean_interval_ms=clean_interval_ms,
         in_flight_max=in_flight_max,
+        grain_ms=0,  # a clock moved by hand has no fractions
         is_elapsed_trusted=is_elapsed_trusted,
     )
     broker = Broker(surroundings, tasks, entropy=secrets.token_bytes)
