@@ -1,5 +1,6 @@
 """What is measured on a running server, one scenario after another, each on a queue of its own."""
 
+import os
 import subprocess
 import sys
 import urllib.error
@@ -126,6 +127,12 @@ def run_load(job: Job) -> Result:
     return msgspec.json.decode(done.stdout, type=Result)
 
 
+def settle_disk() -> None:
+    """Write back what earlier work has left behind, of whichever system: on ext4 a sync of one file
+    waits for the dirty pages and discarded blocks of all the others."""
+    os.sync()
+
+
 def job_for(server: Server, timing: Timing, cores: set[int], **more: object) -> Job:
     job = Job(
         host=server.host,
@@ -199,6 +206,7 @@ def run(
         scenario=SCRIPT_OF.get(scenario.name, scenario.name),
         rate=PACED_RATE if scenario.name == "end_to_end" else 0,
     )
+    settle_disk()
     if before_load is not None:
         before_load()
     result = run_load(job)

@@ -67,6 +67,7 @@ APIS = (
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
     "EndTxn",
+    "WriteTxnMarkers",
     "TxnOffsetCommit",
     "OffsetForLeaderEpoch",
     "SaslHandshake",

@@ -359,11 +359,12 @@ def test_regions_are_separate_namespaces(shell: Shell, queue: str) -> None:
     assert queue not in shell("--region", "eu-west-1", "queue", "list", "-o", "name").out
 
 
-@pytest.mark.parametrize("topic", ["fifo", "dlq", "batch"])
+@pytest.mark.parametrize("topic", ["fifo", "dlq", "batch", "kafka", "two-views", "copy"])
 def test_a_shell_recipe_works_when_pasted(shell: Shell, topic: str) -> None:
     done = shell.script(RECIPES[topic].text)
     assert done.code == 0, done.err
-    shell.script("penstock queue list -o name | xargs -n 1 penstock queue delete --yes -q")
+    shell.script("penstock queue list -o name | xargs -rn 1 penstock queue delete --yes -q")
+    shell.script("penstock topic list -o name | xargs -rn 1 penstock topic delete --yes -q")
 
 
 def test_the_python_recipe_works_when_pasted(shell: Shell, server: Server) -> None:

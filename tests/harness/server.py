@@ -32,8 +32,8 @@ STDERR_LINES_MAX = 20_000  # a server that floods its log must not fill the test
 # restarted server finds its address taken.
 STABLE_PORTS = range(12_000, 32_000)
 
-_HTTP = re.compile(r"\bhttp=(http://\S+)")
-_ADMIN = re.compile(r"\badmin=(http://\S+)")
+_HTTP = re.compile(r"\bhttp=(https?://\S+)")
+_ADMIN = re.compile(r"\badmin=(https?://\S+)")
 _KAFKA = re.compile(r"\bkafka=(\S+:\d+)")
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\)|Task exception was never retrieved"

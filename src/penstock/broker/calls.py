@@ -8,9 +8,10 @@ from penstock.broker.partition import Partition
 from penstock.broker.partitions import Partitions
 from penstock.broker.queue import Queue
 from penstock.broker.redrive import Redriver
+from penstock.broker.shares import ShareCalls
 from penstock.broker.surroundings import Surroundings
 from penstock.metadata.moves import MoveTasks
-from penstock.model.errors import DiskFull, PurgeInProgress, TopicNotFound
+from penstock.model.errors import DiskFull, InvalidRequest, PurgeInProgress, TopicNotFound
 from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Claim, Delivery, Message
 from penstock.model.names import is_internal
@@ -21,6 +22,7 @@ from penstock.model.ports import (
     Marker,
     MoveTask,
     Peeked,
+    ProducerSeen,
     StreamEnds,
 )
 from penstock.model.stream import settings_of
@@ -45,6 +47,7 @@ class Broker:
             attempts_max=self._redriver.attempts_max,
             move_dead=self._redriver.move,
         )
+        self.shares = ShareCalls(surroundings, self.partitions, self._redriver, entropy=entropy)
         self._mover = Mover(self, surroundings.catalog, tasks, entropy=entropy)
         self._purged_at_ms: dict[str, int] = {}
 
@@ -77,6 +80,8 @@ class Broker:
             if message.attributes:
                 size += sum(len(n) + len(a.value) for n, a in message.attributes.items())
         self._admit(size)
+        if topic.source_id is not None:
+            raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         return await queue.partitions[partition].append(messages)
 
@@ -88,13 +93,13 @@ class Broker:
         self, topic: Topic, partition: int, claims: Sequence[Claim]
     ) -> Sequence[Exception | None]:
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
-        return await queue.partitions[partition].ack(claims)
+        return await queue.leases[partition].ack(claims)
 
     async def extend(
         self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
     ) -> Sequence[Exception | None]:
         queue = await self._queue(topic)
-        return await queue.partitions[partition].extend(claims)
+        return await queue.leases[partition].extend(claims)
 
     async def purge(self, topic: Topic) -> None:
         now_ms = self._surroundings.clock.mono_ms()
@@ -109,7 +114,12 @@ class Broker:
             if now_ms - at_ms < PURGE_INTERVAL_MS
         }
         self._purged_at_ms[topic.topic_id] = now_ms
-        for partition in (await self._queue(topic)).partitions:
+        queue = await self._queue(topic)
+        if topic.is_share:
+            for leases in queue.leases:
+                await leases.purge()
+            return
+        for partition in queue.partitions:
             await partition.purge()
 
     async def stats(self, topic: Topic) -> QueueStats:
@@ -118,7 +128,7 @@ class Broker:
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int
     ) -> tuple[Sequence[Peeked], int]:
-        return (await self._queue(topic)).partitions[partition].peek(start=start, count=count)
+        return (await self._queue(topic)).leases[partition].peek(start=start, count=count)
 
     # ── model.ports.Streams ──────────────────────────────────────────────────────────────────
 
@@ -147,6 +157,9 @@ class Broker:
     ) -> bool:
         owner = await self._partition(topic, partition)
         return owner.stream.is_in_transaction(producer_id, producer_epoch)
+
+    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
+        return (await self._partition(topic, partition)).stream.producers()
 
     async def ends(self, topic: Topic, partition: int) -> StreamEnds:
         return (await self._partition(topic, partition)).ends()

@@ -6,15 +6,19 @@ one round at a time, which bounds the memory that keys take.
 
 Not while the disk is low: a rewrite needs room beside the log, and what is left belongs to leases
 and acks.
+
+After a round, aborted transactions that it has left no record of are told to whoever keeps them
+(``aborted.py``).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any, TypeVar
 
+from penstock.broker.aborted import Leftovers
 from penstock.broker.disk import DiskBudget
 from penstock.log.cleanable import cleanable
 from penstock.log.compaction import Aborted, Compaction, Progress, read_clean_offset
@@ -25,6 +29,7 @@ from penstock.model.stream import StreamSettings
 log_ = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Forget = Callable[[Collection[Aborted]], None]
 
 
 class Compactor:
@@ -35,13 +40,21 @@ class Compactor:
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._clean_offset: int | None = None
-        self._round: Compaction | None = None
+        self._round: Compaction | Leftovers | None = None
         self._thread: asyncio.Future[Any] | None = None
         self._is_stopped = False
 
-    async def run(self, settings: StreamSettings, *, up_to: int, aborted: Sequence[Aborted]) -> int:
+    async def run(
+        self,
+        settings: StreamSettings,
+        *,
+        up_to: int,
+        aborted: Sequence[Aborted],
+        forget: Forget | None = None,
+    ) -> int:
         """One round over what stands below ``up_to``, if it is worth it. Returns the bytes freed.
-        Raises Unreadable where the log is damaged."""
+        ``forget`` is told which of the aborted transactions have no records any more. Raises
+        Unreadable where the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0
@@ -59,7 +72,7 @@ class Compactor:
         )
         if not segments or self._disk.is_low:
             return 0
-        self._round = Compaction(
+        compaction = self._round = Compaction(
             log,
             segments,
             clean_offset=self._clean_offset,
@@ -68,12 +81,12 @@ class Compactor:
             aborted=aborted,
         )
         try:
-            freed_bytes = await self._drive(self._round)
+            freed_bytes = await self._drive(compaction)
         except Exception:
             await self._end_round()
             raise
         if not self._is_stopped:
-            self._clean_offset = self._round.clean_offset
+            self._clean_offset = compaction.clean_offset
             await self._end_round()
             log_.info(
                 "log compacted",
@@ -83,7 +96,27 @@ class Compactor:
                     "clean_offset": self._clean_offset,
                 },
             )
+        if forget is not None and aborted and not self._is_stopped:
+            await self._tell_gone(aborted, forget)
         return freed_bytes
+
+    async def _tell_gone(self, aborted: Sequence[Aborted], forget: Forget) -> None:
+        assert self._clean_offset is not None, "a round has been done"
+        up_to = min(self._clean_offset, self._log.sealed_offset)
+        leftovers = self._round = Leftovers(self._log, aborted, up_to=up_to)
+        try:
+            while not self._is_stopped:
+                started = perf_counter()
+                if await self._in_thread(leftovers.step) is Progress.DONE:
+                    break
+                await asyncio.sleep(perf_counter() - started)
+        except Exception:
+            await self._end_round()
+            raise
+        if not self._is_stopped:
+            await self._end_round()
+            if leftovers.gone:
+                forget(leftovers.gone)
 
     async def _drive(self, compaction: Compaction) -> int:
         freed_bytes = 0
@@ -107,8 +140,8 @@ class Compactor:
 
     async def _end_round(self) -> None:
         if self._round is not None:
-            compaction, self._round = self._round, None
-            await self._in_thread(compaction.close)
+            ended, self._round = self._round, None
+            await self._in_thread(ended.close)
 
     async def stop(self) -> None:
         """Returns when no thread touches the log's files, and nothing half-done is left."""

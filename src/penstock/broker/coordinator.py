@@ -1,13 +1,11 @@
 """The shell around one partition of group coordinators: ``cursor.group`` decides, this one parks
-requests, appends rows, answers, and watches the clock.
+requests, answers, and watches the clock. That rows reach the log, and come back from it, is the
+work of ``row_keeper.py``.
 
 - **Tickets.** Every request waits under a ticket; a decision answers any of them. A request whose
   client has gone takes its ticket along, and its answer finds nobody.
-- **Appends** go out one after another, so that the log has the order of the decisions. What is
-  decided while one is under way goes together into the next: under load many commits share a sync.
-- **Held answers** wait for the newest append at the time of the decision, whether it is their own.
-- **A failed append** leaves memory ahead of the log. All who wait are told to ask again, and the
-  state is read from the log anew; until then, and when reading fails, everybody is told so.
+- **Held answers** wait until all that was decided before is in the log.
+- **When memory is lost**, because an append failed, all who wait are told to ask again.
 
 There are never more tickets than requests under way, which the listener bounds; what a group may
 hold is bounded in ``cursor.group.settings``.
@@ -18,36 +16,25 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from penstock.broker.group_log import GroupLog, Newest
-from penstock.cursor.group.decision import Decision
+from penstock.broker.alarm import Alarm
+from penstock.broker.group_log import GroupLog
+from penstock.broker.row_keeper import RowKeeper
+from penstock.cursor.group.decision import Answer, Decision
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.rows import Row
 from penstock.cursor.group.settings import GroupSettings
-from penstock.model.errors import PenstockError
 from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
 
-# A disk that refuses every append must not make us read the whole log for each request; a log that
-# cannot be read is tried ever more rarely.
-RELOAD_MS_MIN = 1_000
-RELOAD_MS_MAX = 60_000
 FORGOTTEN_MAX = 10_000  # beyond it, offsets of deleted topics wait for their retention to end
 
 ReplyT = TypeVar("ReplyT")
 
 
-class _Append:
-    """What goes to the log together, and the answers that wait for it."""
-
-    __slots__ = ("answers", "decisions")
-
-    def __init__(self) -> None:
-        self.decisions: list[Sequence[Row]] = []
-        self.answers: list[tuple[int, object]] = []
-
-
 class Coordinator:
+    """A ``row_keeper.Fold``."""
+
     def __init__(
         self,
         *,
@@ -58,126 +45,122 @@ class Coordinator:
         rewrite_bytes: int,
     ) -> None:
         """``rewrite_bytes``: how much is appended before the log is rewritten."""
-        self.partition = partition
-        self.trouble: str | None = None  # why nothing is served, for the probes
-        self._open_log = open_log
         self._settings = settings
         self._clock = clock
-        self._rewrite_bytes = rewrite_bytes
         self._loop = asyncio.get_running_loop()
-        self._log: GroupLog | None = None
-        self._groups: Groups | None = None  # None: memory does not know what the log says
-        self._is_stopping = False
-        self._forgotten: set[str] = set()  # topics deleted while nothing was loaded
+        self._keeper = RowKeeper(
+            self,
+            open_log=open_log,
+            clock=clock,
+            label=f"groups of partition {partition}",
+            rewrite_bytes=rewrite_bytes,
+        )
+        self._groups = Groups(settings)  # what the keeper says is ready, or not
+        self._alarm = Alarm(clock, self.tick)
+        self._forgotten: set[str] = set()  # deleted topics of which the log may still have offsets
         # Requests under way: ticket → the future of its reply, and the reply if all fails.
         self._waiters: dict[int, tuple[asyncio.Future[Any], object]] = {}
         self._ticket = 0
-        # Appends: collected, under way.
-        self._next = _Append()
-        self._flying: _Append | None = None
-        self._appender: asyncio.Task[None] | None = None
-        # Loading and rewriting.
-        self._loader: asyncio.Task[None] | None = None
-        self._load_from_ms = 0  # not before
-        self._reload_ms = RELOAD_MS_MIN
-        self._reader: asyncio.Task[None] | None = None
-        self._newest: Newest | None = None
-        self._log_bytes = 0  # appended since the last rewrite
-        self._live_bytes = 0  # what that rewrite left
-        # The one timer.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
+        self._held: set[int] = set()  # tickets that are answered when the log has come so far
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
         """Returns when the groups are known, or when they cannot be: ``trouble`` says."""
-        self._want_load()
-        if self._loader is not None:
-            await asyncio.shield(self._loader)
+        await self._keeper.start()
 
     def end_waits(self) -> None:
         """Answer those who wait for other members: their clients find a coordinator elsewhere, or
         here again. Who waits for the log is answered when that has come so far."""
-        held = {
-            ticket
-            for append in (self._flying, self._next)
-            if append is not None
-            for ticket, _ in append.answers
-        }
-        for ticket, (_, failed) in self._waiters.items():
-            if ticket not in held:
-                self._answer(ticket, failed)
-
-    def _fail_all(self) -> None:
-        for ticket, (_, failed) in self._waiters.items():
-            self._answer(ticket, failed)
+        for ticket in self._waiters:
+            if ticket not in self._held:
+                self._fail(ticket)
 
     async def stop(self) -> None:
         """What was decided is appended; who still waits is told to ask again."""
-        self._is_stopping = True
-        self._newest = None
-        for task in (self._loader, self._reader):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._appender is not None:
-            await asyncio.shield(self._appender)
-        self._groups = None
-        self._disarm()
+        await self._keeper.stop()
+        self._alarm.clear()
+        self._fail_all()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is served, for the probes."""
+        return self._keeper.trouble
+
+    # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
+
+    def reset(self) -> None:
+        self._groups = Groups(self._settings)
+
+    def replay(self, rows: Sequence[Row]) -> None:
+        now_ms = self._clock.mono_ms()
+        for key, value in rows:
+            self._groups.replay(key, value, now_ms=now_ms)
+
+    def loaded(self) -> None:
+        self._carry_out(self._groups.loaded(now_ms=self._clock.mono_ms()))
+        if self._forgotten:
+            self._forget(frozenset(self._forgotten))
+
+    def lost(self) -> None:
+        self._alarm.clear()
         self._fail_all()
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────
 
     async def ask(self, failed: ReplyT, decide: Callable[[Groups, int], Decision]) -> ReplyT:
         """Wait for the answer to one decision. ``failed`` is the answer if there is none."""
-        groups = self._ready()
-        if groups is None:
+        if not self._keeper.ready():
             return failed
-        ticket, future = self._park(failed)
+        self._ticket += 1
+        ticket = self._ticket
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiters[ticket] = (future, failed)
         try:
-            self._carry_out(self._decide(groups, lambda groups: decide(groups, ticket)))
+            self._carry_out(self._decide(lambda groups: decide(groups, ticket)))
             return cast(ReplyT, await future)
         finally:
-            self._waiters.pop(ticket, None)
+            del self._waiters[ticket]
 
     async def look(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
         """Read what memory has, shown once the log has it too."""
-        groups = self._ready()
-        if groups is None:
+        if not self._keeper.ready():
             return failed
-        found = read(groups)
-        append = self._newest_append()
-        if append is None:
-            return found
-        ticket, future = self._park(failed)
-        append.answers.append((ticket, found))
-        try:
-            return cast(ReplyT, await future)
-        finally:
-            self._waiters.pop(ticket, None)
+        found = read(self._groups)
+        return found if await self._keeper.committed() else failed
 
-    def note(self, decide: Callable[[Groups], Decision]) -> None:
-        """A decision that nobody waits for."""
-        groups = self._ready()
-        if groups is not None:
-            self._carry_out(self._decide(groups, decide))
+    def note(self, decide: Callable[[Groups], Decision], *, is_divisible: bool = False) -> None:
+        """A decision that nobody waits for, nor hears of when it fails. ``is_divisible``: a crash
+        may leave its first rows without the rest."""
+        if not self._keeper.ready():
+            return
+        try:
+            decision = self._decide(decide)
+        except Exception:
+            log_.exception("a decision about groups failed")
+        else:
+            self._carry_out(decision, is_divisible=is_divisible)
 
     def forget_topic(self, topic_id: str) -> None:
-        if self._groups is None and len(self._forgotten) < FORGOTTEN_MAX:
+        if len(self._forgotten) < FORGOTTEN_MAX:
             self._forgotten.add(topic_id)
-        self.note(lambda groups: groups.forget_topics(frozenset((topic_id,))))
+        self._forget(frozenset((topic_id,)))
 
-    def _ready(self) -> Groups | None:
-        if self._groups is None:
-            self._want_load()
-        return self._groups
+    def _forget(self, topic_ids: frozenset[str]) -> None:
+        """They are forgotten about when the log says so: until then it may be read anew."""
+        self.note(lambda groups: groups.forget_topics(topic_ids), is_divisible=True)
+        self._keeper.when_committed(
+            lambda is_done: self._forgotten.difference_update(topic_ids) if is_done else None
+        )
 
-    def _park(self, failed: object) -> tuple[int, asyncio.Future[Any]]:
-        self._ticket += 1
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._waiters[self._ticket] = (future, failed)
-        return self._ticket, future
+    def _fail_all(self) -> None:
+        for ticket in self._waiters:
+            self._fail(ticket)
+
+    def _fail(self, ticket: int) -> None:
+        waiter = self._waiters.get(ticket)
+        if waiter is not None:
+            self._answer(ticket, waiter[1])
 
     def _answer(self, ticket: int, reply: object) -> None:
         waiter = self._waiters.get(ticket)
@@ -186,205 +169,38 @@ class Coordinator:
 
     # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
-    def _decide(self, groups: Groups, decide: Callable[[Groups], Decision]) -> Decision:
+    def _decide(self, decide: Callable[[Groups], Decision]) -> Decision:
         try:
-            return decide(groups)
+            return decide(self._groups)
         except BaseException:
             # A fault of ours, half way through: nobody knows what memory holds now.
-            self._lose("a decision failed")
+            self._keeper.lose("a decision failed")
             raise
 
-    def _carry_out(self, decision: Decision) -> None:
-        self._arm(decision.wake_at_ms)
-        if decision.rows:
-            self._next.decisions.append(decision.rows)
-            self._want_appender()
-        append = self._newest_append()
+    def _carry_out(self, decision: Decision, *, is_divisible: bool = False) -> None:
+        self._keeper.append(decision.rows, is_divisible=is_divisible)
+        self._alarm.set(decision.wake_at_ms)
+        held: list[Answer] = []
         for answer in decision.answers:
-            if answer.after_commit and append is not None:
-                append.answers.append((answer.ticket, answer.reply))
+            if answer.after_commit:
+                held.append(answer)
             else:
                 self._answer(answer.ticket, answer.reply)
+        if held:
+            self._held.update(answer.ticket for answer in held)
+            self._keeper.when_committed(lambda is_committed: self._release(held, is_committed))
 
-    def _newest_append(self) -> _Append | None:
-        """The one to wait for, so that everything decided so far is committed."""
-        return self._next if self._next.decisions else self._flying
-
-    def _lose(self, reason: str) -> None:
-        """Memory and log have parted."""
-        log_.warning(
-            "group coordinator reads its log anew",
-            extra={"partition": self.partition, "reason": reason},
-        )
-        self._groups = None
-        self.trouble = f"groups of partition {self.partition}: {reason}"
-        self._next = _Append()
-        self._newest = None
-        self._disarm()
-        self._fail_all()
-        self._want_load()
+    def _release(self, held: Sequence[Answer], is_committed: bool) -> None:
+        for answer in held:
+            self._held.discard(answer.ticket)
+            if is_committed:
+                self._answer(answer.ticket, answer.reply)
+            else:
+                self._fail(answer.ticket)
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
-
-    def _arm(self, at_ms: int | None) -> None:
-        """A timer that fires too early looks and arms itself again, so only an earlier time
-        matters: heartbeats push deadlines back all the time."""
-        if at_ms is None:
-            self._disarm()
-            return
-        if self._timer is not None:
-            if self._timer_at_ms <= at_ms:
-                return
-            self._timer.cancel()
-        self._timer_at_ms = at_ms
-        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
-        self._timer = self._loop.call_later(delay_s, self._timer_fired)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self.tick()
 
     def tick(self) -> None:
         """Do what is due by the clock."""
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         self.note(lambda groups: groups.tick(now_ms=now_ms, wall_ms=wall_ms))
-
-    # ── Appending ────────────────────────────────────────────────────────────────────────────
-
-    def _want_appender(self) -> None:
-        if self._appender is None:
-            self._appender = self._loop.create_task(
-                self._append_all(), name=f"append groups {self.partition}"
-            )
-
-    async def _append_all(self) -> None:
-        """Runs while there is something to append. Begins with the next turn of the loop, so what
-        is decided in this one goes out together."""
-        try:
-            while self._next.decisions or self._newest is not None:
-                assert self._log is not None, "decisions are made once the log was read"
-                newest, self._newest = self._newest, None
-                if newest is not None:
-                    await self._replace(self._log, newest)
-                elif self._next.decisions:
-                    await self._append_next(self._log)
-        finally:
-            self._flying = None
-            self._appender = None
-            if self._groups is None:
-                self._want_load()
-
-    async def _append_next(self, log: GroupLog) -> None:
-        self._flying, self._next = self._next, _Append()
-        try:
-            size = await log.append(self._flying.decisions)
-        except PenstockError as error:
-            self._lose(f"append failed: {error}")
-            return
-        except Exception as error:
-            log_.exception("appending group rows failed")
-            self._lose(f"append failed: {type(error).__name__}")
-            return
-        if self._groups is None:
-            return  # everybody was answered when it was lost
-        for ticket, reply in self._flying.answers:
-            self._answer(ticket, reply)
-        self._flying = None
-        self._log_bytes += size
-        self._maybe_rewrite(log)
-
-    # ── Rewriting ────────────────────────────────────────────────────────────────────────────
-
-    def _maybe_rewrite(self, log: GroupLog) -> None:
-        is_due = self._log_bytes > max(self._rewrite_bytes, 2 * self._live_bytes)
-        if is_due and self._reader is None and self._newest is None and not self._is_stopping:
-            self._reader = self._loop.create_task(
-                self._read_for_rewrite(log), name=f"rewrite groups {self.partition}"
-            )
-
-    async def _read_for_rewrite(self, log: GroupLog) -> None:
-        """Most of the reading, while appends go on. The appender does the rest in its own turn."""
-        try:
-            start, end = await log.ends()
-            newest = Newest(start)
-            await newest.read_up_to(log, end)
-        except Exception as error:
-            self._not_rewritten(error)
-        else:
-            if self._groups is not None:
-                self._newest = newest
-                self._want_appender()
-        finally:
-            self._reader = None
-
-    async def _replace(self, log: GroupLog, newest: Newest) -> None:
-        try:
-            self._live_bytes = await log.replace(newest)
-            self._log_bytes = self._live_bytes
-        except Exception as error:
-            # Some rows may stand in the log once more; they say the same.
-            self._not_rewritten(error)
-
-    def _not_rewritten(self, error: Exception) -> None:
-        log_.warning(
-            "group log not rewritten",
-            extra={"partition": self.partition, "reason": str(error) or type(error).__name__},
-        )
-        self._log_bytes = self._live_bytes  # try again when as much has been appended again
-
-    # ── Loading ──────────────────────────────────────────────────────────────────────────────
-
-    def _want_load(self) -> None:
-        # Not while an append is under way: it would be read, or not, by chance.
-        if self._loader is not None or self._appender is not None or self._is_stopping:
-            return
-        now_ms = self._clock.mono_ms()
-        if now_ms < self._load_from_ms:
-            self._arm(self._load_from_ms)
-            return
-        self._load_from_ms = now_ms + self._reload_ms
-        self._loader = self._loop.create_task(self._load(), name=f"load groups {self.partition}")
-
-    async def _load(self) -> None:
-        try:
-            log = await self._open_log()
-            groups = Groups(self._settings)
-            start, end = await log.ends()
-            total_bytes = 0
-            async for rows, size in log.read(start, end):
-                total_bytes += size
-                now_ms = self._clock.mono_ms()
-                for key, value in rows:
-                    groups.replay(key, value, now_ms=now_ms)
-        except (PenstockError, ValueError) as error:  # MalformedBatch is one of the latter
-            self._not_loaded(str(error))
-        except Exception as error:
-            log_.exception("reading group rows failed")
-            self._not_loaded(type(error).__name__)
-        else:
-            self._log = log
-            self._groups = groups
-            self.trouble = None
-            self._reload_ms = RELOAD_MS_MIN
-            self._log_bytes = total_bytes
-            self._live_bytes = 0
-            self._carry_out(groups.loaded(now_ms=self._clock.mono_ms()))
-            if self._forgotten:
-                topic_ids, self._forgotten = frozenset(self._forgotten), set()
-                self.note(lambda groups: groups.forget_topics(topic_ids))
-            self._maybe_rewrite(log)
-        finally:
-            self._loader = None
-
-    def _not_loaded(self, reason: str) -> None:
-        self.trouble = f"groups of partition {self.partition}: reading failed: {reason}"
-        self._reload_ms = min(2 * self._reload_ms, RELOAD_MS_MAX)
-        log_.error(
-            "group coordinator is out of service",
-            extra={"partition": self.partition, "reason": reason},
-        )

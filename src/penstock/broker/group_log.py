@@ -1,5 +1,5 @@
-"""One partition of the internal topic that group coordinators keep their state in: rows in, rows
-out, and the rewrite that keeps it small.
+"""One partition of an internal topic that coordinators keep their state in: rows in, rows out, and
+the rewrite that keeps it small.
 
 A row is a record: its key says what is meant, its value what holds from now on, no value that it is
 gone. Rows of one decision are in one batch, so a crash leaves all of them or none; decisions that
@@ -15,14 +15,14 @@ the rows before (``Newest.read_up_to``).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.model.ports import Clock, Streams
 from penstock.model.topic import Topic
-from penstock.record.batch import encode_batch, parse_header
+from penstock.record.batch import encode_batch, parse_header, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records
 
@@ -99,7 +99,7 @@ class GroupLog:
             )
             rows: list[Row] = []
             before = offset
-            for batch in fetched.batches:
+            for batch in split_batches(fetched.buffers):
                 header = parse_header(batch)
                 if not header.is_control:
                     rows.extend(
@@ -110,7 +110,7 @@ class GroupLog:
                 offset = header.next_offset
             if offset <= before:
                 raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
-            yield rows, sum(len(batch) for batch in fetched.batches)
+            yield rows, sum(map(len, fetched.buffers))
             # A read from memory does not wait for anything, and others want their turn.
             await asyncio.sleep(0)
 
@@ -130,7 +130,7 @@ class GroupLog:
         _, end = await self.ends()
         await newest.read_up_to(self, end)
         total_bytes = 0
-        for rows in newest.chunks(BATCH_ROWS_BYTES_MAX):
+        for rows in portions(newest.rows(), BATCH_ROWS_BYTES_MAX):
             total_bytes += await self.append((rows,))
         await self._streams.delete_records(self._topic, self.partition, end)
         return total_bytes
@@ -154,14 +154,19 @@ class Newest:
                     self.values[key] = value
         self._read_to = end
 
-    def chunks(self, size_bytes: int) -> Iterator[Sequence[Row]]:
-        rows: list[Row] = []
-        size = 0
-        for key, value in self.values.items():
-            rows.append(Row(key, value))
-            size += len(key) + len(value)
-            if size >= size_bytes:
-                yield rows
-                rows, size = [], 0
-        if rows:
-            yield rows
+    def rows(self) -> Iterator[Row]:
+        return (Row(key, value) for key, value in self.values.items())
+
+
+def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:
+    """In order, each closed behind the row that exceeds the size."""
+    portion: list[Row] = []
+    size = 0
+    for row in rows:
+        portion.append(row)
+        size += len(row.key) + len(row.value or b"")
+        if size >= size_bytes:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion

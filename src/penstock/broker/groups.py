@@ -3,18 +3,20 @@
 State lives in the internal topic ``__groups``, made on the first start. Its partition count never
 changes: a group belongs to the partition that the hash of its name says, and that partition's
 coordinator (``coordinator.py``) is the only one that decides about it. What is written there is in
-``cursor/group/records.py``; how it stays small in ``group_log.py``.
+``cursor/group/records.py``; how it stays small in ``row_keeper.py``.
 
 The catalog tells which topics there are. Groups that are assigned here see a change with the next
-heartbeat of any member; when a topic is deleted, so are the offsets committed for it.
+heartbeat of any member; when a topic is deleted, so are the offsets committed for it. A group reads
+topics of its own account, which its id tells (``model/tenancy.py``).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from penstock.broker.coordinator import Coordinator
-from penstock.broker.group_log import GroupLog
+from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic_state import (
     JoinReply,
@@ -29,28 +31,19 @@ from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply, Top
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
-from penstock.cursor.group.settings import GroupSettings
-from penstock.model.errors import TopicExists
-from penstock.model.limits import MIB, MINUTE_MS
+from penstock.cursor.group.settings import GroupSettings, ShareSettings
+from penstock.cursor.group.share import ShareHeartbeat, ShareReply
+from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_internal
 from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.topic import Kind, Topic
+from penstock.model.tenancy import split_scoped
+from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
 
 TOPIC_NAME = "__groups"
-PARTITION_COUNT = 4  # each is a log of its own; commits of different groups rarely wait for another
-REWRITE_BYTES = 16 * MIB
 EXPIRE_INTERVAL_MS = MINUTE_MS
-# Rows are kept until they are overwritten, however old. What a rewrite has deleted is freed segment
-# by segment, so those are small.
-CONFIGS = {
-    "cleanup.policy": "compact",
-    "retention.ms": "-1",
-    "segment.bytes": str(REWRITE_BYTES),
-}
-RECEIPT_KEY_BYTES = 32
 
 _UNAVAILABLE = Code.COORDINATOR_NOT_AVAILABLE
 _JOIN_FAILED = JoinReply(_UNAVAILABLE)
@@ -58,8 +51,12 @@ _SYNC_FAILED = SyncReply(_UNAVAILABLE)
 _FAILED = Reply(_UNAVAILABLE)
 _LEAVE_FAILED = LeaveReply(_UNAVAILABLE)
 _CONSUMER_FAILED = ConsumerReply(_UNAVAILABLE, "The coordinator is not available.")
+_SHARE_FAILED = ShareReply(_UNAVAILABLE, "The coordinator is not available.")
 _COMMIT_FAILED = CommitReply(_UNAVAILABLE)
 _FETCH_FAILED = FetchReply(_UNAVAILABLE)
+_NO_CONFIGS: tuple[Code, Mapping[str, str]] = (_UNAVAILABLE, {})
+_NO_SETTINGS: tuple[Code, ShareSettings] = (_UNAVAILABLE, ShareSettings())
+_NO_TOPICS = Topics(0, {})
 _NOT_LISTED: tuple[Code, tuple[Listing, ...]] = (_UNAVAILABLE, ())
 
 
@@ -79,28 +76,36 @@ class GroupHost:
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
     ) -> None:
-        self._streams = streams
         self._catalog = catalog
         self._clock = clock
-        self._entropy = entropy
         self._namespace = (account, region)
+        self._internal = InternalTopic(
+            TOPIC_NAME,
+            streams=streams,
+            catalog=catalog,
+            namespace=self._namespace,
+            clock=clock,
+            entropy=entropy,
+        )
         self._settings = settings
         self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[Coordinator] = []
         self._is_draining = False
         self._job: asyncio.Task[None] | None = None
-        # Topics as groups see them: kept up to date in place, the epoch tells of a change.
-        self._by_name: dict[str, tuple[str, int]] = {}
-        self._topics = Topics(0, self._by_name)
+        # Topics as groups see them, by account: kept up to date in place, the epoch tells of a
+        # change.
+        self._by_name: dict[str, dict[str, tuple[str, int]]] = {}
+        self._topics: dict[str, Topics] = {}
+        self._topics_epoch = 0
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
         """After the broker. Returns when the groups are known; what cannot be read is in
         ``troubles`` and answers that it is not available."""
-        topic = await self._internal_topic()
-        for found in self._catalog.topics(*self._namespace):
+        topic = await self._internal.find_or_make()
+        for found in self._catalog.all_topics():
             self._catalog_changed(None, found)
         self._catalog.on_change(self._catalog_changed)
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
@@ -127,44 +132,13 @@ class GroupHost:
         return [c.trouble for c in self._coordinators if c.trouble is not None]
 
     def _coordinator(self, partition: int) -> Coordinator:
-        async def open_log() -> GroupLog:
-            topic = await self._internal_topic()
-            return GroupLog(self._streams, topic, partition, self._clock)
-
         return Coordinator(
-            open_log=open_log,
+            open_log=partial(self._internal.open_log, partition),
             settings=self._settings,
             clock=self._clock,
             partition=partition,
             rewrite_bytes=self._rewrite_bytes,
         )
-
-    async def _internal_topic(self) -> Topic:
-        account, region = self._namespace
-        found = self._catalog.find(account, region, TOPIC_NAME)
-        if found is not None:
-            return found
-        now_ms = self._clock.wall_ms()
-        topic = Topic(
-            topic_id=self._entropy(16).hex(),
-            account=account,
-            region=region,
-            name=TOPIC_NAME,
-            kind=Kind.STREAM,
-            # If somebody deleted it meanwhile: as many as there are coordinators.
-            partition_count=len(self._coordinators) or PARTITION_COUNT,
-            created_at_ms=now_ms,
-            modified_at_ms=now_ms,
-            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
-            configs=CONFIGS,
-        )
-        try:
-            return await self._catalog.create(topic)
-        except TopicExists:
-            found = self._catalog.find(account, region, TOPIC_NAME)
-            if found is None:
-                raise
-            return found
 
     def _at(self, group_id: str) -> Coordinator:
         return self._coordinators[partition_of_group(group_id, len(self._coordinators))]
@@ -174,22 +148,31 @@ class GroupHost:
     def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
         topic = after or before
         assert topic is not None
-        is_ours = (topic.account, topic.region) == self._namespace
-        if is_ours and not is_internal(topic.name):
+        if topic.is_share:
+            return  # a group's place in a topic; nothing to subscribe to
+        if topic.region == self._namespace[1] and not is_internal(topic.name):
+            by_name = self._by_name.setdefault(topic.account, {})
             if after is None:
-                self._by_name.pop(topic.name, None)
+                by_name.pop(topic.name, None)
             else:
                 entry = (after.topic_id, after.partition_count)
-                if self._by_name.get(after.name) == entry:
+                if by_name.get(after.name) == entry:
                     return
-                self._by_name[after.name] = entry
-            self._topics = Topics(self._topics.epoch + 1, self._by_name)
+                by_name[after.name] = entry
+            self._topics_epoch += 1
+            self._topics[topic.account] = Topics(self._topics_epoch, by_name)
+            if not by_name:
+                del self._by_name[topic.account], self._topics[topic.account]
         if before is not None and after is None:
             for coordinator in self._coordinators:
                 coordinator.forget_topic(before.topic_id)
 
-    def _topic_id(self, name: str) -> str | None:
-        entry = self._by_name.get(name)
+    def _topics_of(self, group_id: str) -> Topics:
+        account, _ = split_scoped(group_id, own_account=self._namespace[0])
+        return self._topics.get(account, _NO_TOPICS)
+
+    def _topic_id(self, group_id: str, name: str) -> str | None:
+        entry = self._topics_of(group_id).by_name.get(name)
         return None if entry is None else entry[0]
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +187,8 @@ class GroupHost:
         wall_ms = self._clock.wall_ms()
         for coordinator in self._coordinators:
             coordinator.note(
-                lambda groups: groups.expire(wall_ms=wall_ms, topic_ids=self._topic_id)
+                lambda groups: groups.expire(wall_ms=wall_ms, topic_ids=self._topic_id),
+                is_divisible=True,
             )
 
     def tick(self) -> None:
@@ -266,8 +250,38 @@ class GroupHost:
         return await self._at(group_id).ask(
             _CONSUMER_FAILED,
             lambda groups, ticket: groups.consumer_heartbeat(
-                group_id, request, self._topics, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms
+                group_id,
+                request,
+                self._topics_of(group_id),
+                ticket=ticket,
+                now_ms=now_ms,
+                wall_ms=wall_ms,
             ),
+        )
+
+    async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
+        now_ms = self._clock.mono_ms()
+        return await self._at(group_id).ask(
+            _SHARE_FAILED,
+            lambda groups, ticket: groups.share_heartbeat(
+                group_id, request, self._topics_of(group_id), ticket=ticket, now_ms=now_ms
+            ),
+        )
+
+    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
+        return await self._at(group_id).look(
+            _NO_SETTINGS, lambda groups: (Code.NONE, groups.share_settings(group_id))
+        )
+
+    async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
+        return await self._at(group_id).look(
+            _NO_CONFIGS, lambda groups: (Code.NONE, groups.configs(group_id))
+        )
+
+    async def change_configs(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        return await self._at(group_id).ask(
+            _FAILED,
+            lambda groups, ticket: groups.change_configs(group_id, changes, ticket=ticket),
         )
 
     async def commit(self, group_id: str, request: CommitRequest) -> CommitReply:

@@ -1,48 +1,78 @@
-"""Topics of the node's own: made on the first start, found afterwards, never resized."""
+"""A topic of the node's own that coordinators keep their rows in: made on the first start, found
+afterwards, made again if somebody deletes it, never resized."""
 
 from collections.abc import Callable
 
+from penstock.broker.group_log import GroupLog
 from penstock.model.errors import TopicExists
-from penstock.model.ports import Catalog, Clock
+from penstock.model.limits import MIB
+from penstock.model.ports import Catalog, Clock, Streams
 from penstock.model.topic import Kind, Topic
 
-# Rows are kept until they are overwritten, however old.
-CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
+PARTITION_COUNT = 4  # each is a log of its own; decisions rarely wait for another's sync
+REWRITE_BYTES = 16 * MIB  # appended to a partition before it is rewritten
+# Rows are kept until they are overwritten, however old. What a rewrite has deleted is freed segment
+# by segment, so those are small.
+CONFIGS = {
+    "cleanup.policy": "compact",
+    "retention.ms": "-1",
+    "segment.bytes": str(REWRITE_BYTES),
+}
 TOPIC_ID_BYTES = 16
 RECEIPT_KEY_BYTES = 32
 
 
-async def internal_topic(
-    catalog: Catalog,
-    namespace: tuple[str, str],
-    name: str,
-    *,
-    partition_count: int,
-    clock: Clock,
-    entropy: Callable[[int], bytes],
-) -> Topic:
-    """``namespace``: account and region."""
-    found = catalog.find(*namespace, name)
-    if found is not None:
-        return found
-    now_ms = clock.wall_ms()
-    account, region = namespace
-    topic = Topic(
-        topic_id=entropy(TOPIC_ID_BYTES).hex(),
-        account=account,
-        region=region,
-        name=name,
-        kind=Kind.STREAM,
-        partition_count=partition_count,
-        created_at_ms=now_ms,
-        modified_at_ms=now_ms,
-        receipt_key=entropy(RECEIPT_KEY_BYTES),
-        configs=CONFIGS,
-    )
-    try:
-        return await catalog.create(topic)
-    except TopicExists:
-        found = catalog.find(*namespace, name)
-        if found is None:
-            raise
-        return found
+class InternalTopic:
+    def __init__(
+        self,
+        name: str,
+        *,
+        streams: Streams,
+        catalog: Catalog,
+        namespace: tuple[str, str],
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        """``namespace``: account and region."""
+        self._name = name
+        self._streams = streams
+        self._catalog = catalog
+        self._namespace = namespace
+        self._clock = clock
+        self._entropy = entropy
+        # Of a topic made again: as many as there were, and are coordinators of.
+        self._partition_count = PARTITION_COUNT
+
+    async def find_or_make(self) -> Topic:
+        topic = self._find() or await self._make()
+        self._partition_count = topic.partition_count
+        return topic
+
+    async def open_log(self, partition: int) -> GroupLog:
+        return GroupLog(self._streams, await self.find_or_make(), partition, self._clock)
+
+    def _find(self) -> Topic | None:
+        return self._catalog.find(*self._namespace, self._name)
+
+    async def _make(self) -> Topic:
+        account, region = self._namespace
+        now_ms = self._clock.wall_ms()
+        topic = Topic(
+            topic_id=self._entropy(TOPIC_ID_BYTES).hex(),
+            account=account,
+            region=region,
+            name=self._name,
+            kind=Kind.STREAM,
+            partition_count=self._partition_count,
+            created_at_ms=now_ms,
+            modified_at_ms=now_ms,
+            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
+            configs=CONFIGS,
+        )
+        try:
+            return await self._catalog.create(topic)
+        except TopicExists:
+            found = self._find()
+            if found is None:
+                raise
+            return found

@@ -29,10 +29,10 @@ from penstock.model.ports import Clock
 from penstock.model.topic import Fsync
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
+    ATTR_SEALED,
     BatchHeader,
     encode_batch,
-    parse_header,
-    stamp,
+    placed,
 )
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
@@ -54,30 +54,36 @@ class Stage:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._futures: list[asyncio.Future[None]] = []
+        self._futures: list[asyncio.Future[None]] | None = None  # most have nobody who waits
         self._is_past = False
         self._error: BaseException | None = None
 
     def wait(self) -> asyncio.Future[None]:
         future = self._loop.create_future()
-        self._futures.append(future)
-        if self._is_past:
-            self.settle(self._error)
+        if not self._is_past:
+            if self._futures is None:
+                self._futures = []
+            self._futures.append(future)
+        elif self._error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(self._error)
         return future
 
     def settle(self, error: BaseException | None = None) -> None:
         """It has happened, or never will. Only the first call counts."""
-        if not self._is_past:
-            self._is_past = True
-            self._error = error
-        for future in self._futures:
+        if self._is_past:
+            return
+        self._is_past = True
+        self._error = error
+        futures, self._futures = self._futures, None
+        for future in futures or ():
             if future.done():
                 continue
-            if self._error is None:
+            if error is None:
                 future.set_result(None)
             else:
-                future.set_exception(self._error)
-        self._futures.clear()
+                future.set_exception(error)
 
 
 class Flush:
@@ -129,6 +135,9 @@ class Journal:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
         self._flush: Flush | None = None
+        # Appended by this call, not yet handed over to be committed:
+        self._batches_bytes = 0
+        self._batches_at = 0.0
         # Written, waiting for a sync:
         self._committing: deque[Flush] = deque()
         self._sync_task: asyncio.Future[float] | None = None
@@ -148,22 +157,58 @@ class Journal:
         self._events.append(event)
         return self.join()
 
-    def append_batch(self, batch: bytearray, leader_epoch: int) -> tuple[int, Flush]:
-        """Append a producer's batch now, behind what this turn has handed in so far. Returns its
-        first offset and the flush that its producer waits for. Raises DiskFull."""
-        self.flush()
-        flush = self.join()
-        base_offset = self.log.end_offset
-        stamp(batch, base_offset, leader_epoch)
+    def append_batch(
+        self,
+        batch: bytes | memoryview,
+        header: BatchHeader,
+        *,
+        leader_epoch: int,
+        append_time_ms: int | None = None,
+    ) -> BatchHeader:
+        """Append a producer's batch now, behind what this turn has handed in so far; ``commit``
+        follows, whatever else happens. Returns its header as it stands in the log. Raises
+        DiskFull."""
+        if self._messages or self._events:
+            self.flush()
+        if self.failure is not None:
+            raise self.failure
+        if not self._batches_bytes:
+            self._batches_at = perf_counter()
+        log = self.log
+        data, header = placed(
+            batch,
+            header,
+            base_offset=log.end_offset,
+            leader_epoch=leader_epoch,
+            append_time_ms=append_time_ms,
+        )
         try:
-            self.log.append(bytes(batch), now_ms=self._clock.wall_ms())
+            log.append(data, now_ms=self._clock.wall_ms(), header=header)
         except (OSError, AppendsRefused) as error:
             self._fail(f"append failed: {error}")
             assert self.failure is not None
             raise self.failure from error
-        self.appended_bytes += len(batch)
-        self._on_batch(parse_header(batch))
-        return base_offset, flush
+        size = len(data)
+        self.appended_bytes += size
+        self._batches_bytes += size
+        self._on_batch(header)
+        return header
+
+    def commit(self) -> Flush | None:
+        """Commit the batches just appended. Where nobody waits for a sync they are committed when
+        this returns, and there is nothing to wait for; else there is the flush of this turn."""
+        size, self._batches_bytes = self._batches_bytes, 0
+        if not size or self.failure is not None:
+            return None
+        if self.fsync is Fsync.ALWAYS:
+            flush = self.join()
+            flush.started = flush.started or self._batches_at
+            flush.size_bytes += size
+            return flush
+        self.high_watermark = self.log.end_offset
+        self._on_committed(size, perf_counter() - self._batches_at)
+        self._on_high_watermark()
+        return None
 
     def join(self) -> Flush:
         """The flush at the end of this turn."""
@@ -183,10 +228,24 @@ class Journal:
         flush, self._flush = self._flush, None
         if flush is None:
             return
+        if not flush.started:
+            flush.started = perf_counter()
+        if self._messages or self._events or self.failure is not None:
+            self._write(flush)
+        flush.written.settle()
+        flush.end_offset = self.log.end_offset
+        if self.fsync is Fsync.ALWAYS:
+            self._committing.append(flush)
+            self._sync()
+        else:
+            self.high_watermark = flush.end_offset
+            self._commit(flush)
+            self._on_high_watermark()
+
+    def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
         events, self._events = self._events, []
         now_ms = self._last_ms = max(self._clock.wall_ms(), self._last_ms)
-        flush.started = perf_counter()
         appended_before = self.appended_bytes
         sent_error = events_error = self.failure
         if messages and sent_error is None:
@@ -200,16 +259,7 @@ class Journal:
             flush.committed.settle(events_error)
         if (sent_error is not None or events_error is not None) and self.failure is None:
             self._on_lost()
-        flush.written.settle()
-        flush.end_offset = self.log.end_offset
-        flush.size_bytes = self.appended_bytes - appended_before
-        if self.fsync is Fsync.ALWAYS:
-            self._committing.append(flush)
-            self._sync()
-        else:
-            self.high_watermark = flush.end_offset
-            self._commit(flush)
-            self._on_high_watermark()
+        flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
         flush.sent.settle()
@@ -231,6 +281,7 @@ class Journal:
         while start < len(messages):
             base_offset = self.log.end_offset
             size = 0
+            attributes = ATTR_APPEND_TIME
             records: list[bytes] = []
             for message in messages[start : start + limits.FLUSH_RECORDS_MAX]:
                 record = encode_message(message, offset_delta=len(records), timestamp_delta=0)
@@ -238,13 +289,15 @@ class Journal:
                 if size > FLUSH_BYTES_MAX and records:
                     break
                 records.append(record)
+                if message.is_sealed:
+                    attributes |= ATTR_SEALED
             batch = encode_batch(
                 records,
                 base_offset=base_offset,
                 leader_epoch=LEADER_EPOCH,
                 base_timestamp=now_ms,
                 max_timestamp=now_ms,
-                attributes=ATTR_APPEND_TIME,
+                attributes=attributes,
             )
             self.log.append(batch, now_ms=now_ms)
             self.appended_bytes += len(batch)
@@ -334,6 +387,8 @@ class Journal:
             await done
             if self._sync_task is None:
                 return
+            # Without it, and where commits do not wait for syncs, this would not let the sync end.
+            await asyncio.wait([self._sync_task])
 
 
 def _timed_run(job: SyncJob) -> float:

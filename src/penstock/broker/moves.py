@@ -157,6 +157,7 @@ class Mover:
             dedup_id=uuid_text(message.message_id) if target.is_fifo else None,
             sender=message.sender,
             trace_header=message.trace_header,
+            is_sealed=message.is_sealed,
         )
         key = message.group or uuid_text(message.message_id)
         partition = partition_of_group(key, target.partition_count)

@@ -6,6 +6,7 @@ that the topic was deleted: a folder nobody knows is left alone and reported.
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Awaitable, Sequence
@@ -19,6 +20,7 @@ from penstock.broker.surroundings import Surroundings
 from penstock.broker.waits import Waits
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
+from penstock.model.ports import EARLIEST
 from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 
@@ -54,10 +56,19 @@ class Partitions:
 
     def damages(self) -> Sequence[str]:
         return [
-            f"{queue.topic.name}/{partition.index}: {partition.damage or partition.journal.failure}"
-            for queue in self._queues.values()
-            for partition in queue.partitions
+            f"{partition.topic.name}/{partition.index}: "
+            f"{partition.damage or partition.journal.failure}"
+            for partition in self._partitions()
             if partition.damage is not None or partition.journal.failure is not None
+        ]
+
+    def _partitions(self) -> list[Partition]:
+        """Each once: a share has its source's."""
+        return [
+            partition
+            for queue in self._queues.values()
+            if not queue.topic.is_share
+            for partition in queue.partitions
         ]
 
     async def open(self, topic: Topic) -> Queue:
@@ -101,7 +112,7 @@ class Partitions:
             queue.waits.end_empty()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=5)
-        partitions = [p for queue in self._queues.values() for p in queue.partitions]
+        partitions = self._partitions()
         for start in range(0, len(partitions), 64):
             results = await asyncio.gather(
                 *(p.close() for p in partitions[start : start + 64]), return_exceptions=True
@@ -119,15 +130,16 @@ class Partitions:
     async def _open(self, topic: Topic) -> Queue:
         surroundings = self._surroundings
         waits = Waits()
-        partitions = [
-            await self._open_partition(topic, index, waits)
-            for index in range(topic.partition_count)
-        ]
+        if topic.source_id is None:
+            partitions = await self._open_partitions(topic, waits)
+        else:
+            partitions = await self._open_source(topic, topic.source_id)
         current = surroundings.catalog.find_id(topic.topic_id)
         if current is None:
             # Deleted while it was being opened; whoever deletes waits for us to remove the folder.
-            for partition in partitions:
-                await partition.abandon()
+            if not topic.is_share:
+                for partition in partitions:
+                    await partition.abandon()
             raise TopicNotFound(topic.name)
         queue = Queue(
             current,
@@ -142,9 +154,34 @@ class Partitions:
         self.opened_count += 1
         return queue
 
+    async def _open_partitions(self, topic: Topic, waits: Waits) -> list[Partition]:
+        """All of them, or none: what is open when one cannot be is closed again."""
+        partitions: list[Partition] = []
+        try:
+            for index in range(topic.partition_count):
+                # Not a comprehension: what is open must be known when the next one fails.
+                partitions.append(await self._open_partition(topic, index, waits))  # noqa: PERF401
+        except BaseException:
+            for partition in partitions:
+                partition.log.close(clean=False)
+            raise
+        return partitions
+
+    async def _open_source(self, share: Topic, source_id: str) -> list[Partition]:
+        source = self._surroundings.catalog.find_id(source_id)
+        if source is None:
+            raise TopicNotFound(share.name)
+        partitions = (await self.open(source)).partitions
+        for partition in partitions:
+            if share.topic_id not in partition.shares:
+                # It came into the catalog by another way than Shares.open_share.
+                await partition.begin_share(share, EARLIEST)
+        return partitions
+
     async def _open_partition(self, topic: Topic, index: int, waits: Waits) -> Partition:
+        shares = self._surroundings.catalog.shares_of(topic.topic_id)
         log, restored = await self._loop.run_in_executor(
-            self._surroundings.pool, self._open_log, topic, index
+            self._surroundings.pool, self._open_log, topic, index, shares
         )
         partition = Partition(topic, index, log, restored, waits, self._surroundings)
         if restored.damage is not None:
@@ -152,7 +189,7 @@ class Partitions:
         partition.note_known_damage()
         return partition
 
-    def _open_log(self, topic: Topic, index: int) -> tuple[Log, Restored]:
+    def _open_log(self, topic: Topic, index: int, shares: Sequence[Topic]) -> tuple[Log, Restored]:
         surroundings = self._surroundings
         now_ms = surroundings.clock.wall_ms()
         folder = self._folder() / topic.topic_id / str(index)
@@ -179,7 +216,7 @@ class Partitions:
                 "damage found",
                 extra={"topic": topic.name, "partition": index, "reason": str(damage)},
             )
-        restored = restore(log, topic, index, surroundings=surroundings)
+        restored = restore(log, topic, index, shares=shares, surroundings=surroundings)
         return log, restored
 
     def _folder(self) -> Path:
@@ -207,9 +244,22 @@ class Partitions:
         if queue is not None:
             queue.waits.fail(TopicNotFound(topic.name))
             for partition in queue.partitions:
-                await partition.abandon()
+                if topic.is_share:
+                    partition.end_share(topic.topic_id)
+                else:
+                    await partition.abandon()
+        if topic.is_share:
+            return
+        await self._delete_shares(topic)
         if self._surroundings.catalog.tombstone(topic.topic_id) is not None:
             await self._remove_folder(topic)
+
+    async def _delete_shares(self, topic: Topic) -> None:
+        """Nobody can read a topic that is gone, by whatever name."""
+        catalog, now_ms = self._surroundings.catalog, self._surroundings.clock.wall_ms()
+        for share in catalog.shares_of(topic.topic_id):
+            with contextlib.suppress(TopicNotFound):
+                await catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
 
     async def _remove_folder(self, topic: Topic) -> None:
         folder = self._folder() / topic.topic_id
@@ -224,6 +274,10 @@ class Partitions:
                 index = len(queue.partitions)
                 partition = await self._open_partition(queue.topic, index, queue.waits)
                 queue.add(partition)
+                for share in self._surroundings.catalog.shares_of(queue.topic.topic_id):
+                    reader = self._queues.get(share.topic_id)
+                    if reader is not None and len(reader.partitions) == index:
+                        reader.add(partition)
 
     def _report_strangers(self) -> None:
         known = {topic.topic_id for topic in self._surroundings.catalog.all_topics()}
@@ -252,36 +306,33 @@ class Partitions:
         """Retention and checkpoints, a partition at a time, so that no turn is long."""
         while True:
             await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
-            for queue in self.queues():
-                for partition in queue.partitions:
-                    try:
-                        if partition.is_checkpoint_due:
-                            await partition.checkpoint()
-                        await partition.clean()
-                    except (PenstockError, OSError) as error:
-                        log_.warning(
-                            "cleaning failed",
-                            extra={"topic": queue.topic.name, "reason": str(error)},
-                        )
+            for partition in self._partitions():
+                try:
+                    if partition.is_checkpoint_due:
+                        await partition.checkpoint()
+                    await partition.clean()
+                except (PenstockError, OSError) as error:
+                    log_.warning(
+                        "cleaning failed",
+                        extra={"topic": partition.topic.name, "reason": str(error)},
+                    )
 
     async def _compact_forever(self) -> None:
         """One partition at a time: a round may take long and remembers many keys. Retention does
         not wait for it."""
         while True:
             await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
-            for queue in self.queues():
-                for partition in list(queue.partitions):
-                    try:
-                        await partition.compact()
-                    except (PenstockError, OSError) as error:
-                        log_.warning(
-                            "compaction failed",
-                            extra={"topic": queue.topic.name, "reason": str(error)},
-                        )
+            for partition in self._partitions():
+                try:
+                    await partition.compact()
+                except (PenstockError, OSError) as error:
+                    log_.warning(
+                        "compaction failed",
+                        extra={"topic": partition.topic.name, "reason": str(error)},
+                    )
 
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._surroundings.fsync_interval_ms / 1_000)
-            for queue in self._queues.values():
-                for partition in queue.partitions:
-                    partition.sync_soon()
+            for partition in self._partitions():
+                partition.sync_soon()

@@ -1,9 +1,11 @@
-"""The lease view over all partitions of one topic: whom to ask first, and when to park."""
+"""The lease view over all partitions of one topic, its own or a share's: whom to ask first, and
+when to park."""
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
+from penstock.broker.leases import Leases
 from penstock.broker.partition import Partition
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Wait, Waits
@@ -14,7 +16,7 @@ from penstock.model.ports import LeaseRequest
 from penstock.model.topic import QueueStats, Topic
 
 # Moves picks of a partition to the topic's dead-letter target and acknowledges them.
-MoveDead = Callable[[Partition, Sequence[Pick]], Awaitable[None]]
+MoveDead = Callable[[Leases, Sequence[Pick]], Awaitable[None]]
 # The attempts a record has before it is dead-lettered; None without a rule or with a target gone.
 AttemptsMax = Callable[[Topic], int | None]
 
@@ -32,7 +34,8 @@ class Queue:
         spawn: Callable[[Awaitable[None], str], None],
     ) -> None:
         self.topic = topic
-        self.partitions = list(partitions)
+        self.partitions: list[Partition] = []  # a share's are its source's
+        self.leases: list[Leases] = []
         self.waits = waits
         self._in_flight_max = in_flight_max
         self._attempts_max = attempts_max
@@ -41,21 +44,31 @@ class Queue:
         self._turn = 0
         self._loop = asyncio.get_running_loop()
         for partition in partitions:
-            partition.topic = topic
-            partition.take_for_wait = self._taker(partition)
+            self.add(partition)
 
     def add(self, partition: Partition) -> None:
-        """The topic has been given another partition."""
-        partition.topic = self.topic
-        partition.take_for_wait = self._taker(partition)
+        """The topic has another partition."""
+        topic = self.topic
+        if topic.is_share:
+            leases = partition.shares[topic.topic_id]
+        else:
+            leases = partition.leases
+            partition.topic = topic
+        leases.topic = topic
+        leases.waits = self.waits
+        leases.take_for_wait = self._taker(leases)
         self.partitions.append(partition)
+        self.leases.append(leases)
 
     def replace_topic(self, topic: Topic) -> None:
         """New settings. Leases already given keep theirs."""
         self.topic = topic
-        for partition in self.partitions:
-            partition.topic = topic
-            partition.wake()
+        if not topic.is_share:
+            for partition in self.partitions:
+                partition.topic = topic
+        for leases in self.leases:
+            leases.topic = topic
+            leases.wake()
 
     async def lease(self, request: LeaseRequest) -> Sequence[Delivery]:
         deliveries = await self._lease_now(request)
@@ -65,9 +78,9 @@ class Queue:
         self.waits.park(wait)
         timer = self._loop.call_later(request.wait_ms / 1_000, _run_out, wait)
         try:
-            for partition in self.partitions:
+            for leases in self.leases:
                 # Something may have come while the first look was being written down.
-                partition.wake()
+                leases.wake()
             taken = await wait.taken
             if taken is None:
                 return ()
@@ -86,26 +99,24 @@ class Queue:
 
     async def _lease_now(self, request: LeaseRequest) -> Sequence[Delivery]:
         """Ask the partitions in turn, beginning with another one each time."""
-        partitions = self.partitions
-        count = len(partitions)
+        views = self.leases
+        count = len(views)
         self._turn = (self._turn + 1) % count
         attempts_max = self._attempts_max(self.topic)
         deliveries: list[Delivery] = []
         is_over_limit = False
         for step in range(count):
-            partition = partitions[(self._turn + step) % count]
+            leases = views[(self._turn + step) % count]
             wanted = request
             if deliveries:
                 wanted = LeaseRequest(
                     request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
                 )
-            taken = partition.take(
-                wanted, attempts_max=attempts_max, in_flight_max=self._room(partition)
-            )
+            taken = leases.take(wanted, attempts_max=attempts_max, in_flight_max=self._room(leases))
             is_over_limit = is_over_limit or taken.is_over_limit
             if taken.dead:
                 # Finished before the answer, so that who saw nothing here finds them there.
-                await self._move_dead(partition, taken.dead)
+                await self._move_dead(leases, taken.dead)
             await self._settled(taken)
             deliveries.extend(taken.deliveries)
             if len(deliveries) >= request.count:
@@ -114,22 +125,22 @@ class Queue:
             raise InFlightLimit(f"Too many messages in flight: the limit is {self._in_flight_max}.")
         return deliveries
 
-    def _room(self, partition: Partition) -> int:
+    def _room(self, leases: Leases) -> int:
         """The in-flight limit is the queue's: a partition may use what the others leave."""
-        if len(self.partitions) == 1:
+        if len(self.leases) == 1:
             return self._in_flight_max
-        others = sum(p.in_flight for p in self.partitions if p is not partition)
+        others = sum(each.in_flight for each in self.leases if each is not leases)
         return max(0, self._in_flight_max - others)
 
-    def _taker(self, partition: Partition) -> Callable[[LeaseRequest], Taken]:
+    def _taker(self, leases: Leases) -> Callable[[LeaseRequest], Taken]:
         def take(request: LeaseRequest) -> Taken:
-            taken = partition.take(
+            taken = leases.take(
                 request,
                 attempts_max=self._attempts_max(self.topic),
-                in_flight_max=self._room(partition),
+                in_flight_max=self._room(leases),
             )
             if taken.dead:
-                self._spawn(self._move_dead(partition, taken.dead), "dead-letter")
+                self._spawn(self._move_dead(leases, taken.dead), "dead-letter")
             return taken
 
         return take
@@ -147,31 +158,31 @@ class Queue:
         for delivery in taken.deliveries:
             claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
             with contextlib.suppress(Exception):
-                await self.partitions[delivery.partition].extend([(claim, 0)])
+                await self.leases[delivery.partition].extend([(claim, 0)])
 
     def stats(self) -> QueueStats:
         visible = in_flight = delayed = 0
         oldest: int | None = None
-        for partition in self.partitions:
-            counts = partition.counts()
+        for leases in self.leases:
+            counts = leases.counts()
             visible += counts[0]
             in_flight += counts[1]
             delayed += counts[2]
-            sent_at_ms = partition.oldest_sent_at_ms()
+            sent_at_ms = leases.oldest_sent_at_ms()
             if sent_at_ms is not None and (oldest is None or sent_at_ms < oldest):
                 oldest = sent_at_ms
-        partitions = self.partitions
+        views = self.leases
         return QueueStats(
             visible=visible,
             in_flight=in_flight,
             delayed=delayed,
             oldest_sent_at_ms=oldest,
-            log_bytes=sum(p.log.size_bytes for p in partitions),
-            sent=sum(p.sent_count for p in partitions),
-            received=sum(p.received_count for p in partitions),
-            acked=sum(p.acked_count for p in partitions),
-            dead_lettered=sum(p.dead_count for p in partitions),
-            expired=sum(p.expired_count for p in partitions),
+            log_bytes=sum(p.log.size_bytes for p in self.partitions),
+            sent=sum(p.sent_count for p in self.partitions),
+            received=sum(each.received_count for each in views),
+            acked=sum(each.acked_count for each in views),
+            dead_lettered=sum(each.dead_count for each in views),
+            expired=sum(each.expired_count for each in views),
             waits=len(self.waits),
         )
 

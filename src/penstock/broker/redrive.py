@@ -8,7 +8,7 @@ any target within this process's memory of the last five minutes.
 import logging
 from collections.abc import Sequence
 
-from penstock.broker.partition import Partition
+from penstock.broker.leases import Leases
 from penstock.cursor.events import AckReason
 from penstock.cursor.outcome import Pick
 from penstock.cursor.redrive import dead_letter
@@ -21,6 +21,9 @@ from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
 
+# Of a share without a dead-letter rule: after so many deliveries it is finished with a record.
+ATTEMPTS_CONFIG = "share.delivery.count.limit"
+
 
 class Redriver:
     def __init__(self, backend: Backend, catalog: Catalog) -> None:
@@ -30,26 +33,39 @@ class Redriver:
     def attempts_max(self, topic: Topic) -> int | None:
         """A rule whose target is gone does not hold: records are better delivered than lost."""
         redrive = topic.settings.redrive
-        if redrive is None or self._catalog.find_arn(redrive.target_arn) is None:
-            return None
-        return redrive.attempts_max
+        if redrive is not None and self._catalog.find_arn(redrive.target_arn) is not None:
+            return redrive.attempts_max
+        limit = topic.configs.get(ATTEMPTS_CONFIG)
+        return None if limit is None else int(limit)
 
-    async def move(self, partition: Partition, picks: Sequence[Pick]) -> None:
-        topic = partition.topic
+    async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
+        """Away with records that are out of attempts, or that a consumer has rejected."""
+        topic = leases.topic
         redrive = topic.settings.redrive
         target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
-        if target is None:
+        if target is not None:
+            moved = await self._copy(leases, picks, target)
+        elif redrive is None and topic.is_share:
+            moved = list(picks)  # nobody wants dead letters: finished with
+        else:
             return  # the short lease runs out and the record is delivered again
-        claims: list[Claim] = []
+        if moved:
+            claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
+            await leases.ack(claims, reason=AckReason.DEAD)
+            leases.count_dead(len(claims))
+
+    async def _copy(self, leases: Leases, picks: Sequence[Pick], target: Topic) -> list[Pick]:
+        topic = leases.topic
+        moved: list[Pick] = []
         for pick in picks:
-            record = pick.record or partition.read(pick.offset)
+            record = pick.record or leases.read(pick.offset)
             if record is None:
                 continue
             letter = dead_letter(
                 record,
                 attempts=pick.attempt,
                 source_arn=topic.arn,
-                origin=f"{topic.topic_id}:{partition.index}:{pick.offset}",
+                origin=f"{topic.topic_id}:{leases.index}:{pick.offset}",
                 is_fifo=target.is_fifo,
             )
             try:
@@ -59,10 +75,8 @@ class Redriver:
                     "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}
                 )
                 continue
-            claims.append(Claim(partition.index, pick.offset, pick.lease_seq))
-        if claims:
-            await partition.ack(claims, reason=AckReason.DEAD)
-            partition.count_dead(len(claims))
+            moved.append(pick)
+        return moved
 
 
 def _partition_for(message: Message, target: Topic) -> int:

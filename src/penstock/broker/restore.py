@@ -7,6 +7,7 @@ lengthen a lease but never shorten one.
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,6 +22,8 @@ from penstock.cursor.events import (
     TrimEvent,
     decode,
     is_event_type,
+    is_shared_type,
+    split_shared,
 )
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.open import open_cursor, restore_cursor
@@ -30,7 +33,7 @@ from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Record
 from penstock.model.topic import Topic
-from penstock.record.batch import parse_header
+from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
 from penstock.record.message import decode_at, decode_batch
 
@@ -50,11 +53,13 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     offset: int
     wall_ms: int
     snapshot: bytes
+    shares: dict[str, bytes] = {}  # by the share's id
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     cursor: LeaseCursor
+    shares: Sequence[tuple[Topic, LeaseCursor]]
     dedup: DedupTable
     producers: Producers
     replayed_bytes: int
@@ -66,10 +71,16 @@ _decode = msgspec.msgpack.Decoder(Checkpoint).decode
 
 
 def write_checkpoint(
-    log: Log, offset: int, snapshot: bytes, producers: bytes, *, surroundings: Surroundings
+    log: Log,
+    offset: int,
+    snapshot: bytes,
+    shares: dict[str, bytes],
+    producers: bytes,
+    *,
+    surroundings: Surroundings,
 ) -> None:
     wall_ms = surroundings.clock.wall_ms()
-    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot)
+    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares)
     log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
     log.write_checkpoint(PRODUCERS_NAME, producers)
 
@@ -94,34 +105,63 @@ def origin_of(topic: Topic, index: int) -> bytes:
     return f"{topic.topic_id}-{index}".encode("ascii")
 
 
-def restore(log: Log, topic: Topic, index: int, *, surroundings: Surroundings) -> Restored:
+def restore(
+    log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], surroundings: Surroundings
+) -> Restored:
     checkpoint = read_checkpoint(log)
+    cursors = _open_cursors(log, topic, shares, checkpoint, surroundings)
+    if cursors is None:
+        checkpoint = None
+        cursors = _open_cursors(log, topic, shares, None, surroundings)
+    assert cursors is not None
+    cursor, of_shares = cursors
+    start = log.start_offset if checkpoint is None else checkpoint.offset
+    by_id = {bytes.fromhex(share.topic_id): found for share, found in of_shares}
+    replayed, damage = _replay(log, cursor, by_id, start, surroundings)
     origin = origin_of(topic, index)
-    clock = surroundings.clock
-    cursor = None
-    if checkpoint is not None:
-        elapsed_ms = _elapsed(checkpoint.wall_ms, surroundings)
-        try:
-            cursor = restore_cursor(
-                checkpoint.snapshot, now_ms=clock.mono_ms(), elapsed_ms=elapsed_ms
-            )
-        except Damaged as error:
-            log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
-    if cursor is None:
-        start = log.start_offset
-        cursor = open_cursor(is_fifo=topic.is_fifo)
-        # Whatever stood before the log's start is gone.
-        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=clock.mono_ms())
-    else:
-        assert checkpoint is not None
-        start = checkpoint.offset
-    replayed, damage = _replay(log, cursor, start, surroundings)
-    _hydrate(log, cursor, origin, surroundings)
+    for found in (cursor, *by_id.values()):
+        _hydrate(log, found, origin, surroundings)
     dedup = DedupTable()
     if topic.is_fifo:
         _remember_recent(log, dedup, topic, origin, surroundings)
-    producers = replay_producers(log, log.read_checkpoint(PRODUCERS_NAME), clock)
-    return Restored(cursor, dedup, producers, replayed, damage)
+    producers = replay_producers(log, log.read_checkpoint(PRODUCERS_NAME), surroundings.clock)
+    return Restored(cursor, of_shares, dedup, producers, replayed, damage)
+
+
+def _open_cursors(
+    log: Log,
+    topic: Topic,
+    shares: Sequence[Topic],
+    checkpoint: Checkpoint | None,
+    surroundings: Surroundings,
+) -> tuple[LeaseCursor, list[tuple[Topic, LeaseCursor]]] | None:
+    """The topic's own cursor and its shares' as they were at the checkpoint; None when it is
+    damaged. A share that is not in it has begun behind it."""
+
+    def open_one(snapshot: bytes | None, start: int, *, is_fifo: bool) -> LeaseCursor:
+        now_ms = surroundings.clock.mono_ms()
+        if snapshot is not None:
+            assert checkpoint is not None
+            elapsed_ms = _elapsed(checkpoint.wall_ms, surroundings)
+            return restore_cursor(snapshot, now_ms=now_ms, elapsed_ms=elapsed_ms)
+        cursor = open_cursor(is_fifo=is_fifo)
+        # Whatever stood before the log's start is gone.
+        cursor.apply(TrimEvent(start, 0), offset=start - 1, now_ms=now_ms)
+        return cursor
+
+    try:
+        if checkpoint is None:
+            own, start = open_one(None, log.start_offset, is_fifo=topic.is_fifo), log.start_offset
+        else:
+            own, start = open_one(checkpoint.snapshot, 0, is_fifo=topic.is_fifo), checkpoint.offset
+        known = {} if checkpoint is None else checkpoint.shares
+        of_shares = [
+            (share, open_one(known.get(share.topic_id), start, is_fifo=False)) for share in shares
+        ]
+    except Damaged as error:
+        log_.warning("checkpoint ignored", extra={"topic": topic.name, "reason": str(error)})
+        return None
+    return own, of_shares
 
 
 def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
@@ -131,10 +171,15 @@ def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
 
 
 def _replay(
-    log: Log, cursor: LeaseCursor, start: int, surroundings: Surroundings
+    log: Log,
+    cursor: LeaseCursor,
+    shares: Mapping[bytes, LeaseCursor],
+    start: int,
+    surroundings: Surroundings,
 ) -> tuple[int, Damaged | None]:
     offset = start
     replayed = 0
+    cursors = (cursor, *shares.values())
     while offset < log.end_offset:
         try:
             batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
@@ -142,22 +187,41 @@ def _replay(
             return replayed, damage
         for batch in batches:
             header = parse_header(batch)
-            now_ms = surroundings.clock.mono_ms()
             if header.is_control:
-                elapsed_ms = _elapsed(header.max_timestamp, surroundings)
-                for event_offset, kind, value in iter_control(batch):
-                    if is_event_type(kind):  # others are markers of transactions
-                        event = decode(kind, value)
-                        cursor.apply(
-                            event, offset=event_offset, now_ms=now_ms, elapsed_ms=elapsed_ms
-                        )
+                _replay_events(batch, header, cursor, shares, surroundings)
             elif header.count:  # what compaction has emptied may begin before the checkpoint
-                cursor.appended(
-                    header.base_offset, header.count, next_offset=header.next_offset, now_ms=now_ms
-                )
+                now_ms = surroundings.clock.mono_ms()
+                for one in cursors:
+                    one.appended(
+                        header.base_offset,
+                        header.count,
+                        next_offset=header.next_offset,
+                        now_ms=now_ms,
+                    )
             offset = header.next_offset
             replayed += len(batch)
     return replayed, None
+
+
+def _replay_events(
+    batch: bytes,
+    header: BatchHeader,
+    cursor: LeaseCursor,
+    shares: Mapping[bytes, LeaseCursor],
+    surroundings: Surroundings,
+) -> None:
+    now_ms = surroundings.clock.mono_ms()
+    elapsed_ms = _elapsed(header.max_timestamp, surroundings)
+    for offset, number, value in iter_control(batch):
+        whose: LeaseCursor | None = cursor
+        kind, data = number, memoryview(value)
+        if is_shared_type(number):
+            share_id, kind, data = split_shared(number, value)
+            whose = shares.get(share_id)  # None: that share is gone
+        elif not is_event_type(number):
+            continue  # the marker of a transaction
+        if whose is not None:
+            whose.apply(decode(kind, data), offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
 
 def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroundings) -> None:

@@ -7,9 +7,12 @@ the start, appends what it decides, rewrites the log when it has grown.
 - **Who must wait** for its decision to be durable waits for everything appended so far; so what it
   has seen in memory is durable as well.
 - **A failed append** leaves memory ahead of the log. All who wait are told so, the fold is emptied
-  and read from the log anew; until then, and when reading fails, it is out of service.
+  and read from the log anew; until then, and when reading fails, it is out of service. A log that
+  is read again and again without an append in between is read ever more rarely: a full disk must
+  not keep us busy with that.
 
-What the rows mean, and when they are decided, is the fold's own business.
+What the rows mean, and when they are decided, is the fold's own business. What waits here is
+bounded by the requests under way, each of which has decided once.
 """
 
 import asyncio
@@ -17,16 +20,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from penstock.broker.group_log import GroupLog, Newest
+from penstock.broker.alarm import Alarm
+from penstock.broker.group_log import BATCH_ROWS_BYTES_MAX, GroupLog, Newest, portions
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
+from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
 
-# A disk that refuses every append must not make us read the whole log again and again; a log that
-# cannot be read is tried ever more rarely.
-RELOAD_SECONDS_MIN = 1.0
-RELOAD_SECONDS_MAX = 60.0
+RELOAD_MS_MIN = 1_000
+RELOAD_MS_MAX = 60_000
 
 Told = Callable[[bool], None]
 
@@ -38,8 +41,8 @@ class Fold(Protocol):
         """Forget everything: reading begins, or begins again."""
         ...
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """One row, in the order of the log. Raises ValueError for one that is not ours."""
+    def replay(self, rows: Sequence[Row]) -> None:
+        """Some rows, in the order of the log. Raises ValueError for one that is not ours."""
         ...
 
     def loaded(self) -> None:
@@ -72,6 +75,7 @@ class RowKeeper:
         fold: Fold,
         *,
         open_log: Callable[[], Awaitable[GroupLog]],
+        clock: Clock,
         label: str,
         rewrite_bytes: int,
     ) -> None:
@@ -80,6 +84,7 @@ class RowKeeper:
         self.trouble: str | None = None  # why nothing is served, for the probes
         self._fold = fold
         self._open_log = open_log
+        self._clock = clock
         self._label = label
         self._rewrite_bytes = rewrite_bytes
         self._loop = asyncio.get_running_loop()
@@ -89,10 +94,12 @@ class RowKeeper:
         self._next = _Append()
         self._flying: _Append | None = None
         self._appender: asyncio.Task[None] | None = None
-        # Loading and rewriting.
+        # Loading.
         self._loader: asyncio.Task[None] | None = None
-        self._reload: asyncio.TimerHandle | None = None
-        self._reload_seconds = RELOAD_SECONDS_MIN
+        self._load_began_ms = 0
+        self._reload_ms = 0  # so long after that it may begin again
+        self._alarm = Alarm(clock, self._want_load)
+        # Rewriting.
         self._reader: asyncio.Task[None] | None = None
         self._newest: Newest | None = None
         self._log_bytes = 0  # appended since the last rewrite
@@ -102,43 +109,50 @@ class RowKeeper:
 
     async def start(self) -> None:
         """Returns when the fold is loaded, or when it cannot be: ``trouble`` says."""
-        self._load_soon()
+        self._want_load()
         if self._loader is not None:
             await asyncio.shield(self._loader)
 
     async def stop(self) -> None:
         """What was decided is appended first."""
         self._is_stopping = True
-        if self._reload is not None:
-            self._reload.cancel()
+        self._newest = None
+        self._alarm.clear()
         for task in (self._loader, self._reader):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if self._appender is not None:
+        while self._appender is not None:
             await asyncio.shield(self._appender)
         if self._log is not None:
             self._log = None
             self._fold.lost()
-        self._next.tell(is_committed=False)
+
+    def ready(self) -> bool:
+        """Whether decisions may be made now. If not, asking makes it read when that is due."""
+        if self._log is None:
+            self._want_load()
+        return self._log is not None
 
     # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
-    def append(self, rows: Sequence[Row]) -> None:
-        """The rows of one decision, which the fold has applied already."""
+    def append(self, rows: Sequence[Row], *, is_divisible: bool = False) -> None:
+        """The rows of one decision, which the fold has applied already. ``is_divisible``: a crash
+        may leave the first of them without the rest, so they need not fit into one batch."""
         assert self._log is not None, "decisions are made once the log was read"
-        if rows:
+        if not rows:
+            return
+        if is_divisible:
+            self._next.decisions.extend(portions(rows, BATCH_ROWS_BYTES_MAX))
+        else:
             self._next.decisions.append(rows)
-            if self._appender is None:
-                self._appender = self._loop.create_task(
-                    self._append_all(), name=f"append {self._label}"
-                )
+        self._want_appender()
 
     def when_committed(self, told: Told) -> None:
         """Call ``told`` with True once everything appended so far is committed, which may be now;
         with False if it never will be."""
         append = self._next if self._next.decisions else self._flying
-        if append is None:
+        if self._log is None or append is None:
             told(self._log is not None)
         else:
             append.waiting.append(told)
@@ -161,9 +175,15 @@ class RowKeeper:
         if self._flying is not None:
             self._flying.tell(is_committed=False)
         given_up.tell(is_committed=False)
-        self._load_later()
+        self._want_load()
 
     # ── Appending ────────────────────────────────────────────────────────────────────────────
+
+    def _want_appender(self) -> None:
+        if self._appender is None:
+            self._appender = self._loop.create_task(
+                self._append_all(), name=f"append {self._label}"
+            )
 
     async def _append_all(self) -> None:
         """Runs while there is something to append. Begins with the next turn of the loop, so what
@@ -177,6 +197,7 @@ class RowKeeper:
                     await self._append_next(self._log)
         finally:
             self._appender = None
+            self._want_load()
 
     async def _append_next(self, log: GroupLog) -> None:
         flying = self._flying = self._next
@@ -189,9 +210,11 @@ class RowKeeper:
             log_.exception("appending rows failed")
             self.lose(f"append failed: {type(error).__name__}")
         else:
+            self._reload_ms = RELOAD_MS_MIN
             self._log_bytes += size
-            flying.tell(is_committed=self._log is not None)
-            self._maybe_rewrite(log)
+            flying.tell(is_committed=True)  # if it was lost meanwhile, nobody waits any more
+            if self._log is log:
+                self._maybe_rewrite(log)
         finally:
             self._flying = None
 
@@ -215,10 +238,7 @@ class RowKeeper:
         else:
             if self._log is log:
                 self._newest = newest
-                if self._appender is None:
-                    self._appender = self._loop.create_task(
-                        self._append_all(), name=f"append {self._label}"
-                    )
+                self._want_appender()
         finally:
             self._reader = None
 
@@ -237,51 +257,55 @@ class RowKeeper:
 
     # ── Loading ──────────────────────────────────────────────────────────────────────────────
 
-    def _load_later(self) -> None:
-        if self._reload is None and not self._is_stopping:
-            self._reload = self._loop.call_later(self._reload_seconds, self._load_soon)
-
-    def _load_soon(self) -> None:
-        self._reload = None
-        if self._is_stopping or self._loader is not None:
+    def _want_load(self) -> None:
+        if self._log is not None or self._loader is not None or self._is_stopping:
             return
         if self._appender is not None:
-            # What is under way would be read, or not, by chance.
-            self._load_later()
+            return  # what is under way would be read, or not, by chance; its end brings us back
+        now_ms = self._clock.mono_ms()
+        load_from_ms = self._load_began_ms + self._reload_ms
+        if now_ms < load_from_ms:
+            self._alarm.set(load_from_ms)
             return
+        self._load_began_ms = now_ms
+        self._reload_ms = min(max(2 * self._reload_ms, RELOAD_MS_MIN), RELOAD_MS_MAX)
         self._loader = self._loop.create_task(self._load(), name=f"load {self._label}")
 
     async def _load(self) -> None:
         try:
             log = await self._open_log()
-            self._fold.reset()
-            start, end = await log.ends()
-            total_bytes = 0
-            async for rows, size in log.read(start, end):
-                total_bytes += size
-                for key, value in rows:
-                    self._fold.replay(key, value)
+            self._log_bytes = await self._read(log)
+            self._live_bytes = 0
+            self._log = log
+            self.trouble = None
+            self._fold.loaded()
         except (PenstockError, ValueError) as error:  # MalformedBatch is one of the latter
             self._not_loaded(str(error))
         except Exception as error:
             log_.exception("reading rows failed")
             self._not_loaded(type(error).__name__)
         else:
-            self._log = log
-            self.trouble = None
-            self._reload_seconds = RELOAD_SECONDS_MIN
-            self._log_bytes = total_bytes
-            self._live_bytes = 0
-            self._fold.loaded()
-            self._maybe_rewrite(log)
+            if self._log is log:
+                self._maybe_rewrite(log)
         finally:
             self._loader = None
+            self._want_load()
+
+    async def _read(self, log: GroupLog) -> int:
+        """Everything, into the fold; returns the bytes it takes in the log."""
+        self._fold.reset()
+        start, end = await log.ends()
+        total_bytes = 0
+        async for rows, size in log.read(start, end):
+            total_bytes += size
+            self._fold.replay(rows)
+        return total_bytes
 
     def _not_loaded(self, reason: str) -> None:
-        self.trouble = f"{self._label} cannot be read: {reason}"
-        self._reload_seconds = min(2 * self._reload_seconds, RELOAD_SECONDS_MAX)
+        self._log = None
+        self._next = _Append()
+        self.trouble = f"{self._label}: reading failed: {reason}"
         log_.error("rows are out of service", extra={"of": self._label, "reason": reason})
-        self._load_later()
 
 
 def _settle(future: asyncio.Future[bool], is_committed: bool) -> None:

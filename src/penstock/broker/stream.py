@@ -8,21 +8,20 @@ The same log carries queue messages and lease events; a reader by offset gets th
 skips what is marked as control by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from penstock.broker.journal import Flush, Journal
 from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.log import Log
+from penstock.log.stretch import Stretch
 from penstock.model import limits
 from penstock.model.errors import Damaged, OffsetOutOfRange, ProducerRefused
-from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, StreamEnds
+from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
 from penstock.record.batch import (
     ATTR_TRANSACTIONAL,
-    HEADER_BYTES,
     NO_PRODUCER,
     BatchHeader,
     parse_header,
-    restamp_time,
 )
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 
@@ -44,8 +43,7 @@ class Stream:
     def append(
         self, batches: Sequence[bytes | memoryview], *, is_append_time: bool
     ) -> tuple[BatchAppended, Flush | None]:
-        """Whoever called answers when the flush is committed; without one, all of it was there
-        already."""
+        """Whoever called answers when the flush is committed; without one, all of it is."""
         wall_ms = self._clock.wall_ms()
         headers = [parse_header(batch) for batch in batches]
         duplicate = self._check(headers, wall_ms)
@@ -54,15 +52,19 @@ class Stream:
             is_safe = self._journal.high_watermark >= self._log.end_offset
             return appended, None if is_safe else self._journal.join()
         base_offset = -1
-        flush: Flush | None = None
-        for batch in batches:
-            data = bytearray(batch)
-            if is_append_time:
-                restamp_time(data, wall_ms)
-            offset, flush = self._journal.append_batch(data, LEADER_EPOCH)
-            self._producers.appended(parse_header(data), at_ms=wall_ms)
-            if base_offset < 0:
-                base_offset = offset
+        append_time_ms = wall_ms if is_append_time else None
+        try:
+            for batch, header in zip(batches, headers, strict=True):
+                placed = self._journal.append_batch(
+                    batch, header, leader_epoch=LEADER_EPOCH, append_time_ms=append_time_ms
+                )
+                self._producers.appended(placed, at_ms=wall_ms)
+                if base_offset < 0:
+                    base_offset = placed.base_offset
+        finally:
+            # Behind the producers: it wakes readers, who ask how far they may go. And after a
+            # refusal too: what stands in the log before it counts.
+            flush = self._journal.commit()
         at_ms = wall_ms if is_append_time else -1
         return BatchAppended(base_offset, at_ms, self._log.start_offset), flush
 
@@ -83,26 +85,27 @@ class Stream:
         if code:
             raise ProducerRefused(int(code), code.name)
         wall_ms = self._clock.wall_ms()
-        batch = bytearray(
-            encode_marker_batch(
-                is_commit=marker.is_commit,
-                coordinator_epoch=marker.coordinator_epoch,
-                producer_id=marker.producer_id,
-                producer_epoch=marker.producer_epoch,
-                timestamp=wall_ms,
-            )
+        batch = encode_marker_batch(
+            is_commit=marker.is_commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            timestamp=wall_ms,
         )
-        _, flush = self._journal.append_batch(batch, LEADER_EPOCH)
+        placed = self._journal.append_batch(batch, parse_header(batch), leader_epoch=LEADER_EPOCH)
         self._producers.marked(
-            parse_header(batch),
+            placed,
             is_commit=marker.is_commit,
             coordinator_epoch=marker.coordinator_epoch,
             at_ms=wall_ms,
         )
-        return flush
+        return self._journal.commit() or self._journal.join()
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         return self._producers.is_in_transaction(producer_id, producer_epoch)
+
+    def producers(self) -> Sequence[ProducerSeen]:
+        return self._producers.seen(wall_ms=self._clock.wall_ms())
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -122,31 +125,29 @@ class Stream:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
-            return Fetched(ends, ())
-        batches = self._read(offset, bytes_max=bytes_max, up_to=up_to)
-        if not is_committed or not batches:
-            return Fetched(ends, batches)
-        end = parse_header(batches[-1]).next_offset
-        aborted = self._producers.aborted_between(offset, end)
-        return Fetched(ends, batches, [(a.producer_id, a.first_offset) for a in aborted])
+            return Fetched(ends)
+        found = self._read(offset, bytes_max=bytes_max, up_to=up_to)
+        if not found.buffers:
+            return Fetched(ends)
+        aborted: Sequence[tuple[int, int]] = ()
+        if is_committed:
+            gone = self._producers.aborted_between(offset, found.next_offset)
+            aborted = [(each.producer_id, each.first_offset) for each in gone]
+        return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
-    def _read(self, offset: int, *, bytes_max: int, up_to: int) -> list[bytes]:
+    def _read(self, offset: int, *, bytes_max: int, up_to: int) -> Stretch:
         """Without the batches that compaction has emptied: there are clients that take an answer
         without a record for one that was cut short, and give up after some. Where nothing else is
         found, the last of them, so that the reader gets on."""
-        batches: list[bytes] = []
-        for _ in range(EMPTY_READS_MAX):
-            found = self._log.read(offset, bytes_max=bytes_max, up_to=up_to)
-            if not found:
+        found = self._log.read_stretch(offset, bytes_max=bytes_max, up_to=up_to)
+        for _ in range(EMPTY_READS_MAX - 1):
+            if not found.is_hollow or found.next_offset >= up_to:
                 break
-            batches = [batch for batch in found if len(batch) > HEADER_BYTES]
-            if batches:
+            more = self._log.read_stretch(found.next_offset, bytes_max=bytes_max, up_to=up_to)
+            if not more.buffers:
                 break
-            batches = found[-1:]
-            offset = parse_header(found[-1]).next_offset
-            if offset >= up_to:
-                break
-        return batches
+            found = more
+        return found
 
     def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
         """Producer, first offset and marker of each transaction that began below and was aborted:
@@ -193,13 +194,21 @@ class Stream:
 
     def trim(self, start_offset: int) -> None:
         self._producers.trim(start_offset)
+        self.advanced()  # readers are told where the log begins, too
+
+    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
+        """As ``aborted_below`` gave them: compaction has left no record of these."""
+        self._producers.forget_aborted(gone)
 
     def replace_producers(self, producers: Producers) -> None:
         """The log refused something that had been counted: as it says again."""
         self._producers = producers
 
     def snapshot(self) -> bytes:
-        return self._producers.snapshot(wall_ms=self._clock.wall_ms())
+        """Without the producers that have been silent for too long, who are forgotten here."""
+        wall_ms = self._clock.wall_ms()
+        self._producers.expire(wall_ms=wall_ms)
+        return self._producers.snapshot(wall_ms=wall_ms)
 
 
 def replay_producers(log: Log, snapshot: bytes | None, clock: Clock) -> Producers:

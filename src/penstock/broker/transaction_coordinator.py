@@ -18,9 +18,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from penstock.broker.alarm import Alarm
 from penstock.broker.group_log import GroupLog
 from penstock.broker.row_keeper import RowKeeper
 from penstock.cursor.group.codes import Code
+from penstock.cursor.group.rows import Row
 from penstock.cursor.transactions import (
     Marker,
     Transactions,
@@ -62,16 +64,16 @@ class TransactionCoordinator:
         self._tell = tell
         self._next_producer_id = next_producer_id
         self._clock = clock
-        self._partition = partition
         self._loop = asyncio.get_running_loop()
         self._keeper = RowKeeper(
             self,
             open_log=open_log,
+            clock=clock,
             label=f"transactions {partition}",
             rewrite_bytes=rewrite_bytes,
         )
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
-        self._is_loaded = False
+        self._is_stopping = False
         self._spare_id: int | None = None  # a producer id that nobody has yet
         # Markers on their way, over any number of loads.
         self._under_way: set[Place] = set()
@@ -80,9 +82,7 @@ class TransactionCoordinator:
         self._retry_at_ms = 0
         # Calls that wait for a transaction to be completed, by transactional id.
         self._completions: dict[str, asyncio.Future[None]] = {}
-        # The one timer.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
+        self._alarm = Alarm(clock, self.tick)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -91,11 +91,12 @@ class TransactionCoordinator:
 
     async def stop(self) -> None:
         """Markers that are not written now are written after the next start."""
-        self._disarm()
+        self._is_stopping = True
         for task in tuple(self._tellers):
             task.cancel()
         await asyncio.gather(*self._tellers, return_exceptions=True)
         await self._keeper.stop()
+        self._alarm.clear()
 
     @property
     def trouble(self) -> str | None:
@@ -106,18 +107,17 @@ class TransactionCoordinator:
     def reset(self) -> None:
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        self._txns.replay(key, value)
+    def replay(self, rows: Sequence[Row]) -> None:
+        for key, value in rows:
+            self._txns.replay(key, value)
 
     def loaded(self) -> None:
-        self._is_loaded = True
         self._failed.clear()  # they are among those sent now
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         self._carry_out(self._txns.loaded(now_ms=now_ms, wall_ms=wall_ms))
 
     def lost(self) -> None:
-        self._is_loaded = False
-        self._disarm()
+        self._alarm.clear()
         completions, self._completions = self._completions, {}
         for future in completions.values():
             _end(future)
@@ -147,7 +147,7 @@ class TransactionCoordinator:
         while True:
             if needs_id and not await self._has_spare_id():
                 return UNAVAILABLE
-            if not self._is_loaded:
+            if not self._keeper.ready():
                 return UNAVAILABLE
             reply = self._decide(transactional_id, decide)
             if not await self._keeper.committed():
@@ -161,12 +161,7 @@ class TransactionCoordinator:
         self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
     ) -> TxnReply:
         spare_id = -1 if self._spare_id is None else self._spare_id
-        try:
-            outcome = decide(self._txns, spare_id)
-        except BaseException:
-            # A fault of ours, half way through: nobody knows what memory holds now.
-            self._keeper.lose("a decision failed")
-            raise
+        outcome = self._attempt(lambda txns: decide(txns, spare_id))
         txn = self._txns.describe(transactional_id)
         if txn is not None and spare_id in (txn.producer_id, txn.next_producer_id):
             self._spare_id = None
@@ -189,10 +184,10 @@ class TransactionCoordinator:
         """The code of ``check``. When it is NONE, what it rests on is durable, and still holds:
         the caller acts on it before its next await."""
         until = self._loop.time() + COMPLETION_SECONDS_MAX
-        while self._is_loaded:
+        while self._keeper.ready():
             code = check(self._txns)
             if code is Code.NONE:
-                if not await self._keeper.committed() or not self._is_loaded:
+                if not await self._keeper.committed() or not self._keeper.ready():
                     break
                 code = check(self._txns)
             if code is not Code.CONCURRENT_TRANSACTIONS:
@@ -201,24 +196,49 @@ class TransactionCoordinator:
                 return code
         return Code.COORDINATOR_NOT_AVAILABLE
 
-    def describe(self, transactional_id: str) -> tuple[Code, TxnValue | None]:
-        if not self._is_loaded:
-            return Code.COORDINATOR_NOT_AVAILABLE, None
-        return Code.NONE, self._txns.describe(transactional_id)
+    async def describe(self, transactional_id: str) -> tuple[Code, TxnValue | None]:
+        """As memory has it, shown once the log has it too."""
+        if self._keeper.ready():
+            found = self._txns.describe(transactional_id)
+            if await self._keeper.committed():
+                return Code.NONE, found
+        return Code.COORDINATOR_NOT_AVAILABLE, None
 
-    def all_ids(self) -> tuple[Code, dict[str, TxnValue]]:
-        if not self._is_loaded:
-            return Code.COORDINATOR_NOT_AVAILABLE, {}
-        return Code.NONE, self._txns.view()
+    async def all_ids(self) -> tuple[Code, dict[str, TxnValue]]:
+        if self._keeper.ready():
+            found = self._txns.view()
+            if await self._keeper.committed():
+                return Code.NONE, found
+        return Code.COORDINATOR_NOT_AVAILABLE, {}
 
     # ── Decisions ────────────────────────────────────────────────────────────────────────────
 
-    def _carry_out(self, outcome: TxnOutcome) -> None:
-        self._keeper.append(outcome.rows)
+    def _attempt(self, decide: Callable[[Transactions], TxnOutcome]) -> TxnOutcome:
+        try:
+            return decide(self._txns)
+        except BaseException:
+            # A fault of ours, half way through: nobody knows what memory holds now.
+            self._keeper.lose("a decision failed")
+            raise
+
+    def _note(
+        self, decide: Callable[[Transactions], TxnOutcome], *, is_divisible: bool = False
+    ) -> None:
+        """A decision that nobody waits for, nor hears of when it fails. ``is_divisible``: a crash
+        may leave its first rows without the rest."""
+        try:
+            outcome = self._attempt(decide)
+        except Exception:
+            log_.exception("a decision about transactions failed")
+        else:
+            self._carry_out(outcome, is_divisible=is_divisible)
+
+    def _carry_out(self, outcome: TxnOutcome, *, is_divisible: bool = False) -> None:
+        self._keeper.append(outcome.rows, is_divisible=is_divisible)
         if outcome.markers:
             markers = outcome.markers
             self._keeper.when_committed(lambda is_done: self._send(markers) if is_done else None)
-        self._arm(outcome.wake_at_ms)
+        self._alarm.set(outcome.wake_at_ms)
 
     async def _completed(self, transactional_id: str, seconds: float) -> bool:
         """Wait until the transaction under way is over; False: it takes too long."""
@@ -239,6 +259,8 @@ class TransactionCoordinator:
     # ── Markers ──────────────────────────────────────────────────────────────────────────────
 
     def _send(self, markers: Iterable[Marker]) -> None:
+        if self._is_stopping:
+            return
         by_id: dict[str, list[Marker]] = {}
         for marker in markers:
             if _place(marker) not in self._under_way:
@@ -280,15 +302,16 @@ class TransactionCoordinator:
             return type(error).__name__
         finally:
             self._under_way.discard(_place(marker))
-        if self._is_loaded:
-            self._carry_out(self._txns.marked(marker, wall_ms=self._clock.wall_ms()))
+        if self._keeper.ready():
+            wall_ms = self._clock.wall_ms()
+            self._note(lambda txns: txns.marked(marker, wall_ms=wall_ms))
             self._wake(marker.transactional_id)
         return None
 
     def _try_again(self, marker: Marker) -> None:
         if not self._failed:
             self._retry_at_ms = self._clock.mono_ms() + MARKER_RETRY_MS
-            self._arm(self._retry_at_ms)
+            self._alarm.set(self._retry_at_ms)
         self._failed.add(marker)
 
     def _wake(self, transactional_id: str) -> None:
@@ -301,42 +324,22 @@ class TransactionCoordinator:
 
     def tick(self) -> None:
         """Do what is due by the clock."""
-        if not self._is_loaded:
+        if not self._keeper.ready():
             return
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         if self._failed and self._retry_at_ms <= now_ms:
             failed, self._failed = self._failed, set()
             self._send(failed)
-        self._carry_out(self._txns.tick(now_ms=now_ms, wall_ms=wall_ms))
+        # Each is aborted for itself: that one is lost in a crash takes nothing from the others.
+        self._note(lambda txns: txns.tick(now_ms=now_ms, wall_ms=wall_ms), is_divisible=True)
         if self._failed:
-            self._arm(self._retry_at_ms)
+            self._alarm.set(self._retry_at_ms)
 
     def expire(self) -> None:
         """Forget ids that have done nothing for long."""
-        if self._is_loaded:
-            self._carry_out(self._txns.expire(wall_ms=self._clock.wall_ms()))
-
-    def _arm(self, at_ms: int | None) -> None:
-        """A timer that fires too early looks and arms itself again, so only an earlier time
-        matters."""
-        if at_ms is None:
-            return
-        if self._timer is not None:
-            if self._timer_at_ms <= at_ms:
-                return
-            self._timer.cancel()
-        self._timer_at_ms = at_ms
-        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
-        self._timer = self._loop.call_later(delay_s, self._timer_fired)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self.tick()
+        if self._keeper.ready():
+            wall_ms = self._clock.wall_ms()
+            self._note(lambda txns: txns.expire(wall_ms=wall_ms), is_divisible=True)
 
 
 def _place(marker: Marker) -> Place:

@@ -14,14 +14,14 @@ id of a topic it has ``__groups/`` and its name.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from penstock.broker.group_log import GroupLog
 from penstock.broker.groups import TOPIC_NAME as GROUPS
 from penstock.broker.groups import GroupHost
-from penstock.broker.internal_topic import internal_topic
+from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.broker.transaction_coordinator import TransactionCoordinator
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest
@@ -29,7 +29,7 @@ from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX
 from penstock.cursor.transactions import Marker, TopicPartition, TxnReply, TxnValue
 from penstock.model import ports
 from penstock.model.errors import Overloaded, ProducerRefused, TopicNotFound
-from penstock.model.limits import MIB, MINUTE_MS
+from penstock.model.limits import MINUTE_MS
 from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Clock, Streams
 from penstock.model.topic import Topic
@@ -37,8 +37,6 @@ from penstock.model.topic import Topic
 log_ = logging.getLogger(__name__)
 
 TOPIC_NAME = "__transactions"
-PARTITION_COUNT = 4  # each is a log of its own; transactions rarely wait for another's sync
-REWRITE_BYTES = 16 * MIB
 EXPIRE_INTERVAL_MS = 10 * MINUTE_MS
 GROUP_PLACE = f"{GROUPS}/"
 
@@ -69,8 +67,15 @@ class TransactionHost:
         self._catalog = catalog
         self._next_producer_id = next_producer_id
         self._clock = clock
-        self._entropy = entropy
         self._namespace = (account, region)
+        self._internal = InternalTopic(
+            TOPIC_NAME,
+            streams=streams,
+            catalog=catalog,
+            namespace=self._namespace,
+            clock=clock,
+            entropy=entropy,
+        )
         self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[TransactionCoordinator] = []
@@ -81,7 +86,7 @@ class TransactionHost:
     async def start(self) -> None:
         """After the groups. Returns when transactions are known; those that were decided are being
         completed then. What cannot be read is in ``troubles`` and answers so."""
-        topic = await self._internal_topic()
+        topic = await self._internal.find_or_make()
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
         await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
         self._job = asyncio.create_task(self._expire_forever(), name="transactional id expiry")
@@ -98,28 +103,13 @@ class TransactionHost:
         return [c.trouble for c in self._coordinators if c.trouble is not None]
 
     def _coordinator(self, partition: int) -> TransactionCoordinator:
-        async def open_log() -> GroupLog:
-            topic = await self._internal_topic()
-            return GroupLog(self._streams, topic, partition, self._clock)
-
         return TransactionCoordinator(
-            open_log=open_log,
+            open_log=partial(self._internal.open_log, partition),
             tell=self._tell,
             next_producer_id=self._next_producer_id,
             clock=self._clock,
             partition=partition,
             rewrite_bytes=self._rewrite_bytes,
-        )
-
-    async def _internal_topic(self) -> Topic:
-        return await internal_topic(
-            self._catalog,
-            self._namespace,
-            TOPIC_NAME,
-            # If somebody deleted it meanwhile: as many as there are coordinators.
-            partition_count=len(self._coordinators) or PARTITION_COUNT,
-            clock=self._clock,
-            entropy=self._entropy,
         )
 
     def _at(self, transactional_id: str) -> TransactionCoordinator:
@@ -312,7 +302,7 @@ class TransactionHost:
         )
 
     async def describe(self, transactional_id: str) -> tuple[Code, TxnValue | None]:
-        code, found = self._at(transactional_id).describe(transactional_id)
+        code, found = await self._at(transactional_id).describe(transactional_id)
         if code:
             return code, None
         if found is None:
@@ -333,7 +323,7 @@ class TransactionHost:
         """All or nothing: a list that quietly lacks a part misleads."""
         found: dict[str, TxnValue] = {}
         for coordinator in self._coordinators:
-            code, ids = coordinator.all_ids()
+            code, ids = await coordinator.all_ids()
             if code:
                 return code, {}
             found.update(ids)

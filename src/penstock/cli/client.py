@@ -6,27 +6,36 @@ opened again once; a second failure is the user's to see. Nothing here prints: a
 dicts as the server sent them, and trouble is a ``Failure``.
 """
 
+import base64
 import http.client
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.cli.failure import ExitCode, Failure, Refused, timed_out, unreachable
 from penstock.cli.signature import Credentials, Signer
 
+if TYPE_CHECKING:
+    import ssl
+
 Json = dict[str, Any]
 Query = Mapping[str, object]  # None: left out
 
 _CONTENT_TYPE = "application/x-amz-json-1.0"
+_JSON = "application/json"
 # What a server has over the wait it was asked for, before we call it silent.
 _WAIT_MARGIN_S = 5.0
 _REPLY_BYTES_MAX = 64 * 1_048_576
 
 
 def credentials_from_environment() -> Credentials:
+    """What AWS tools would use; else our own; else what a server without authentication takes."""
+    env = os.environ
+    if not env.get("AWS_ACCESS_KEY_ID") and env.get("PENSTOCK_KEY_ID"):
+        return Credentials(env["PENSTOCK_KEY_ID"], env.get("PENSTOCK_SECRET", ""))
     return Credentials(
         os.environ.get("AWS_ACCESS_KEY_ID") or "penstock",
         os.environ.get("AWS_SECRET_ACCESS_KEY") or "penstock",
@@ -36,6 +45,23 @@ def credentials_from_environment() -> Credentials:
 
 def timestamp_now() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
+def _tls_context() -> "ssl.SSLContext":
+    """The machine's authorities, and a private one where the environment names its file: ours, or
+    the name that AWS tools know."""
+    import ssl
+
+    ca_file = os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise Failure(
+            f"'{ca_file}' cannot be used to check the server's certificate",
+            str(error),
+            "name the authority's certificate, ca.pem, in PENSTOCK_CA_FILE",
+            exit_code=ExitCode.USAGE,
+        ) from error
 
 
 class Connection:
@@ -58,8 +84,13 @@ class Connection:
         self.host = parts.netloc.rpartition("@")[2]
         self._timeout_s = timeout_s
         is_tls = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-        self._http = kind(parts.hostname, port, timeout=timeout_s)
+        self._http: http.client.HTTPConnection
+        if is_tls:
+            self._http = http.client.HTTPSConnection(
+                parts.hostname, port, timeout=timeout_s, context=_tls_context()
+            )
+        else:
+            self._http = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
 
     def call(
         self,
@@ -235,16 +266,59 @@ class Sqs:
 
 
 class Admin:
-    """Reads of the admin API. Everything that changes a queue goes through the SQS API. A server
-    that wants a token finds it in PENSTOCK_ADMIN_TOKEN: not a flag, other users could read it."""
+    """The admin API. Everything that changes a queue goes through the SQS API; users, keys and
+    rights are changed here.
 
-    def __init__(self, url: str, *, region: str, account: str | None, timeout_s: float) -> None:
+    A server that wants to know who asks is told by PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else
+    by a log-in with PENSTOCK_KEY_ID and PENSTOCK_SECRET. None of them is a flag, which other users
+    could read. Keys of AWS_* are never used for it: a log-in sends the secret, and those may be
+    somebody else's."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        region: str,
+        account: str | None,
+        timeout_s: float,
+        account_default: str | None = None,
+    ) -> None:
+        """``account_default`` counts when neither ``account`` nor who we are says otherwise."""
         self._connection = Connection(url, timeout_s=timeout_s)
-        self._scope = {"region": region}
-        token = os.environ.get("PENSTOCK_ADMIN_TOKEN")
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        if account is not None:
-            self._scope["account"] = account
+        self._region = region
+        self._account = account
+        self._account_default = account_default
+        self._refusal: Refused | None = None  # of our log-in; told when nothing goes without
+        self._is_known = False
+        self._headers: dict[str, str] = {}
+
+    @property
+    def _scope(self) -> dict[str, str]:
+        self._introduce()
+        account = self._account or self._account_default
+        return {"region": self._region, **({"account": account} if account else {})}
+
+    def _introduce(self) -> None:
+        """Once, before the first request."""
+        if self._is_known:
+            return
+        self._is_known = True
+        token = os.environ.get("PENSTOCK_TOKEN") or os.environ.get("PENSTOCK_ADMIN_TOKEN")
+        key_id, secret = os.environ.get("PENSTOCK_KEY_ID"), os.environ.get("PENSTOCK_SECRET")
+        if not token and key_id and secret:
+            body = json.dumps({"key_id": key_id, "secret": secret}).encode()
+            headers = {"content-type": _JSON}
+            status, _, data = self._connection.call(
+                "POST", "/api/v1/login", body=body, headers=headers
+            )
+            if status == 200:
+                token = str(_decode(data, self.url)["token"])
+            else:
+                # A server with authentication off knows no keys and needs none.
+                self._refusal = _refused("cannot log in", status, data)
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+            self._account_default = _account_in(token) or self._account_default
 
     @property
     def url(self) -> str:
@@ -253,12 +327,34 @@ class Admin:
     def get(
         self, path: str, query: Query | None = None, *, what: str = "", wait_s: float = 0.0
     ) -> Json:
+        return self.call("GET", path, query, what=what or f"cannot read {path}", wait_s=wait_s)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        *,
+        body: Json | bytes | None = None,
+        what: str,
+        wait_s: float = 0.0,
+    ) -> Json:
+        """``body`` as bytes is sent as it is."""
+        self._introduce()
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
-        status, _, data = self._connection.call("GET", target, headers=self._headers, wait_s=wait_s)
-        if status == 200:
-            return _decode(data, self.url)
-        raise _refused(what or f"cannot read {path}", status, data)
+        headers = dict(self._headers)
+        if body is not None:
+            headers["content-type"] = _JSON
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        status, _, answer = self._connection.call(
+            method, target, body=data, headers=headers, wait_s=wait_s
+        )
+        if status in (200, 201):
+            return _decode(answer, self.url)
+        if status == 401 and self._refusal is not None:
+            raise self._refusal
+        raise _refused(what, status, answer)
 
     def info(self) -> Json:
         return self.get("info")
@@ -295,6 +391,18 @@ class Admin:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _account_in(token: str) -> str | None:
+    """Whose log-in a token is of; only the server can say whether that is true."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return str(claims["account"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:

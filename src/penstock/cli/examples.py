@@ -91,6 +91,40 @@ penstock message receive jobs --count 1000 --delete > backup.ndjson
 penstock message send jobs --ndjson -f backup.ndjson
 """,
     ),
+    "kafka": Recipe(
+        "A topic from the command line: keys, headers, a tail, and a group's place in it",
+        """\
+penstock topic create clicks --partitions 4
+penstock message send --topic clicks --key ann --header page=1 'opened'
+seq 1000 | penstock message send --topic clicks -
+echo '{"key": "bob", "headers": {"page": "2"}, "value": "closed", "partition": 3}' \\
+  | penstock message send --topic clicks --ndjson -
+penstock message tail --topic clicks --from earliest --no-follow --grep ed
+penstock message tail --topic clicks --group audit --count 10
+penstock group lag audit
+penstock group reset audit --to begin
+""",
+    ),
+    "two-views": Recipe(
+        "One message, both ways: a stream that is opened as a queue",
+        """\
+penstock topic create jobs-log --config retention.ms=86400000
+penstock message send --topic jobs-log 'resize image 17'
+penstock topic open-as-queue jobs-log
+penstock message receive jobs-log --delete
+penstock message tail --topic jobs-log --from earliest --no-follow
+""",
+    ),
+    "copy": Recipe(
+        "Copy a topic: what tail prints, send reads; partitions stay what they were",
+        """\
+penstock topic create clicks --partitions 4
+penstock topic create clicks-copy --partitions 4
+penstock message tail --topic clicks --from earliest --no-follow \\
+  | penstock message send --topic clicks-copy --ndjson -
+penstock topic list clicks
+""",
+    ),
     "ci": Recipe(
         "Tests in CI without containers: any free port, wait for the line that says ready",
         """\

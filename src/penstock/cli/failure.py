@@ -64,6 +64,8 @@ _FIX_BY_FAULT: Mapping[str, str] = {
     "ReceiptHandleIsInvalid": "copy the whole receipt that `penstock message receive` printed",
     "RequestThrottled": "try again in a moment, or send less at a time",
     "OverLimit": "delete or release messages in flight, then try again",
+    "access_denied": "ask an administrator of the tenant, or an operator; see"
+    " `penstock policy test`",
     "ResourceNotFoundException": "see dead-letter queues with `penstock dlq list`",
 }
 
@@ -80,8 +82,8 @@ _EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
 }
 
 _FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
-    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; the admin API has its own"
-    " PENSTOCK_ADMIN_TOKEN",
+    ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the admin API"
+    " PENSTOCK_KEY_ID and PENSTOCK_SECRET, or PENSTOCK_TOKEN",
     ExitCode.UNREACHABLE: "try again in a moment; `penstock doctor` says how the server is",
 }
 

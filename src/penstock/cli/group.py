@@ -1,22 +1,24 @@
 """``penstock group``: consumer groups, how far behind they are, and where they go on from.
 
 Through the Kafka protocol only, so it works with the groups of any Kafka client, in the classic
-protocol and in that of KIP-848.
+protocol, in that of KIP-848, and with share groups.
 """
 
-import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column
+from penstock.cli.output import Column, duration
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
 
-_OFFSET_COMMIT, _DESCRIBE_GROUPS, _LIST_GROUPS = 8, 15, 16
-_DELETE_GROUPS, _CONSUMER_GROUP_DESCRIBE = 42, 69
-_BY_NAME_MAX = 9  # newer commits name topics by id
+if TYPE_CHECKING:
+    from penstock.cli.group_lag import Standing
+    from penstock.cli.kafka_client import Place
+
+_DESCRIBE_GROUPS, _LIST_GROUPS, _DELETE_GROUPS = 15, 16, 42
+_CONSUMER_GROUP_DESCRIBE, _SHARE_GROUP_DESCRIBE = 69, 77
 
 
 @click.group(cls=Noun)
@@ -106,32 +108,54 @@ _MEMBER_COLUMNS = (
 @click.argument("name")
 @pass_session
 def show(session: Session, name: str) -> None:
-    """Show the members of a group, what each is assigned, and the committed offsets."""
-    from penstock.cli.group_lag import committed
+    """Show the members of a group, what each is assigned, and how far it is behind.
+
+    BEHIND is the age of the first record that is not committed.
+    """
+    from penstock.cli import group_lag
 
     known = _find(session, name)
-    described = _consumer_group if known.type == "consumer" else _classic_group
-    item, members = described(session, known)
-    offsets = [
-        {"topic": place.topic, "partition": place.partition, "committed": offset}
-        for place, offset in sorted(committed(session.kafka, name).items())
-    ]
+    item, members = _described(session, known)
+    standing = _standing(session, known, members)
+    rows = list(group_lag.rows(session.kafka, [name], lambda _: standing))
+    offsets = [{key: value for key, value in row.items() if key != "group"} for row in rows]
+    item["lag"] = sum(row["lag"] or 0 for row in rows)
+    item["lag_s"] = max((row["lag_s"] or 0.0 for row in rows), default=0.0)
     if not session.out.is_table:
         session.out.one({**item, "members": members, "offsets": offsets})
         return
-    session.out.one(item)
+    columns = [Column(key, key, form=duration if key == "lag_s" else None) for key in item]
+    session.out.one(item, columns=columns)
     session.out.line("")
     session.out.many(members, columns=_MEMBER_COLUMNS)
     session.out.line("")
-    columns = (
-        Column("topic", "TOPIC"),
-        Column("partition", "PART", is_number=True),
-        Column("committed", "COMMITTED", is_number=True),
-    )
-    session.out.many(offsets, columns=columns)
+    session.out.many(offsets, columns=group_lag.COLUMNS[1:])
 
 
 Described = tuple[dict[str, Any], list[dict[str, Any]]]
+
+
+def _described(session: Session, known: Known) -> Described:
+    describe = {"consumer": _consumer_group, "share": _share_group}.get(known.type, _classic_group)
+    return describe(session, known)
+
+
+def _standing(session: Session, known: Known, members: Iterable[Mapping[str, Any]]) -> "Standing":
+    from penstock.cli.group_lag import Standing
+    from penstock.cli.group_offsets import committed, share_starts
+
+    offsets_of = share_starts if known.type == "share" else committed
+    return Standing(offsets_of(session.kafka, known.name), list(_places(members)))
+
+
+def _places(members: Iterable[Mapping[str, Any]]) -> Iterator["Place"]:
+    """What the members read, from how it is shown."""
+    from penstock.cli.kafka_client import Place
+
+    for member in members:
+        for text in member["assigned"]:
+            topic, _, number = text.rpartition(":")
+            yield Place(topic, int(number))
 
 
 def _classic_group(session: Session, known: Known) -> Described:
@@ -175,16 +199,29 @@ def _assigned(blob: bytes) -> list[str]:
 
 
 def _consumer_group(session: Session, known: Known) -> Described:
-    from penstock.cli.kafka_client import check
     from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
 
     request = ConsumerGroupDescribeRequest(group_ids=[known.name])
-    (found,) = session.kafka.call(_CONSUMER_GROUP_DESCRIBE, request, node=known.node).groups
+    return _newer_group(session, known, _CONSUMER_GROUP_DESCRIBE, request)
+
+
+def _share_group(session: Session, known: Known) -> Described:
+    from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescribeRequest
+
+    request = ShareGroupDescribeRequest(group_ids=[known.name])
+    return _newer_group(session, known, _SHARE_GROUP_DESCRIBE, request)
+
+
+def _newer_group(session: Session, known: Known, key: int, request: Any) -> Described:
+    """Groups whose members are assigned by the server are described alike."""
+    from penstock.cli.kafka_client import check
+
+    (found,) = session.kafka.call(key, request, node=known.node).groups
     check(f"cannot show group '{known.name}'", found.error_code, found.error_message)
     members = [
         {
             "member_id": member.member_id,
-            "instance_id": member.instance_id,
+            "instance_id": getattr(member, "instance_id", None),
             "client_id": member.client_id,
             "host": member.client_host.removeprefix("/"),
             "assigned": sorted(
@@ -198,7 +235,7 @@ def _consumer_group(session: Session, known: Known) -> Described:
     ]
     item = {
         "name": known.name,
-        "type": "consumer",
+        "type": known.type,
         "state": found.group_state,
         "assignor": found.assignor_name,
         "epoch": found.group_epoch,
@@ -227,57 +264,20 @@ def lag(
     """
     from penstock.cli import group_lag
 
-    known = {each.name for each in _known(session)}
+    known = {each.name: each for each in _known(session)}
     for name in names:
         if name not in known:
             _find(session, name)
     wanted = list(names) or sorted(known)
+
+    def standing_of(name: str) -> "Standing":
+        return _standing(session, known[name], _described(session, known[name])[1])
+
     if watch:
-        group_lag.watch(session, wanted, interval_s=interval, samples_max=samples)
+        group_lag.watch(session, wanted, standing_of, interval_s=interval, samples_max=samples)
         return
-    session.out.many(group_lag.rows(session.kafka, wanted), columns=group_lag.COLUMNS, name="group")
-
-
-_AGO = re.compile(r"-([0-9]+)([smhd])\Z")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-class Target(NamedTuple):
-    """Where a reset goes: ``offset`` itself, or the offset at ``time`` (EARLIEST and LATEST
-    among them)."""
-
-    offset: int | None = None
-    time: int | None = None
-
-
-def target_of(text: str, now_ms: int) -> Target:
-    from penstock.cli.kafka_client import EARLIEST, LATEST
-
-    if text == "begin":
-        return Target(time=EARLIEST)
-    if text == "end":
-        return Target(time=LATEST)
-    if text.isascii() and text.isdigit() and len(text) <= 18:
-        return Target(offset=int(text))
-    ago = _AGO.match(text)
-    if ago is not None:
-        return Target(time=max(0, now_ms - int(ago[1]) * _SECONDS[ago[2]] * 1_000))
-    from datetime import UTC, datetime
-
-    try:
-        if "-" not in text:  # a number that is no offset would be read as digits of a date
-            raise ValueError(text)
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise Failure(
-            f"cannot reset to '{text}'",
-            "--to takes begin, end, an offset, -90m (so long ago) or a time",
-            "write a time like 2026-01-31T12:00:00Z",
-            exit_code=ExitCode.USAGE,
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return Target(time=max(0, int(moment.timestamp() * 1_000)))
+    rows = group_lag.rows(session.kafka, wanted, standing_of)
+    session.out.many(rows, columns=group_lag.COLUMNS, name="group")
 
 
 _RESET_COLUMNS = (
@@ -305,14 +305,16 @@ _RESET_COLUMNS = (
 def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run: bool) -> None:
     """Let a group go on from somewhere else. The group must have no members.
 
-    TIME is like 2026-01-31T12:00:00Z, or -90m for so long ago: the first record at or behind it.
-    An offset outside of a partition becomes its nearest end.
+    TIME is like 2026-01-31T12:00:00Z, or -90m for so long ago: the first record at or behind it;
+    -10 is ten before the end. An offset outside of a partition becomes its nearest end.
     """
     import time
 
-    from penstock.cli.group_lag import committed
+    from penstock.cli.group_offsets import commit, committed
+    from penstock.cli.log_place import offsets_at, target_of
 
-    target = target_of(to, int(time.time() * 1_000))
+    now_ms = int(time.time() * 1_000)
+    target = target_of(to, now_ms, what="cannot reset to", option="--to")
     before = committed(session.kafka, name)
     what = f"cannot reset group '{name}'"
     places = [place for place in before if not topics or place.topic in topics]
@@ -325,9 +327,9 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
             "name a topic with --topic, and see groups with `penstock group list`",
             exit_code=ExitCode.NOT_FOUND,
         )
-    after = _targets(session, sorted(set(places)), target, what=what)
+    after, _ = offsets_at(session.kafka, sorted(set(places)), target, what=what)
     if not dry_run:
-        _commit(session, name, after, what=what)
+        commit(session.kafka, name, after, what=what)
     rows = (
         {
             "topic": place.topic,
@@ -339,45 +341,6 @@ def reset(session: Session, name: str, to: str, topics: tuple[str, ...], dry_run
     )
     session.out.many(rows, columns=_RESET_COLUMNS, name="topic")
     session.remark(f"{'would reset' if dry_run else 'reset'} {len(after)} partitions of {name}")
-
-
-def _targets(session: Session, places: list[Any], target: Target, *, what: str) -> dict[Any, int]:
-    from penstock.cli.kafka_client import EARLIEST, LATEST
-
-    starts = session.kafka.offsets(dict.fromkeys(places, EARLIEST), what=what)
-    ends = session.kafka.offsets(dict.fromkeys(places, LATEST), what=what)
-    if target.time is not None:
-        found = session.kafka.offsets(dict.fromkeys(places, target.time), what=what)
-        # Nothing so new: the group goes on with what comes next.
-        wanted = {place: found[place] if found[place] >= 0 else ends[place] for place in places}
-    else:
-        assert target.offset is not None
-        wanted = dict.fromkeys(places, target.offset)
-    return {place: min(max(wanted[place], starts[place]), ends[place]) for place in places}
-
-
-def _commit(session: Session, name: str, offsets: Mapping[Any, int], *, what: str) -> None:
-    """As somebody outside of the group, which the coordinator allows only without members."""
-    from penstock.cli.kafka_client import by_topic, check
-    from penstock.wire.kafka.generated import offset_commit as api
-
-    topics = [
-        api.OffsetCommitRequestTopic(
-            name=topic,
-            partitions=[
-                api.OffsetCommitRequestPartition(place.partition, offset)
-                for place, offset in offsets.items()
-                if place.topic == topic
-            ],
-        )
-        for topic in by_topic(offsets)
-    ]
-    request = api.OffsetCommitRequest(group_id=name, topics=topics)
-    node = session.kafka.coordinator(name, what=what)
-    reply = session.kafka.call(_OFFSET_COMMIT, request, node=node, version_max=_BY_NAME_MAX)
-    for topic in reply.topics:
-        for part in topic.partitions:
-            check(f"{what}: {topic.name}, {part.partition_index}", part.error_code)
 
 
 @group.command()

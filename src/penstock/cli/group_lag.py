@@ -3,14 +3,17 @@
 The lag in records is the distance from the committed offset to the end of the partition; where a
 log also keeps leases, deletions or transaction markers, those are counted with it. The lag in
 seconds is the age of the first record that the group has not committed, which is what a person
-waiting for a result feels. It is read from the record itself: one small fetch for each partition
-that has a lag at all.
+waiting for a result feels; where the group never committed, both are unknown. It is read from the
+record itself: one small fetch for each partition that has a lag at all.
+
+A share group stands at its first record that is not finished with. Records behind it may be
+finished as well, so its lag is how much there is at most.
 """
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from penstock.cli.client import Json
 from penstock.cli.kafka_client import EARLIEST, LATEST, Kafka, Place, by_topic, check
@@ -22,10 +25,10 @@ from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
-_FETCH, _OFFSET_FETCH = 1, 9
+_FETCH = 1
 _BY_NAME_MAX = 12  # newer fetches name topics by id
-_ONE_GROUP_MAX = 7  # newer requests ask for several groups
 _LOOK_BYTES = 65_536
+UNKNOWN = -1
 _LOOKS_MAX = 16  # past batches without records, such as the lease events of a queue
 
 COLUMNS = (
@@ -39,68 +42,80 @@ COLUMNS = (
 )
 
 
-def committed(kafka: Kafka, group: str) -> dict[Place, int]:
-    """All offsets that a group has committed."""
-    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
+class Standing(NamedTuple):
+    """Where a group stands, and what its members read now."""
 
-    what = f"cannot ask for the offsets of group '{group}'"
-    node = kafka.coordinator(group, what=what)
-    request = OffsetFetchRequest(group_id=group, topics=None)
-    reply = kafka.call(_OFFSET_FETCH, request, node=node, version_max=_ONE_GROUP_MAX)
-    check(what, reply.error_code)
-    found = {}
-    for topic in reply.topics:
-        for part in topic.partitions:
-            check(f"{what}: {topic.name}, {part.partition_index}", part.error_code)
-            if part.committed_offset >= 0:
-                found[Place(topic.name, part.partition_index)] = part.committed_offset
-    return found
+    offsets: Mapping[Place, int]
+    assigned: Sequence[Place] = ()
 
 
-def rows(kafka: Kafka, groups: Iterable[str]) -> Iterator[Json]:
+StandingOf = Callable[[str], Standing]
+
+
+def rows(kafka: Kafka, groups: Iterable[str], standing_of: StandingOf) -> Iterator[Json]:
     for group in groups:
-        yield from _rows_of(kafka, group)
+        yield from _rows_of(kafka, group, standing_of(group))
 
 
-def _rows_of(kafka: Kafka, group: str) -> list[Json]:
+def _rows_of(kafka: Kafka, group: str, standing: Standing) -> list[Json]:
+    """All partitions of the topics that the group has committed for or is reading. One that it
+    never committed for has no known lag, and none at all while it is empty."""
     what = f"cannot tell the lag of group '{group}'"
-    offsets = _of_living_topics(kafka, committed(kafka, group))
-    ends = kafka.offsets(dict.fromkeys(offsets, LATEST), what=what) if offsets else {}
-    starts = kafka.offsets(dict.fromkeys(offsets, EARLIEST), what=what) if offsets else {}
+    known = standing.offsets
+    places = sorted(_of_living_topics(kafka, {*known, *standing.assigned}))
+    if not places:
+        return []
+    ends = kafka.offsets(dict.fromkeys(places, LATEST), what=what)
+    starts = kafka.offsets(dict.fromkeys(places, EARLIEST), what=what)
     now_ms = int(time.time() * 1_000)
     made = []
-    for place, offset in sorted(offsets.items()):
-        # What retention has taken is not read any more, so it is no lag either.
-        begin = max(offset, starts[place])
-        lag = max(0, ends[place] - begin)
-        at_ms = first_record_ms(kafka, place, begin, ends[place]) if lag else None
+    for place in places:
+        offset, end = known.get(place), ends[place]
+        lag: int | None = None
+        lag_s: float | None = None
+        if offset is not None:
+            # What retention has taken is not read any more, so it is no lag either.
+            begin = max(offset, starts[place])
+            lag = max(0, end - begin)
+            lag_s = _seconds_behind(kafka, place, begin, end, now_ms) if lag else 0.0
+        elif starts[place] == end:
+            lag, lag_s = 0, 0.0
         made.append(
             {
                 "group": group,
                 "topic": place.topic,
                 "partition": place.partition,
                 "committed": offset,
-                "end": ends[place],
+                "end": end,
                 "lag": lag,
-                "lag_s": 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1_000,
+                "lag_s": lag_s,
             }
         )
     return made
 
 
-def _of_living_topics(kafka: Kafka, offsets: dict[Place, int]) -> dict[Place, int]:
-    """Offsets outlive the topic they were committed for; there is nothing behind them then."""
+def _seconds_behind(kafka: Kafka, place: Place, begin: int, end: int, now_ms: int) -> float | None:
+    at_ms = first_record_ms(kafka, place, begin, end)
+    if at_ms == UNKNOWN:
+        return None
+    # Nothing but markers and lease events up to the end: nobody waits for those.
+    return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1_000
+
+
+def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
+    """All partitions of the topics named. Offsets outlive the topic that they were committed
+    for; there is nothing behind them then."""
     found: set[Place] = set()
-    for topic in kafka.metadata(sorted(by_topic(offsets))).topics if offsets else ():
+    for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             check(f"cannot look at topic '{topic.name}'", topic.error_code)
             found |= {Place(topic.name, part.partition_index) for part in topic.partitions}
-    return {place: offset for place, offset in offsets.items() if place in found}
+    return found
 
 
 def first_record_ms(kafka: Kafka, place: Place, offset: int, end: int) -> int | None:
     """The time of the first record at or behind an offset; None when there is none before
-    ``end``, or none within a bounded search."""
+    ``end``, UNKNOWN when a bounded search has not found it."""
     for _ in range(_LOOKS_MAX):
         data = fetch(kafka, place, offset, bytes_max=_LOOK_BYTES)
         at = 0
@@ -110,15 +125,17 @@ def first_record_ms(kafka: Kafka, place: Place, offset: int, end: int) -> int | 
                 batch = data[at : at + header.total_bytes]
                 if len(batch) < header.total_bytes:
                     break
-                if not header.is_control and header.next_offset > offset:
+                if not header.is_control and header.count and header.next_offset > offset:
                     return _time_in(batch, offset)
             except MalformedBatch:
                 break
             offset = max(offset, header.next_offset)
             at += header.total_bytes
-        if at == 0 or offset >= end:
+        if offset >= end:
             return None
-    return None
+        if at == 0:
+            return None if not data else UNKNOWN
+    return UNKNOWN
 
 
 def _time_in(batch: bytes, offset: int) -> int:
@@ -156,7 +173,12 @@ def fetch(kafka: Kafka, place: Place, offset: int, *, bytes_max: int, wait_ms: i
 
 
 def watch(
-    session: Session, groups: Sequence[str], *, interval_s: float, samples_max: int | None
+    session: Session,
+    groups: Sequence[str],
+    standing_of: StandingOf,
+    *,
+    interval_s: float,
+    samples_max: int | None,
 ) -> None:
     if session.out.is_table and is_drawing(sys.stdout):
         from rich.console import Console
@@ -165,12 +187,13 @@ def watch(
         with Live(console=Console(), auto_refresh=False) as live:
             for _ in ticks(interval_s, samples_max):
                 cells = [
-                    [column.text(row) for column in COLUMNS] for row in rows(session.kafka, groups)
+                    [column.text(row) for column in COLUMNS]
+                    for row in rows(session.kafka, groups, standing_of)
                 ]
                 live.update(rich_table(COLUMNS, cells), refresh=True)
         return
     for _ in ticks(interval_s, samples_max):
         at_ms = int(time.time() * 1_000)
-        for row in rows(session.kafka, groups):
+        for row in rows(session.kafka, groups, standing_of):
             text = "  ".join(f"{column.title} {column.text(row)}" for column in COLUMNS)
             session.out.streamed({"at_ms": at_ms, **row}, text=text, name="group")

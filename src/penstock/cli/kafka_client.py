@@ -20,6 +20,7 @@ ADDRESS_DEFAULT = "127.0.0.1:9092"
 CLIENT_ID = "penstock-cli"
 EARLIEST = -2
 LATEST = -1
+READ_COMMITTED = 1
 
 _LIST_OFFSETS, _METADATA, _FIND_COORDINATOR = 2, 3, 10
 _REPLY_BYTES_MAX = 256 * 1_048_576
@@ -258,8 +259,11 @@ class Kafka:
         found = self.topic(topic, what=what)
         return sorted(Place(topic, part.partition_index) for part in found.partitions)
 
-    def offsets(self, wanted: Mapping[Place, int], *, what: str) -> dict[Place, int]:
-        """For each place the offset at a time, at EARLIEST or at LATEST; -1: nothing is so new."""
+    def offsets(
+        self, wanted: Mapping[Place, int], *, what: str, is_committed: bool = False
+    ) -> dict[Place, int]:
+        """For each place the offset at a time, at EARLIEST or at LATEST; -1: nothing is so new.
+        ``is_committed``: LATEST is where the first open transaction begins."""
         from penstock.wire.kafka.generated import list_offsets as api
 
         def request(places: Sequence[Place]) -> Any:
@@ -273,7 +277,12 @@ class Kafka:
                 )
                 for name, numbers in by_topic(places).items()
             ]
-            return api.ListOffsetsRequest(replica_id=-1, topics=topics, timeout_ms=self.timeout_ms)
+            return api.ListOffsetsRequest(
+                replica_id=-1,
+                isolation_level=READ_COMMITTED if is_committed else 0,
+                topics=topics,
+                timeout_ms=self.timeout_ms,
+            )
 
         found: dict[Place, int] = {}
         for reply in self.at_leaders(_LIST_OFFSETS, list(wanted), request, what=what):
@@ -313,6 +322,9 @@ class Kafka:
             self.call(key, request(mine), node=node, wait_s=wait_s, version_max=version_max)
             for node, mine in by_node.items()
         ]
+
+    def has_one_leader(self, places: Iterable[Place]) -> bool:
+        return len({self._leaders.get(place, -1) for place in places}) <= 1
 
     def coordinator(self, group: str, *, what: str) -> int:
         """The node that looks after a group."""

@@ -84,6 +84,7 @@ class Origin(NamedTuple):
 
 
 def origin(text: str) -> Origin:
+    text = {"earliest": "begin", "latest": "end"}.get(text, text)
     if text in ("begin", "end"):
         return Origin(text)
     digits = text.removeprefix("-")
@@ -107,6 +108,7 @@ def tail(
     partition: int | None,
     pattern: str | None,
     is_ending: bool,
+    count_max: int | None = None,
 ) -> None:
     try:
         wanted = re.compile(pattern) if pattern is not None else None
@@ -114,29 +116,33 @@ def tail(
         raise Failure(
             "--grep cannot be used", f"not a regular expression: {error}", exit_code=ExitCode.USAGE
         ) from None
-
-    def show(row: Json) -> None:
+    shown = 0
+    for row in _tailed(session, queue, origin, partition, is_ending=is_ending):
         item = as_item(row)
         body = _body(item)
-        if wanted is None or wanted.search(body):
-            place = f"{item['partition']}:{item['offset']}"
-            session.out.streamed(item, text=f"{place}  {item['state']}  {body}", name="message_id")
+        if wanted is not None and not wanted.search(body):
+            continue
+        place = f"{item['partition']}:{item['offset']}"
+        session.out.streamed(item, text=f"{place}  {item['state']}  {body}", name="message_id")
+        shown += 1
+        if shown == count_max:
+            return
 
+
+def _tailed(
+    session: Session, queue: str, origin: Origin, partition: int | None, *, is_ending: bool
+) -> Iterator[Json]:
     starts: Starts = origin.start
     if origin.last:
         starts = _end(session, queue, partition)
-        for row in _last(session, queue, starts, origin.last):
-            show(row)
+        yield from _last(session, queue, starts, origin.last)
     if is_ending:
-        if origin.last or origin.start == "end":
-            return
-        for row in _until_end(session, queue, origin.start, partition):
-            show(row)
+        if not origin.last and origin.start != "end":
+            yield from _until_end(session, queue, origin.start, partition)
         return
     while True:
         rows, starts = _page(session, queue, starts, partition, wait_ms=_WAIT_MS)
-        for row in rows:
-            show(row)
+        yield from rows
 
 
 def _page(

@@ -20,6 +20,7 @@ from penstock.cli.session import Settings, global_options
 _RUN = "Run"
 _USE = "Queues and messages"
 _STREAM = "Topics and groups"
+_ACCESS = "Who may do what"
 _LOOK = "Measure and look after"
 _LEARN = "Learn"
 
@@ -46,12 +47,30 @@ _ENTRIES = {
         "Consumer groups: list, show, lag, reset, delete.",
         _STREAM,
     ),
+    "tenant": Entry(
+        "penstock.cli.tenant:tenant",
+        "Create, list, show, suspend, resume, delete tenants.",
+        _ACCESS,
+    ),
+    "user": Entry(
+        "penstock.cli.user:user", "Create, list, show, delete users; set passwords.", _ACCESS
+    ),
+    "key": Entry(
+        "penstock.cli.key:key", "Access keys: create, list, rotate, disable, delete.", _ACCESS
+    ),
+    "policy": Entry(
+        "penstock.cli.policy:policy", "Show, put, remove policies; test who may do what.", _ACCESS
+    ),
+    "quota": Entry("penstock.cli.quota:quota", "How much and how fast a tenant may.", _ACCESS),
     "bench": Entry("penstock.cli.bench:bench", "Measure rate and latency of a server.", _LOOK),
     "doctor": Entry("penstock.cli.doctor:doctor", "Check machine, settings and server.", _LOOK),
     "storage": Entry(
         "penstock.cli.storage:storage", "Inspect and verify a data folder, offline.", _LOOK
     ),
-    "generate": Entry("penstock.cli.generate:generate", "Write a configuration file.", _LOOK),
+    "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
+    "generate": Entry(
+        "penstock.cli.generate:generate", "Write a configuration file, or certificates.", _LOOK
+    ),
     "examples": Entry("penstock.cli.examples:examples", "Recipes to copy and paste.", _LEARN),
     "completion": Entry(
         "penstock.cli.completion:completion", "Tab completion for bash, zsh, fish.", _LEARN
@@ -119,6 +138,7 @@ def _as_failure(error: Exception) -> Failure:
         codes: tuple[tuple[type[errors.PenstockError], ExitCode], ...] = (
             (errors.NotFound, ExitCode.NOT_FOUND),
             (errors.Conflict, ExitCode.CONFLICT),
+            (errors.AccessDenied, ExitCode.DENIED),
             (errors.Overloaded, ExitCode.UNREACHABLE),
             (errors.Damaged, ExitCode.UNHEALTHY),
         )

@@ -2,13 +2,16 @@
 
 Sending and receiving go through the SQS API like any client. Peek and tail read the log through
 the admin API: they lease nothing, so no consumer misses a message and no receive count rises.
+With ``--topic`` send and tail speak the Kafka protocol instead, with keys, headers and partitions.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli import quantity
 from penstock.cli.failure import ExitCode, Failure
@@ -20,9 +23,49 @@ def message() -> None:
     """Send, receive, peek, tail, delete messages."""
 
 
+@contextlib.contextmanager
+def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
+    """Whoever names a stream where a queue is needed is told what it is and what to do."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.exit_code is not ExitCode.NOT_FOUND or not _is_topic(session, name):
+            raise
+        other = "tail" if verb in ("peek", "receive", "tail") else "send"
+        raise Failure(
+            f"cannot {verb}: '{name}' is a stream and no queue; open it with `penstock topic"
+            f" open-as-queue {name}` or use `penstock message {other} --topic {name}`",
+            exit_code=ExitCode.NOT_FOUND,
+        ) from None
+
+
+def _is_topic(session: Session, name: str) -> bool:
+    try:
+        session.kafka.topic(name, what="cannot look")
+    except Failure:
+        return False
+    return True
+
+
+_QUEUE_ONLY = ("group", "dedup_id", "unique", "delay", "attributes", "whole")
+_TOPIC_ONLY = ("key", "headers", "partition")
+
+
+def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
+    """A flag that would have no effect is refused: its author expects one."""
+    for param in ctx.command.params:
+        assert param.name is not None
+        if ctx.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
+            continue
+        if is_topic and param.name in _QUEUE_ONLY:
+            raise click.UsageError(f"{param.opts[-1]} is for queues and not for --topic.")
+        if not is_topic and param.name in _TOPIC_ONLY:
+            raise click.UsageError(f"{param.opts[-1]} goes with --topic.")
+
+
 @message.command()
-@click.argument("queue")
-@click.argument("bodies", nargs=-1, metavar="[BODY]... | -")
+@click.argument("words", nargs=-1, metavar="QUEUE [BODY]... | -")
+@click.option("--topic", metavar="NAME", help="to a topic instead of a queue, as Kafka clients do")
 @click.option("-f", "--file", "path", metavar="FILE", help="send each line of FILE ('-' is stdin)")
 @click.option("--whole", is_flag=True, help="with -f: the whole file is one message")
 @click.option("--ndjson", is_flag=True, help="each line is an object with body, group, …")
@@ -38,11 +81,22 @@ def message() -> None:
     metavar="NAME[:TYPE]=VALUE",
     help="can be given many times",
 )
+@click.option(
+    "--key", metavar="KEY", help="topic: decides the partition, and what compaction keeps"
+)
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="topic: can be given many times",
+)
+@click.option("--partition", type=click.IntRange(min=0), help="topic: this one, whatever the key")
 @pass_session
 def send(
     session: Session,
-    queue: str,
-    bodies: tuple[str, ...],
+    words: tuple[str, ...],
+    topic: str | None,
     path: str | None,
     whole: bool,
     ndjson: bool,
@@ -51,22 +105,33 @@ def send(
     unique: bool,
     delay: int | None,
     attributes: tuple[str, ...],
+    key: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
 ) -> None:
     """Send messages: each BODY, or each line of stdin ('-') or of a file (-f).
 
     Objects of --ndjson have a body, and may have attributes, group, dedup_id and delay; what
     `message receive` prints can be sent again as it is. Refused messages are listed on stderr
     and the exit code is 7.
+
+    With --topic no QUEUE is named: `penstock message send --topic clicks --key ann BODY`. Objects
+    of --ndjson have a value, and may have key, headers and partition, as `message tail` prints
+    them. Without BODY, lines come from stdin.
     """
+    _check_options(click.get_current_context(), is_topic=topic is not None)
+    if topic is not None:
+        bodies, path = _input(words, path, is_stdin_default=not sys.stdin.isatty())
+        _send_records(session, topic, bodies, path, (key, headers, partition), is_ndjson=ndjson)
+        return
     from penstock.cli.outgoing import Defaults, attribute_from_flag
 
+    if not words:
+        raise click.UsageError("Name a QUEUE, or a topic with --topic NAME.")
     if dedup_id is not None and unique:
         raise click.UsageError("--dedup-id and --unique exclude each other.")
-    is_single = len(bodies) == 1 and bodies != ("-",)
-    if bodies == ("-",):
-        bodies, path = (), "-"
-    if bool(bodies) == bool(path):
-        raise click.UsageError("Give a BODY, '-' for stdin, or -f FILE: one of them.")
+    queue = words[0]
+    bodies, path = _input(words[1:], path)
     if whole and (path is None or ndjson):
         raise click.UsageError("--whole goes with -f and without --ndjson.")
     defaults = Defaults(
@@ -78,7 +143,54 @@ def send(
     source = _source(bodies, path, defaults, is_whole=whole, is_ndjson=ndjson)
     if unique:
         source = _made_unique(source)
-    _send_all(session, queue, source, is_single=is_single)
+    with _as_queue(session, queue, verb="send"):
+        _send_all(session, queue, source, is_single=len(bodies) == 1)
+
+
+def _input(
+    words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
+) -> tuple[tuple[str, ...], str | None]:
+    """The bodies, or the file to read them from: one of the two."""
+    if words == ("-",):
+        words, path = (), "-"
+    if not words and path is None and is_stdin_default:
+        path = "-"
+    if bool(words) == bool(path):
+        raise click.UsageError("Give a BODY, '-' for stdin, or -f FILE: one of them.")
+    return words, path
+
+
+def _send_records(
+    session: Session,
+    topic: str,
+    bodies: tuple[str, ...],
+    path: str | None,
+    flags: tuple[str | None, tuple[str, ...], int | None],
+    *,
+    is_ndjson: bool,
+) -> None:
+    from penstock.cli.producing import RecordSender, records_in
+    from penstock.cli.record_lines import RecordDefaults, header_from_flag
+
+    key, headers, partition = flags
+    defaults = RecordDefaults(
+        key=None if key is None else key.encode(),
+        headers=tuple(map(header_from_flag, headers)),
+        partition=partition,
+    )
+    with contextlib.ExitStack() as stack:
+        stream = None if path is None else stack.enter_context(click.open_file(path, "rb"))
+        sender = RecordSender(session, topic)
+        sender.send(records_in(bodies, stream, defaults, is_ndjson=is_ndjson))
+    if len(bodies) == 1 and sender.last is not None:
+        place, offset = sender.last
+        session.out.one({"topic": topic, "partition": place, "offset": offset}, name="offset")
+    else:
+        session.out.one(
+            {"topic": topic, "sent": sender.accepted, "failed": sender.failed}, name="sent"
+        )
+    if sender.outcome():
+        raise click.exceptions.Exit(sender.outcome())
 
 
 def _source(
@@ -148,11 +260,9 @@ def receive(
     """Receive up to COUNT messages, one JSON object a line; stops when the queue has no more."""
     from penstock.cli import receiving
 
-    receiving.receive(
-        session,
-        queue,
-        receiving.Wish(count_max=count, wait_s=wait, visibility_s=visibility, is_deleting=delete),
-    )
+    wish = receiving.Wish(count_max=count, wait_s=wait, visibility_s=visibility, is_deleting=delete)
+    with _as_queue(session, queue, verb="receive"):
+        receiving.receive(session, queue, wish)
 
 
 @message.command()
@@ -165,42 +275,68 @@ def peek(session: Session, queue: str, count: int, partition: int | None, start:
     """Look at messages without receiving them: visible, in flight and delayed alike."""
     from penstock.cli import looking
 
-    looking.peek(session, queue, count=count, partition=partition, start=start)
+    with _as_queue(session, queue, verb="peek"):
+        looking.peek(session, queue, count=count, partition=partition, start=start)
 
 
 @message.command()
-@click.argument("queue")
+@click.argument("queue", required=False)
+@click.option("--topic", metavar="NAME", help="a topic's records instead of a queue's messages")
 @click.option(
     "--from",
     "origin",
-    default="end",
-    show_default=True,
-    metavar="begin|end|-N|OFFSET",
-    help="where to begin, in each partition",
+    metavar="earliest|latest|-N|OFFSET|TIME",
+    help="where to begin, in each partition [default: latest; with --group earliest]",
 )
 @click.option("--partition", type=click.IntRange(min=0), help="only this one")
 @click.option("--grep", "pattern", metavar="REGEX", help="only bodies that match")
-@click.option("--exit-at-end", is_flag=True, help="stop where the log ends now")
+@click.option("-n", "--count", type=click.IntRange(min=1), help="stop after so many")
+@click.option("--group", metavar="GROUP", help="topic: go on where it committed, and commit")
+@click.option("--follow/--no-follow", default=True, help="wait for more, or stop at the end")
+@click.option("--exit-at-end", is_flag=True, help="the same as --no-follow")
 @pass_session
 def tail(
     session: Session,
-    queue: str,
-    origin: str,
+    queue: str | None,
+    topic: str | None,
+    origin: str | None,
     partition: int | None,
     pattern: str | None,
+    count: int | None,
+    group: str | None,
+    follow: bool,
     exit_at_end: bool,
 ) -> None:
-    """Follow a queue's messages as they are sent, without receiving them."""
+    """Follow a queue's messages or a topic's records as they are sent, without taking them.
+
+    TIME, for topics, is like 2026-01-31T12:00:00Z, or -90m for so long ago. With --group the tail
+    begins where the group has committed and commits what it has printed; the group must have no
+    members.
+    """
+    if (queue is None) == (topic is None):
+        raise click.UsageError("Name a QUEUE, or a topic with --topic NAME.")
+    is_following = follow and not exit_at_end
+    if topic is not None:
+        from penstock.cli import tailing
+
+        wish = tailing.TailWish(origin, partition, group, count, pattern, is_following)
+        tailing.tail(session, topic, wish)
+        return
     from penstock.cli import looking
 
-    looking.tail(
-        session,
-        queue,
-        origin=looking.origin(origin),
-        partition=partition,
-        pattern=pattern,
-        is_ending=exit_at_end,
-    )
+    if group is not None:
+        raise click.UsageError("--group goes with --topic.")
+    assert queue is not None
+    with _as_queue(session, queue, verb="tail"):
+        looking.tail(
+            session,
+            queue,
+            origin=looking.origin(origin or "end"),
+            partition=partition,
+            pattern=pattern,
+            is_ending=not is_following,
+            count_max=count,
+        )
 
 
 @message.command()

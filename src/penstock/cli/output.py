@@ -64,6 +64,12 @@ def duration(seconds: float) -> str:
     raise AssertionError("unreachable: a minute or more matched above")
 
 
+def moment(at_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def size(count: int) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -12,6 +12,10 @@ _KEYS = {
     "admin": "admin.listen",
     "fsync": "log.fsync",
     "partitions": "queue.partitions",
+    "auth": "auth.mode",
+    "insecure": "auth.insecure",
+    "tls_cert": "tls.cert_file",
+    "tls_key": "tls.key_file",
     "log_level": "telemetry.level",
     "log_format": "telemetry.format",
 }
@@ -48,6 +52,16 @@ class Address(click.ParamType[str]):
 )
 @click.option(
     "--kafka", metavar="HOST:PORT|off", help="where to serve the Kafka protocol (127.0.0.1:9092)"
+)
+@click.option(
+    "--auth",
+    type=click.Choice(["auto", "on", "off"]),
+    help="whether callers must sign; auto: not on loopback",
+)
+@click.option("--tls-cert", metavar="FILE", help="certificate and chain in PEM, for all listeners")
+@click.option("--tls-key", metavar="FILE", help="its key in PEM")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="serve other machines without TLS all the same"
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="how to log")
 @click.option("--print-config", is_flag=True, help="show every setting and its origin, and stop")

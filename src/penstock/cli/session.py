@@ -166,14 +166,18 @@ class Session:
             from penstock.cli.client import Admin
 
             settings = self.settings
-            url, account = settings.admin, settings.account
+            url, account_default = settings.admin, None
             if url is None:
                 info = self.sqs.info()
                 url = str(info["admin"])
                 # The account that the SQS API uses for us, so that both show the same queues.
-                account = account or info.get("account")
+                account_default = info.get("account")
             self._admin = Admin(
-                url, region=settings.region, account=account, timeout_s=settings.timeout_s
+                url,
+                region=settings.region,
+                account=settings.account,
+                timeout_s=settings.timeout_s,
+                account_default=account_default,
             )
         return self._admin
 

@@ -239,7 +239,8 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
             return
         for record in decode_batch(batch, origin=b"", from_offset=from_offset):
             message = record.message
-            row = {"offset": record.offset, "kind": "message", **shared}
+            what = "sealed" if message.is_sealed else "message"  # no body can be opened here
+            row = {"offset": record.offset, "kind": what, **shared}
             row |= {
                 "timestamp_ms": record.appended_at_ms,
                 "group": message.group,

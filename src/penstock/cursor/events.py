@@ -10,6 +10,10 @@ no message contents: a lease names the records it took and the ones it passed ov
     65    Extend   [[offset, duration_ms], ...]
     66    Ack      reason, offsets
     67    Trim     start, passed
+    68    Start    start, backlog
+
+A share's events are written with SHARE_STEP added to the type and the share's id, sixteen bytes,
+before the value: whoever replays the log knows whose they are without decoding them.
 
 Leasing one record takes about thirty bytes; the rarely used fields of a lease are one nil.
 
@@ -65,18 +69,29 @@ class TrimEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     passed: int  # messages between the head and ``start``
 
 
-Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent
+class StartEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The cursor begins, or begins again, at ``start``: whatever it knew is forgotten."""
+
+    start: int
+    backlog: int  # messages from there to this event
+
+
+Event: TypeAlias = LeaseEvent | ExtendEvent | AckEvent | TrimEvent | StartEvent
 
 LEASE_TYPE = 64
 EXTEND_TYPE = 65
 ACK_TYPE = 66
 TRIM_TYPE = 67
+START_TYPE = 68
+SHARE_STEP = 16
+SHARE_ID_BYTES = 16
 
 _TYPES: dict[type, int] = {
     LeaseEvent: LEASE_TYPE,
     ExtendEvent: EXTEND_TYPE,
     AckEvent: ACK_TYPE,
     TrimEvent: TRIM_TYPE,
+    StartEvent: START_TYPE,
 }
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
@@ -86,6 +101,24 @@ _DECODERS: dict[int, "msgspec.msgpack.Decoder[Event]"] = {
 
 def encode(event: Event) -> tuple[int, bytes]:
     return _TYPES[type(event)], _encode(event)
+
+
+def encode_shared(share_id: bytes, event: Event) -> tuple[int, bytes]:
+    assert len(share_id) == SHARE_ID_BYTES
+    return _TYPES[type(event)] + SHARE_STEP, share_id + _encode(event)
+
+
+def is_shared_type(number: int) -> bool:
+    """Whether a control record of this type belongs to a share; see ``split_shared``."""
+    return number - SHARE_STEP in _DECODERS
+
+
+def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
+    """Whose event it is, then what ``decode`` takes."""
+    if len(data) < SHARE_ID_BYTES:
+        raise ValueError(f"control record of type {number} is too short for a share's event")
+    view = memoryview(data)
+    return bytes(view[:SHARE_ID_BYTES]), number - SHARE_STEP, view[SHARE_ID_BYTES:]
 
 
 def is_event_type(number: int) -> bool:

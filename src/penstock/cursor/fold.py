@@ -20,7 +20,14 @@ from heapq import heapify, heappop, heappush
 from penstock.cursor.attempt import Attempt, AttemptTable
 from penstock.cursor.delay import DelayBuckets, due_at
 from penstock.cursor.entry import DELAYED, LEASED, READY, RESTORED, TAKEN, Entry
-from penstock.cursor.events import AckEvent, Event, ExtendEvent, LeaseEvent, TrimEvent
+from penstock.cursor.events import (
+    AckEvent,
+    Event,
+    ExtendEvent,
+    LeaseEvent,
+    StartEvent,
+    TrimEvent,
+)
 from penstock.cursor.redrive import HOLD_MS
 from penstock.cursor.snapshot import Snapshot, encode, fingerprint
 from penstock.model.message import Record
@@ -73,6 +80,10 @@ class LeaseFold(ABC):
         """The head has moved: read-ahead below it is void."""
 
     @abstractmethod
+    def _on_restart(self) -> None:
+        """The head is about to be set anywhere: all read-ahead is void."""
+
+    @abstractmethod
     def _rebuild(self) -> None:
         """All entries are known again, or many are gone: build the order of delivery anew."""
 
@@ -112,6 +123,8 @@ class LeaseFold(ABC):
             self._apply_ack(event.offsets)
         elif isinstance(event, ExtendEvent):
             self._apply_extend(event, now_ms, elapsed_ms)
+        elif isinstance(event, StartEvent):
+            self._apply_start(event)
         else:
             self._apply_trim(event)
 
@@ -219,6 +232,22 @@ class LeaseFold(ABC):
             if self._backlog <= 0:
                 self._delays.clear()
         self._next_offset = max(self._next_offset, start)
+        self._sweep_deadlines()
+        self._rebuild()
+
+    def _apply_start(self, event: StartEvent) -> None:
+        for offset, entry in self._table.items():
+            self._leave(offset, entry)
+        self._table.clear()
+        self._acked_ahead.clear()
+        self._acked_order.clear()
+        self._attempts = AttemptTable()
+        self._delays.clear()  # unread delayed records count as visible until they are read
+        self._on_restart()
+        self._head = event.start
+        self._passed_count = self._appended_count - event.backlog
+        self._next_offset = max(self._next_offset, event.start)
+        self._on_head()
         self._sweep_deadlines()
         self._rebuild()
 

@@ -24,6 +24,7 @@ from penstock.cursor.events import (
     ExtendEvent,
     LeaseDetail,
     LeaseEvent,
+    StartEvent,
     TrimEvent,
 )
 from penstock.cursor.fold import LeaseFold
@@ -145,6 +146,13 @@ class LeaseCursor(LeaseFold):
         if self._scan_from < self._head:
             self._scan_from = self._head
 
+    def _on_restart(self) -> None:
+        for record in self._window:
+            self._on_dropped(record)
+        self._window.clear()
+        self._window_bytes = 0
+        self._scan_from = 0
+
     @property
     def _may_skip(self) -> bool:
         """Whether memory allows passing over another record."""
@@ -211,11 +219,16 @@ class LeaseCursor(LeaseFold):
 
     # ── Ack and extend ───────────────────────────────────────────────────────────────────────
     def ack(
-        self, claims: Sequence[Claim], *, now_ms: int, reason: AckReason = AckReason.ACKED
+        self,
+        claims: Sequence[Claim],
+        *,
+        now_ms: int,
+        reason: AckReason = AckReason.ACKED,
+        is_strict: bool = False,
     ) -> Outcome[Results]:
         """One result per claim. A gone record is a success without an event. On a standard queue
         any receipt of the record will do, even after its lease has ended; on FIFO only the
-        lease that is still running."""
+        lease that is still running. ``is_strict``: so here too, and a gone record is NotLeased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -224,7 +237,9 @@ class LeaseCursor(LeaseFold):
             offset = claim.offset
             entry = self._table.get(offset)
             error: Exception | None = None
-            if entry is None:
+            if is_strict and (entry is None or offset in gone or not _is_held(entry, claim)):
+                error = NotLeased(_NOT_LEASED)
+            elif entry is None:
                 if offset >= self._head and self.is_fifo:
                     error = ExpiredReceipt(_RECEIPT_EXPIRED)
                 elif self._is_lost_lease(offset) and offset not in gone:
@@ -247,15 +262,18 @@ class LeaseCursor(LeaseFold):
         queues refuse it instead: there the group's order would be at stake.)"""
         return self._head <= offset < self._next_offset and offset not in self._acked_ahead
 
-    def extend(self, claims: Sequence[tuple[Claim, int]], *, now_ms: int) -> Outcome[Results]:
+    def extend(
+        self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
+    ) -> Outcome[Results]:
         """Set each lease to end ``lease_ms`` from now; zero releases at once. Results per claim:
-        None, NotLeased (gone), InvalidRequest (over twelve hours in all), ExpiredReceipt (FIFO)."""
+        None, NotLeased (gone), InvalidRequest (over twelve hours in all), ExpiredReceipt (FIFO).
+        ``is_strict``: NotLeased too once the lease has ended."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
         wake_at_ms: int | None = None
         for claim, lease_ms in claims:
-            error = self._refusal(claim, lease_ms, now_ms)
+            error = self._refusal(claim, lease_ms, now_ms, is_strict=is_strict)
             results.append(error)
             if error is None:
                 leases.append((claim.offset, lease_ms))
@@ -267,9 +285,11 @@ class LeaseCursor(LeaseFold):
         self._apply_extend(event, now_ms)
         return Outcome(tuple(results), (event,), wake_at_ms)
 
-    def _refusal(self, claim: Claim, lease_ms: int, now_ms: int) -> Exception | None:
+    def _refusal(
+        self, claim: Claim, lease_ms: int, now_ms: int, *, is_strict: bool
+    ) -> Exception | None:
         entry = self._table.get(claim.offset)
-        if entry is None:
+        if entry is None or (is_strict and not _is_held(entry, claim)):
             return NotLeased(_NOT_LEASED)
         if self.is_fifo and not _is_held(entry, claim):
             return ExpiredReceipt(_RECEIPT_EXPIRED)
@@ -278,7 +298,14 @@ class LeaseCursor(LeaseFold):
             return InvalidRequest(_TOO_LONG)
         return None
 
-    # ── Purge, trim, expire ──────────────────────────────────────────────────────────────────
+    # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
+    def start(self, offset: int, *, backlog: int) -> Outcome[None]:
+        """Begin, or begin again, at an offset with ``backlog`` messages from there to the log's
+        end. Leases, attempts and acks are forgotten."""
+        event = StartEvent(offset, backlog)
+        self._apply_start(event)
+        return Outcome(None, (event,))
+
     def purge(self, *, end_offset: int) -> Outcome[None]:
         """Everything below ``end_offset``, the log's end, is gone: visible, delayed, in flight."""
         assert end_offset >= self._next_offset, "a purge covers all that was appended"

@@ -15,18 +15,20 @@ same batches is the same state, except for when a producer was last heard of.
 import zlib
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Collection
 from typing import TypeAlias
 
 import msgspec
 
 from penstock.cursor.group.codes import Code
 from penstock.model.errors import Damaged
+from penstock.model.ports import ProducerSeen
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 
 BATCHES_KEPT = 5  # as many as a client may have in flight
 SEQUENCE_COUNT = 2**31
 PRODUCERS_MAX = 100_000  # per partition, about 100 MB at worst; the longest silent go first
-ABORTED_MAX = 100_000  # per partition; beyond, no transaction may begin until retention trims
+ABORTED_MAX = 100_000  # per partition; beyond, none may begin until cleaning removes some
 IDLE_MS_MAX = 24 * 3_600_000
 NO_OFFSET = -1
 _ENDED_MAX = 1_000  # ended transactions that the high watermark has not passed yet
@@ -164,6 +166,21 @@ class Producers:
         producer = self._producers.get(producer_id)
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
+    def seen(self, *, wall_ms: int) -> list[ProducerSeen]:
+        """All that are remembered, longest silent first."""
+        return [
+            ProducerSeen(
+                producer_id,
+                producer.epoch,
+                producer.batches[-1][1] if producer.batches else -1,
+                producer.seen_at_ms,
+                producer.coordinator_epoch,
+                producer.first_offset,
+            )
+            for producer_id, producer in self._producers.items()
+            if self._known(producer_id, wall_ms) is not None
+        ]
+
     def _known(self, producer_id: int, wall_ms: int) -> _Producer | None:
         producer = self._producers.get(producer_id)
         if producer is None or producer.is_open:
@@ -257,15 +274,26 @@ class Producers:
         at = bisect_left(self._aborted, start_offset, key=lambda aborted: aborted.last_offset)
         del self._aborted[:at]
 
+    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
+        """Producer, first offset and marker of aborted transactions that have no record in the log
+        any more: no reader needs to be told of them. What is left of their batches, and their
+        markers, says nothing to a reader."""
+        self._aborted = [
+            each
+            for each in self._aborted
+            if (each.producer_id, each.first_offset, each.last_offset) not in gone
+        ]
+
     def expire(self, *, wall_ms: int) -> int:
         """Forget the silent; replies how many. Those with an open transaction stay: it holds the
         last stable offset back until its coordinator ends it."""
         ended_ms = wall_ms - IDLE_MS_MAX
-        old = [
-            producer_id
-            for producer_id, producer in self._producers.items()
-            if producer.seen_at_ms <= ended_ms and not producer.is_open
-        ]
+        old = []
+        for producer_id, producer in self._producers.items():
+            if producer.seen_at_ms > ended_ms:
+                break  # the rest was heard of later
+            if not producer.is_open:
+                old.append(producer_id)
         for producer_id in old:
             del self._producers[producer_id]
         return len(old)

@@ -1,7 +1,7 @@
 """One request on its way through the stages: what each of them found out, for the next to use.
 
 A plain slotted object, filled in from left to right: decode sets what is asked, authenticate sets
-who asks, and an action reads both."""
+who asks, authorize under which names policies know it, and an action reads all of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.model.identity import Caller
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import Request
@@ -18,6 +19,8 @@ from penstock.wire.aws.sigv4 import CredentialScope
 if TYPE_CHECKING:
     from penstock.frontend.context import Context
     from penstock.frontend.protocols import Codec
+
+UNKNOWN_CALLER = Caller("", "")  # has no rights and is not believed
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -32,8 +35,11 @@ class Call:
     __slots__ = (
         "account",
         "action",
+        "arn",
         "asked",
+        "caller",
         "codec",
+        "permission",
         "region",
         "request",
         "scope",
@@ -49,7 +55,12 @@ class Call:
         self.asked: Request | None = None
         self.scope: CredentialScope | None = None
         self.scope_fault: Fault | None = None  # why the signature cannot be read
-        # authenticate: in which namespace of names, and what messages show as SenderId
+        # authenticate: who asks, in which namespace of names, and what messages show as SenderId
+        self.caller = UNKNOWN_CALLER
         self.account = ""
         self.region = ""
         self.sender = ""
+        # authorize: what is asked and of which queue, as policies and limits name it. Both stay
+        # empty for a caller who is believed; the resource also for an action on no queue.
+        self.permission = ""
+        self.arn = ""

@@ -9,10 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from penstock.frontend.decisions import Decisions
+from penstock.frontend.nobody import Nobody
 from penstock.frontend.purges import PurgeGuard
 from penstock.frontend.route import Rotation
+from penstock.frontend.sealing import Sealing
+from penstock.frontend.signers import Signers
+from penstock.model.identity import Caller
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
-from penstock.model.ports import Backend, Catalog, Clock
+from penstock.model.ports import Backend, Catalog, Clock, Identities, Shares
 from penstock.wire.aws.sigv4 import CredentialScope
 
 PARTITIONS_MAX = 64  # a queue's partitions are opened together: each costs files and a cursor
@@ -25,7 +30,8 @@ class FrontendConfig:
     account: str = ACCOUNT_DEFAULT
     region: str = REGION_DEFAULT  # for requests whose signature and host name no region
     external_url: str | None = None  # scheme://host[:port] written into queue URLs
-    is_dev: bool = True  # any credentials accepted, and none; reset allowed
+    is_dev: bool = True  # reset allowed, unless callers have to say who they are
+    is_auth_on: bool = False  # off: any credentials accepted, and none
     recreate_guard_ms: int = 0  # how long a deleted queue's name stays taken; 0: not at all
     partitions_default: int = 1
     # Known only once the admin listener has its port, hence possibly a callable.
@@ -59,7 +65,17 @@ class Context:
     meter: Meter
     entropy: Callable[[int], bytes]
     everything: Catalog  # streams as well
+    shares: Shares
+    identities: Identities = field(default_factory=Nobody)
+    sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
     rotation: Rotation = field(default_factory=Rotation)
     scopes: dict[str, CredentialScope] = field(default_factory=dict)  # decode.py bounds it
+    believed: dict[str, Caller] = field(default_factory=dict)  # authenticate.py bounds it
     purges: PurgeGuard = field(default_factory=PurgeGuard)
     reset_at_ms: int = 0  # deletions before this no longer guard their names
+    signers: Signers = field(init=False)
+    decisions: Decisions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.signers = Signers(self.identities)
+        self.decisions = Decisions(self.identities)

@@ -55,7 +55,7 @@ def greeting(request: HttpRequest) -> HttpReply:
 
 
 async def _reset(context: Context, request: HttpRequest) -> HttpReply:
-    if not context.config.is_dev:
+    if not context.config.is_dev or context.config.is_auth_on:
         return _json(403, {"error": "Reset is only there in development mode."})
     if request.method != "POST":
         return _json(405, {"error": "Reset needs a POST."})

@@ -255,9 +255,16 @@ class Compaction:
     def _compact(self, header: BatchHeader, batch: bytes) -> bytes:
         if header.is_control or header.base_offset >= self._end:
             return batch
-        compacted = compact_batch(
-            batch, is_wanted=self._is_wanted, tombstone_ms=self._tombstone_ms, now_ms=self._now_ms
-        )
+        if header.count and self._is_aborted(header):
+            # Nobody may rely on what was taken back, and its entry in the index goes with it.
+            compacted = empty_batch(header, with_producer=True)
+        else:
+            compacted = compact_batch(
+                batch,
+                is_wanted=self._is_wanted,
+                tombstone_ms=self._tombstone_ms,
+                now_ms=self._now_ms,
+            )
         last_offset = self._last_batches.get(header.producer_id, -1)
         if parse_header(compacted).count == 0 and last_offset > header.base_offset:
             return empty_batch(header, with_producer=False)

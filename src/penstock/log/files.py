@@ -52,7 +52,7 @@ class Disk:
             got += len(data)
         return b"".join(parts)
 
-    def pwrite(self, fd: int, data: bytes | bytearray, position: int) -> int:
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
         """May write less than asked, as the system call does; the caller looks."""
         return os.pwrite(fd, data, position)
 
@@ -144,7 +144,7 @@ class ReadOnlyDisk(Disk):
         except FileNotFoundError:
             return self.open_read(Path(os.devnull))
 
-    def pwrite(self, fd: int, data: bytes | bytearray, position: int) -> int:  # noqa: ARG002
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # noqa: ARG002
         raise OSError(errno.EROFS, "opened for looking only")
 
     def truncate(self, fd: int, length: int) -> None:  # noqa: ARG002

@@ -28,8 +28,9 @@ from penstock.log.files import DISK, Disk
 from penstock.log.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
 from penstock.log.recovery import Recovery, RecoveryReport
 from penstock.log.segment import Segment, SegmentInfo
+from penstock.log.stretch import Stretch, stretch_of
 from penstock.log.swap import move_in, remove_segments
-from penstock.log.tail import Tail
+from penstock.log.tail import Tail, TailBudget
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
 from penstock.model.limits import (
@@ -39,7 +40,7 @@ from penstock.model.limits import (
     SEGMENT_BYTES_MAX,
     TAIL_BYTES_MAX,
 )
-from penstock.record.batch import parse_header
+from penstock.record.batch import BatchHeader, parse_header
 
 OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
 
@@ -54,6 +55,7 @@ class LogConfig:
     segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     tail_bytes_max: int = TAIL_BYTES_MAX
+    tail_budget: TailBudget | None = None  # shared by all logs of a node; None: each its own
 
 
 class SyncJob:
@@ -151,7 +153,7 @@ class Log:
         self._bases = [segment.base_offset for segment in self._segments]
         # Open for readers, least recently used first; never the active or an unsynced one.
         self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._tail = Tail(config.tail_bytes_max)
+        self._tail = Tail(config.tail_bytes_max, config.tail_budget)
         self._damage = list(self.recovery.damage)
         self._refused: str | None = None
         self._is_closed = False
@@ -209,12 +211,16 @@ class Log:
 
     # ── Append ───────────────────────────────────────────────────────────────────────────────
 
-    def append(self, batch: bytes, *, now_ms: int) -> int:
-        """Returns the batch's first offset. DiskFull leaves the log as it was; any other failure
-        of the disk propagates, and the log takes no more until it is opened again."""
+    def append(
+        self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
+    ) -> int:
+        """Returns the batch's first offset. ``header`` is the batch's own, for whoever has it at
+        hand. DiskFull leaves the log as it was; any other failure of the disk propagates, and the
+        log takes no more until it is opened again."""
         if self._refused is not None:
             raise AppendsRefused(self._refused)
-        header = parse_header(batch)
+        if header is None:
+            header = parse_header(batch)
         size = len(batch)
         assert header.base_offset == self.end_offset, "appends are contiguous"
         assert header.total_bytes == size <= BATCH_BYTES_MAX, "one whole batch"
@@ -238,7 +244,10 @@ class Log:
         self.size_bytes += size
         if header.max_timestamp > self.last_timestamp_ms:
             self.last_timestamp_ms = header.max_timestamp
-        self._tail.append(header.base_offset, active.end_offset, batch)
+        if isinstance(batch, bytes):
+            self._tail.append(header.base_offset, active.end_offset, batch)
+        else:
+            self._tail.clear()  # of borrowed memory nothing can be kept: read it from the file
         return header.base_offset
 
     def refuse_appends(self, reason: str) -> None:
@@ -278,22 +287,42 @@ class Log:
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
         """Whole batches from the one that holds ``start``, none that reaches to ``up_to`` or
         beyond; at least one, however large, if there is any. A read ends with its segment."""
-        end = self.end_offset if up_to is None else min(up_to, self.end_offset)
-        if not self.start_offset <= start <= self.end_offset:
-            raise OffsetOutOfRange(start, self.start_offset, self.end_offset)
+        end = self._end_of_read(start, up_to)
         if start >= end:
             return []
         if self._tail.holds(start):
             return self._tail.read(start, bytes_max=bytes_max, up_to=end)
         segment = self._segments[bisect_right(self._bases, start) - 1]
         try:
-            batches = segment.read(start, bytes_max=bytes_max, up_to=end)
+            return segment.read(start, bytes_max=bytes_max, up_to=end)
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])
             raise
         finally:
             self._touch(segment)
-        return batches
+
+    def read_stretch(self, start: int, *, bytes_max: int, up_to: int | None = None) -> Stretch:
+        """As ``read``, for those who hand on what they get: a few buffers of many batches each,
+        without those that hold nothing, and not more than is good for others (``log/stretch.py``
+        has the bound, and says what is verified when)."""
+        end = self._end_of_read(start, up_to)
+        if start >= end:
+            return Stretch((), start, 0)
+        if self._tail.holds(start):
+            return stretch_of(self._tail.read(start, bytes_max=bytes_max, up_to=end), start)
+        segment = self._segments[bisect_right(self._bases, start) - 1]
+        try:
+            return segment.read_stretch(start, bytes_max=bytes_max, up_to=end)
+        except DamagedRange as damaged:
+            self._damage = merge_damage(self._damage, [damaged.damage])
+            raise
+        finally:
+            self._touch(segment)
+
+    def _end_of_read(self, start: int, up_to: int | None) -> int:
+        if not self.start_offset <= start <= self.end_offset:
+            raise OffsetOutOfRange(start, self.start_offset, self.end_offset)
+        return self.end_offset if up_to is None else min(up_to, self.end_offset)
 
     def _touch(self, segment: Segment) -> None:
         """Bound how many closed segments are open."""
@@ -301,6 +330,8 @@ class Log:
             return
         self._open[segment.base_offset] = segment
         self._open.move_to_end(segment.base_offset)
+        if len(self._open) <= OPEN_SEGMENTS_MAX:
+            return
         for base_offset, candidate in list(self._open.items()):
             if len(self._open) <= OPEN_SEGMENTS_MAX:
                 break
@@ -428,6 +459,11 @@ class Log:
 
     def read_checkpoint(self, name: str) -> bytes | None:
         return read_checkpoint(self.folder, name, self.disk)
+
+    def drop_tail(self) -> None:
+        """Give back the memory of recent batches. On the thread that appends: the budget is shared
+        with other logs, and ``close`` may run on any."""
+        self._tail.clear()
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, or with

@@ -2,7 +2,8 @@
 
 A segment knows where it starts and ends; everything else is found through the sparse index. What
 comes from disk is verified on the way out: the header against ``.check``, its offset against its
-neighbour's, the records against the batch's CRC. Bytes that fail are never returned.
+neighbour's, the records against the batch's CRC. Bytes that fail are never returned. Readers by
+offset are served stretches of many batches, which are verified less often (``log/stretch.py``).
 """
 
 import errno
@@ -24,6 +25,7 @@ from penstock.log.files import Disk
 from penstock.log.index import RELATIVE_MAX, START, Place, SegmentIndex
 from penstock.log.layout import CHECK_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, segment_path
 from penstock.log.scan import Scan, Scanner, Source, header_fault
+from penstock.log.stretch import KnownStretches, Stretch, read_stretch, stretch_of
 from penstock.model.errors import DiskFull
 from penstock.model.limits import MIB
 from penstock.record.batch import CRC_FROM, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
@@ -44,9 +46,9 @@ class SegmentInfo(NamedTuple):
 
 
 class SegmentFiles:
-    """The four descriptors of an open segment."""
+    """The four descriptors of an open segment, and what readers have learned while it is open."""
 
-    __slots__ = ("checks", "disk", "index", "log_fd")
+    __slots__ = ("checks", "disk", "index", "log_fd", "stretches")
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
@@ -64,6 +66,7 @@ class SegmentFiles:
         _, offsets, times, checks = opened
         self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
         self.checks = EntryFile(*checks, CHECK_FIELDS, disk=disk)
+        self.stretches = KnownStretches()
 
     def flush(self) -> None:
         self.index.flush()
@@ -146,7 +149,7 @@ class Segment:
             self.bytes + size <= bytes_max and next_offset - self.base_offset <= RELATIVE_MAX
         )
 
-    def append(self, batch: bytes, header: BatchHeader) -> None:
+    def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
         """One write. A disk without room leaves the file as it was."""
         files = self.files
         position = self.bytes
@@ -170,7 +173,7 @@ class Segment:
         self.bytes = position + size
         self.batch_count += 1
         self.end_offset = header.base_offset + header.last_offset_delta + 1
-        files.checks.append(header_check(batch[:HEADER_BYTES]))
+        files.checks.append(header_check(bytes(batch[:HEADER_BYTES])))
         files.index.note(place, timestamp_max=self.max_timestamp)
 
     def seal(self) -> None:
@@ -184,7 +187,7 @@ class Segment:
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
         """Whole batches from the one that holds ``start``; DamagedRange when that one is bad."""
         assert self.base_offset <= start < self.end_offset
-        reader = _Reader(self, self._find(start), bytes_max=bytes_max)
+        reader = _Reader(self, self.find(start), bytes_max=bytes_max)
         try:
             return reader.run(start, up_to=up_to)
         except DamagedRange:
@@ -192,10 +195,18 @@ class Segment:
             # hole that is known and an index entry behind it, so this happens once per damage.
             if not reader.is_new_hole or not self._rebuild_all():
                 raise
-        reader = _Reader(self, self._find(start), bytes_max=bytes_max)
+        reader = _Reader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
 
-    def _find(self, offset: int) -> Place:
+    def read_stretch(self, start: int, *, bytes_max: int, up_to: int) -> Stretch:
+        """The same for readers who pass it on as it is; perhaps fewer batches."""
+        assert self.base_offset <= start < self.end_offset
+        found = read_stretch(self, start, bytes_max=bytes_max, up_to=up_to)
+        if found is None:
+            found = stretch_of(self.read(start, bytes_max=bytes_max, up_to=up_to), start)
+        return found
+
+    def find(self, offset: int) -> Place:
         """Where to start looking for an offset. A damaged index is built again first."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None and self._rebuild_all():
@@ -258,6 +269,7 @@ class Segment:
             checks.cut(from_ordinal)
             for check in scan.checks:
                 checks.append(check)
+        self.files.stretches.clear()  # a batch may have another number now
         self.files.flush()
 
     def find_time(self, timestamp_ms: int) -> int:

@@ -1,17 +1,49 @@
-"""The most recent batches, in memory: nearly every read of a queue that keeps up ends here."""
+"""The most recent batches, in memory: nearly every read of a queue that keeps up ends here.
+
+Each log has a bound of its own and all logs of a node share another: beyond that the log that was
+appended to longest ago gives up what it holds. Its readers find it in the page cache."""
 
 from bisect import bisect_right
 
 _SWEEP = 1_024  # forgotten slots at the front before the lists are moved up
 
 
-class Tail:
-    """Contiguous batches up to the end of the log, at most ``bytes_max`` and the last one."""
+class TailBudget:
+    """What all tails of a node may hold together."""
 
-    __slots__ = ("_bases", "_batches", "_bytes", "_bytes_max", "_end", "_first")
+    __slots__ = ("_bytes_max", "_newest", "_tails", "used_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
+        self.used_bytes = 0
+        self._tails: dict[Tail, None] = {}  # by their last append, oldest first
+        self._newest: Tail | None = None
+
+    def appended(self, tail: "Tail") -> None:
+        if tail is not self._newest:
+            self._tails.pop(tail, None)
+            self._tails[tail] = None
+            self._newest = tail
+        while self.used_bytes > self._bytes_max:
+            oldest = next(iter(self._tails))
+            if oldest is tail:
+                return  # it has a bound of its own
+            oldest.clear()
+
+    def forget(self, tail: "Tail") -> None:
+        self._tails.pop(tail, None)
+        if self._newest is tail:
+            self._newest = None
+
+
+class Tail:
+    """Contiguous batches up to the end of the log, at most ``bytes_max`` and the last one."""
+
+    __slots__ = ("_bases", "_batches", "_budget", "_bytes", "_bytes_max", "_end", "_first")
+
+    def __init__(self, bytes_max: int, budget: TailBudget | None = None) -> None:
+        self._bytes_max = bytes_max
+        self._budget = budget or TailBudget(bytes_max)
         self._bytes = 0
         self._bases: list[int] = []
         self._batches: list[bytes] = []
@@ -23,17 +55,31 @@ class Tail:
         self._bases.append(base_offset)
         self._batches.append(batch)
         self._bytes += len(batch)
+        budget = self._budget
+        budget.used_bytes += len(batch)
         if self._bytes > self._bytes_max:
             self._forget()
+        budget.appended(self)
+
+    def clear(self) -> None:
+        """Hold nothing any more; what comes next is held again."""
+        self._budget.used_bytes -= self._bytes
+        self._budget.forget(self)
+        self._bytes = 0
+        self._bases.clear()
+        self._batches.clear()
+        self._first = 0
 
     def _forget(self) -> None:
         batches = self._batches
         first = self._first
         last = len(batches) - 1
+        before = self._bytes
         while self._bytes > self._bytes_max and first < last:
             self._bytes -= len(batches[first])
             batches[first] = b""
             first += 1
+        self._budget.used_bytes -= before - self._bytes
         self._first = first
         self._sweep()
 
@@ -41,7 +87,9 @@ class Tail:
         """What stood below has been written anew on disk: it is read from there from now on."""
         bases, batches = self._bases, self._batches
         while self._first < len(bases) and bases[self._first] < offset:
-            self._bytes -= len(batches[self._first])
+            size = len(batches[self._first])
+            self._bytes -= size
+            self._budget.used_bytes -= size
             batches[self._first] = b""
             self._first += 1
         self._sweep()

@@ -20,7 +20,7 @@ import msgspec
 from penstock.metadata.cache import Cache
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
 from penstock.model.errors import (
-    Overloaded,
+    QuotaExceeded,
     Throttled,
     TopicExists,
     TopicNotFound,
@@ -55,21 +55,33 @@ def tomb_key(topic_id: str) -> str:
     return f"{TOMBS_PREFIX}{topic_id}"
 
 
+def _logs_of(topic: Topic) -> int:
+    return 0 if topic.is_share else topic.partition_count
+
+
 class StoredCatalog:
     """Implements ``model.ports.Catalog`` over any store."""
 
     def __init__(
-        self, store: Store, *, recreate_guard_ms: int = 0, topics_max: int = TOPICS_MAX
+        self,
+        store: Store,
+        *,
+        recreate_guard_ms: int = 0,
+        topics_max: int = TOPICS_MAX,
+        partitions_max: int | None = None,
     ) -> None:
         self._store = store
         self._recreate_guard_ms = recreate_guard_ms
         self._topics_max = topics_max
+        self._partitions_max = partitions_max
+        self.partition_count = 0  # of all topics; a share has no log of its own
         self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
         self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
         # Views of the topics:
         self._by_name: dict[NameKey, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._by_arn: dict[str, Topic] = {}
+        self._by_source: dict[str, dict[str, Topic]] = {}  # shares by id, by their topic's id
         self._names: dict[tuple[str, str], list[str]] = {}  # sorted
         # View of the tombstones: the newest one of each name that is still guarded.
         self._deleted: dict[NameKey, Topic] = {}
@@ -101,6 +113,10 @@ class StoredCatalog:
 
     def find_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
+
+    def shares_of(self, topic_id: str) -> Sequence[Topic]:
+        """The named lease cursors over a topic."""
+        return list(self._by_source.get(topic_id, {}).values())
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         names = self._names.get((account, region), [])
@@ -147,7 +163,8 @@ class StoredCatalog:
         key = topic_key(topic.account, topic.region, topic.name)
         for _ in range(TRIES_MAX):
             if len(self._topics) >= self._topics_max:
-                raise Overloaded(f"This node holds its maximum of {self._topics_max} queues.")
+                raise QuotaExceeded(f"This node holds its maximum of {self._topics_max} queues.")
+            self._check_room(_logs_of(topic))
             try:
                 version = await self._store.put(key, _encode(topic), if_version=0)
             except VersionConflict as exc:
@@ -169,6 +186,7 @@ class StoredCatalog:
             assert (after.topic_id, after.arn) == (before.topic_id, before.arn)
             if after == before:
                 return before
+            self._check_room(_logs_of(after) - _logs_of(before))
             try:
                 version = await self._store.put(key, _encode(after), if_version=version)
             except VersionConflict:
@@ -215,6 +233,14 @@ class StoredCatalog:
             for key in some:
                 self._tombs.apply(key, None, version=version)
         return len(keys)
+
+    def _check_room(self, added: int) -> None:
+        most = self._partitions_max
+        if added > 0 and most is not None and self.partition_count + added > most:
+            raise QuotaExceeded(
+                f"This node takes {most} partitions, as many as its limit of open files is good"
+                f" for, and has {self.partition_count}: {added} more do not fit."
+            )
 
     async def _newest(self, key: str, name: str) -> tuple[Topic, int]:
         topic = self._topics.get(key)
@@ -268,12 +294,21 @@ class StoredCatalog:
         self._by_name[name_key] = topic
         self._by_id[topic.topic_id] = topic
         self._by_arn[topic.arn] = topic
+        self.partition_count += _logs_of(topic)
+        if topic.source_id is not None:
+            self._by_source.setdefault(topic.source_id, {})[topic.topic_id] = topic
 
     def _forget(self, topic: Topic) -> None:
         place = (topic.account, topic.region)
         del self._by_name[(*place, topic.name)]
         del self._by_id[topic.topic_id]
         del self._by_arn[topic.arn]
+        self.partition_count -= _logs_of(topic)
+        if topic.source_id is not None:
+            shares = self._by_source[topic.source_id]
+            del shares[topic.topic_id]
+            if not shares:
+                del self._by_source[topic.source_id]
         names = self._names[place]
         del names[bisect_left(names, topic.name)]
         if not names:

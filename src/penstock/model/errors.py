@@ -8,6 +8,7 @@ PenstockError
 │   ├── ExpiredReceipt       the lease behind a FIFO receipt has ended
 │   ├── NotLeased            the record is gone or was never leased
 │   ├── OffsetOutOfRange     no such place in the log
+│   ├── QuotaExceeded        there may be no more of it, for this tenant or on this node
 │   └── ProducerRefused      a producer's sequence or epoch does not fit; carries the code
 ├── NotFound
 │   └── TopicNotFound
@@ -16,6 +17,7 @@ PenstockError
 │   ├── TopicDeletedRecently
 │   ├── PurgeInProgress
 │   └── VersionConflict      a store entry changed between read and write
+├── AccessDenied             who asks is known, and may not
 ├── Overloaded               asking later may help
 │   ├── Throttled
 │   ├── InFlightLimit        too many leased records
@@ -71,6 +73,10 @@ class ProducerRefused(InvalidRequest):
         self.code = code
 
 
+class QuotaExceeded(InvalidRequest):
+    pass
+
+
 class NotFound(PenstockError):
     pass
 
@@ -98,6 +104,10 @@ class PurgeInProgress(Conflict):
 
 
 class VersionConflict(Conflict):
+    pass
+
+
+class AccessDenied(PenstockError):
     pass
 
 

@@ -34,6 +34,7 @@ SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENT_AGE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS
 INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
+TAILS_BYTES_MAX = 64 * MIB  # and for all partitions of a node together
 BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written

@@ -32,6 +32,8 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     attempts: int = 0  # leases used up in the queues it came from
     source_arn: str | None = None  # the queue it was dead-lettered from
     sent_at_ms: int | None = None  # its first append; None: the record's own time
+    # The body is a sealed one with the attributes inside: for delivery the frontend opens it.
+    is_sealed: bool = False
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):

@@ -3,6 +3,7 @@ count."""
 
 import re
 from typing import NewType
+from urllib.parse import quote, unquote
 
 AccountId = NewType("AccountId", str)  # twelve digits; who pays
 Region = NewType("Region", str)  # a namespace of names, as AWS clients know it
@@ -13,6 +14,7 @@ Offset = NewType("Offset", int)  # position of a record in one partition's log
 ACCOUNT_DEFAULT = AccountId("000000000000")
 REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
+SHARE_MARK = ":"  # in no name of a topic or a queue
 # Streams that belong to the server itself, and those that clients look for on another one. An exact
 # list: other tools have names of their own that begin like these.
 INTERNAL_NAMES = frozenset(
@@ -29,6 +31,7 @@ INTERNAL_NAMES = frozenset(
 
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
+_SHARE_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 
 
@@ -46,6 +49,23 @@ def is_queue_name(text: str) -> bool:
         return False
     stem = text.removesuffix(FIFO_SUFFIX)
     return _QUEUE_NAME.match(stem) is not None
+
+
+def is_share_name(text: str) -> bool:
+    """``topic:group``, the group written as ``share_name`` writes it."""
+    return _SHARE_NAME.match(text) is not None
+
+
+def share_name(topic: str, group: str) -> str:
+    """What the share of a group on a topic is called. A group id may hold anything: what would not
+    read well in a URL is written as percent signs."""
+    return f"{topic}{SHARE_MARK}{quote(group, safe='')}"
+
+
+def split_share(name: str) -> tuple[str, str] | None:
+    """Topic and group of a share's name; None for the name of anything else."""
+    topic, mark, group = name.partition(SHARE_MARK)
+    return (topic, unquote(group)) if mark else None
 
 
 def is_internal(name: str) -> bool:

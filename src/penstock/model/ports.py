@@ -2,13 +2,14 @@
 only as ``Catalog``: in one process they are plain objects, in a cluster they are remote. Which of
 the two is decided in ``node/compose.py`` and nowhere else."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
-from penstock.model.topic import PeekState, QueueStats, Topic
+from penstock.model.topic import PeekState, QueueSettings, QueueStats, Topic
 
 
 class Clock(Protocol):
@@ -104,6 +105,17 @@ class Marker(msgspec.Struct, frozen=True, gc=False):
     coordinator_epoch: int = 0
 
 
+class ProducerSeen(msgspec.Struct, frozen=True, gc=False):
+    """What a partition remembers of one producer; -1 stands for none."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    seen_at_ms: int  # wall clock
+    coordinator_epoch: int
+    transaction_start: int  # first offset of its open transaction
+
+
 class StreamEnds(msgspec.Struct, frozen=True, gc=False):
     """Where a partition begins and how far its readers may go."""
 
@@ -121,8 +133,14 @@ class BatchAppended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetched(msgspec.Struct, frozen=True, gc=False):
+    """What is there from an offset on, in as few buffers as it was read in: to be passed on, not to
+    be looked at (``record.batch.split_batches`` is for those who must)."""
+
     ends: StreamEnds
-    batches: Sequence[bytes]  # whole, in order; the first may begin below the offset asked for
+    # Whole batches in order, many to a buffer; the first may begin below the offset asked for.
+    buffers: Sequence[bytes | memoryview] = ()
+    next_offset: int = -1  # behind the last batch; -1 when there is none
+    record_count: int = 0  # without those of control batches
     aborted: Sequence[tuple[int, int]] = ()  # (producer id, first offset), for committed reads
 
 
@@ -147,6 +165,10 @@ class Streams(Protocol):
         self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
     ) -> bool:
         """Whether this producer has an open transaction with records here."""
+        ...
+
+    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
+        """Those with a number of their own that are remembered, longest silent first."""
         ...
 
     async def ends(self, topic: Topic, partition: int) -> StreamEnds: ...
@@ -174,8 +196,89 @@ class Streams(Protocol):
     def on_advance(
         self, topic: Topic, partition: int, listener: Callable[[], None]
     ) -> Callable[[], None]:
-        """Call ``listener`` whenever more can be read; returns what ends that. The partition has
-        been opened by an earlier call."""
+        """Call ``listener`` whenever the ends have moved: there may be more to read, or less at
+        the start. Returns what ends that. The partition has been opened by an earlier call."""
+        ...
+
+
+SETTINGS_DEFAULT = QueueSettings()
+NO_TAGS: Mapping[str, str] = {}
+EARLIEST = -2  # in place of an offset: the first record there is
+LATEST = -1  # behind the last
+
+
+class Acquired(msgspec.Struct, frozen=True, gc=False):
+    """What one member of a share group got from one partition."""
+
+    start_offset: int  # everything below is finished with, for this group
+    batches: Sequence[bytes]  # whole, in order; hold the records below and perhaps others
+    picks: Sequence[tuple[int, int, int]] = ()  # (offset, lease_seq, attempt), ascending
+
+
+class Shares(Protocol):
+    """Named lease cursors over a topic: the queue called ``topic:group``. Each is an entry of the
+    catalog (``Topic.source_id`` is set) with settings of its own and no records of its own."""
+
+    async def open_share(
+        self,
+        source: Topic,
+        group: str,
+        *,
+        start: int,
+        settings: QueueSettings = SETTINGS_DEFAULT,
+        tags: Mapping[str, str] = NO_TAGS,
+        attempts_max: int | None = None,
+    ) -> Topic:
+        """The share of this group, made if it is missing. ``start``: where a new one begins in
+        every partition, EARLIEST or LATEST. ``attempts_max``: after so many deliveries a record
+        is finished with, unless a dead-letter rule in the settings says otherwise. Raises
+        InvalidRequest for a source that cannot be shared."""
+        ...
+
+    def find_share(self, source: Topic, group: str) -> Topic | None: ...
+
+    async def close_share(self, source: Topic, group: str) -> bool:
+        """Forget it; False when there was none."""
+        ...
+
+    async def acquire(
+        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+    ) -> Acquired:
+        """Lease up to ``count`` records from one partition now; never waits for more. At least
+        one record is taken whatever its size. Records out of attempts are dead-lettered where the
+        share has a rule for that, and finished with otherwise."""
+        ...
+
+    async def finish(
+        self, share: Topic, partition: int, claims: Sequence[Claim], *, is_rejected: bool = False
+    ) -> Sequence[Exception | None]:
+        """Acknowledge, or reject for good. Only the lease that still runs counts: NotLeased
+        otherwise. Returns once committed."""
+        ...
+
+    async def prolong(
+        self, share: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+    ) -> Sequence[Exception | None]:
+        """Set each lease's time left (ms; 0 releases). NotLeased unless the lease still runs."""
+        ...
+
+    def on_available(
+        self, share: Topic, partition: int, listener: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call ``listener`` whenever ``acquire`` may bring something again: new records, a release,
+        a lease that ran out. Returns what ends that."""
+        ...
+
+    async def share_start(self, share: Topic, partition: int) -> int:
+        """The first offset that is not finished with."""
+        ...
+
+    async def share_lag(self, share: Topic, partition: int) -> int:
+        """How many records are not finished with, those in flight included."""
+        ...
+
+    async def restart_share(self, share: Topic, partition: int, offset: int) -> None:
+        """Begin again at an offset, EARLIEST or LATEST: leases and attempts are forgotten."""
         ...
 
 
@@ -186,6 +289,10 @@ class Catalog(Protocol):
     def find(self, account: str, region: str, name: str) -> Topic | None: ...
 
     def find_arn(self, arn: str) -> Topic | None: ...
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        """In any account and region."""
+        ...
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         """Sorted by name."""
@@ -214,3 +321,52 @@ class Catalog(Protocol):
 
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+class KeyRing(Protocol):
+    """The master key, wherever it lives: wraps small secrets and data keys, never messages."""
+
+    @property
+    def master_id(self) -> str:
+        """Which master key wraps now; written beside what it has wrapped."""
+        ...
+
+    def wrap(self, secret: bytes, *, context: bytes) -> bytes:
+        """``context`` must be the same again to unwrap: what is wrapped for one entry is of no use
+        in another."""
+        ...
+
+    def unwrap(self, wrapped: bytes, *, context: bytes) -> bytes:
+        """By whichever known master key it was wrapped. Raises Damaged when it cannot be."""
+        ...
+
+
+class Identities(Protocol):
+    """Tenants, users, keys and policies, from memory; a watch keeps them fresh."""
+
+    def tenant(self, account: str) -> Tenant | None: ...
+
+    def tenants(self) -> Sequence[Tenant]: ...
+
+    def user(self, account: str, name: str) -> User | None: ...
+
+    def users(self, account: str) -> Sequence[User]: ...
+
+    def key(self, key_id: str) -> AccessKey | None: ...
+
+    def keys(self, account: str, user: str) -> Sequence[AccessKey]: ...
+
+    def secret(self, key: AccessKey) -> bytes:
+        """The secret of an access key, in the clear."""
+        ...
+
+    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
+
+    @property
+    def epoch(self) -> int:
+        """Raised by every change: decisions remembered under an older one are void."""
+        ...
+
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
+        """The key has signed something; written down now and then, to the minute."""
+        ...

@@ -45,7 +45,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str | None = None  # JSON text as given
     kms_key: str | None = None
     kms_reuse_s: int = 300
-    is_sse_managed: bool = True
+    is_sse_managed: bool | None = None  # None: never said; shown as true, done as the node does
     is_content_dedup: bool = False
     dedup_scope: DedupScope = DedupScope.QUEUE  # what is shown
     throughput_limit: str = "perQueue"
@@ -67,6 +67,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     dedup_scope: DedupScope = DedupScope.QUEUE
     tags: dict[str, str] = {}
     configs: dict[str, str] = {}  # stream settings that differ from their defaults, as Kafka names
+    source_id: str | None = None  # a share: a lease cursor over that topic, without records here
     deleted_at_ms: int | None = None  # set on a tombstone, which only guards the name for a minute
 
     @property
@@ -76,6 +77,10 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_queue(self) -> bool:
         return self.kind is not Kind.STREAM
+
+    @property
+    def is_share(self) -> bool:
+        return self.source_id is not None
 
     @property
     def arn(self) -> str:

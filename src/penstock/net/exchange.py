@@ -3,16 +3,21 @@ knows nothing of queues, and whoever answers knows nothing of sockets."""
 
 import msgspec
 
+from penstock.net.listener import Peer
+
 
 class HttpRequest(msgspec.Struct, gc=False):
     method: str
     path: str  # still percent-encoded, without the query string
     query: str  # what follows the first "?", still percent-encoded
-    headers: dict[str, str]  # names in lower case; a repeated header was refused by the listener
+    # Names in lower case. One that came several times was refused by the listener where it decides
+    # something, and joined by commas otherwise.
+    headers: dict[str, str]
     body: bytes
     peer: str  # the client's address
     request_id: str
     is_tls: bool = False
+    connection: Peer | None = None  # what it came on, to be told of its end; not to be written to
 
 
 class HttpReply(msgspec.Struct, gc=False):

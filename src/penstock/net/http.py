@@ -30,7 +30,18 @@ LINGER_SECONDS_MAX = 1.0  # how long we read on after refusing, so that the answ
 IDLE, HEAD, BODY, ANSWERING, LINGERING = range(5)
 
 # Headers that may appear once only: two of them are two readings of one request.
-_SINGLE = frozenset({"host", "content-length", "authorization", "x-amz-target", "x-amz-date"})
+_SINGLE = frozenset(
+    {
+        "host",
+        "content-length",
+        "authorization",
+        "date",
+        "x-amz-target",
+        "x-amz-date",
+        "x-amz-content-sha256",
+        "x-amz-security-token",
+    }
+)
 
 # Clients send the same few names over and over: reading one afresh costs as much as its value.
 _NAMES: dict[bytes, str] = {}
@@ -47,6 +58,7 @@ class HttpConfig:
     header_seconds_max: float = limits.HEADER_SECONDS_MAX
     body_seconds_max: float = limits.BODY_SECONDS_MAX
     idle_seconds_max: float = limits.IDLE_SECONDS_MAX
+    connections_per_address_max: int = 0  # 0: no limit but that of all together
 
 
 class _Refused(Exception):
@@ -61,9 +73,23 @@ class HttpListener(Listener):
     """Listens on one address. ``answer`` is called once per request, in a task of its own that is
     cancelled when the client goes away."""
 
-    def __init__(self, answer: Answer, *, config: HttpConfig, name: str, seed: bytes) -> None:
-        super().__init__(connections_max=config.connections_max)
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        config: HttpConfig,
+        name: str,
+        seed: bytes,
+        outlives: Callable[[HttpRequest], bool] = lambda _request: False,
+    ) -> None:
+        """``outlives``: whether a request is carried out to its end although its client has gone:
+        one that comes again wants to be told how the first ended."""
+        super().__init__(
+            connections_max=config.connections_max,
+            per_address_max=config.connections_per_address_max,
+        )
         self.answer = answer
+        self.outlives = outlives
         self.config = config
         self.name = name
         self.last_line = "\r\n"  # of every reply's head; carries the date
@@ -104,6 +130,7 @@ class _HttpConnection(Connection):
         # Requests read and not yet answered, in order; the first is being answered by _task:
         self._waiting: deque[tuple[HttpRequest, bool]] = deque()
         self._task: asyncio.Task[HttpReply] | None = None
+        self._answering: HttpRequest | None = None
         self._keep_alive = True
         self._is_reading_paused = False
 
@@ -113,16 +140,17 @@ class _HttpConnection(Connection):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
-        if not self._listener.opened(self):
+        if not self._listener.opened(self, self._peer):
             self._transport.write(_plain(503, "too many connections, try again later"))
             self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._listener.closed(self)
         self._waiting.clear()
-        if self._task is not None:
+        task, request = self._task, self._answering
+        if task is not None and request is not None and not self._listener.outlives(request):
             # A parked receive must not take a message for someone who has left.
-            self._task.cancel()
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._phase == LINGERING:
@@ -191,7 +219,8 @@ class _HttpConnection(Connection):
         if key in headers:
             if key in _SINGLE:
                 raise _Refused(400, f"header {key} given twice")
-            headers[key] += ", " + text
+            # Without a blank, and trimmed: the form in which signatures cover it.
+            headers[key] = f"{headers[key].strip()},{text.strip()}"
         else:
             headers[key] = text
 
@@ -239,6 +268,7 @@ class _HttpConnection(Connection):
             peer=self._peer,
             request_id=self._listener.next_request_id(),
             is_tls=self._listener.is_tls,
+            connection=self,
         )
         self._waiting.append((request, self._parser.should_keep_alive()))
         if self._task is None:
@@ -251,6 +281,7 @@ class _HttpConnection(Connection):
 
     def _answer_next(self) -> None:
         request, self._keep_alive = self._waiting.popleft()
+        self._answering = request
         self._enter(ANSWERING)
         listener = self._listener
         task: asyncio.Task[HttpReply] = listener.loop.create_task(
@@ -260,7 +291,7 @@ class _HttpConnection(Connection):
         task.add_done_callback(self._answered)
 
     def _answered(self, task: "asyncio.Task[HttpReply]") -> None:
-        self._task = None
+        self._task = self._answering = None
         transport = self._transport
         if task.cancelled() or transport.is_closing():
             if not transport.is_closing():
@@ -340,6 +371,9 @@ class _HttpConnection(Connection):
             self._transport.write_eof()
         else:
             self._transport.close()
+
+    def close_when_answered(self) -> None:
+        self._keep_alive = False
 
     def close_if_idle(self) -> None:
         if self._phase in (IDLE, LINGERING) and self._task is None:

@@ -7,14 +7,32 @@ connection only notes, on the sweep's coarse clock, when its phase began.
 import asyncio
 import ssl
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 SWEEP_SECONDS = 0.5
 HANDSHAKE_SECONDS_MAX = 5.0
 BACKLOG = 4_096
 
 
-class Connection(asyncio.Protocol):
-    """One client's connection, as its listener sees it."""
+class Peer(asyncio.BaseProtocol):
+    """One client's connection, as its listener sees it. How it gets its bytes is its own affair:
+    in pieces that the loop makes (``Connection``), or into memory of its own."""
+
+    _lost: tuple[Callable[[], None], ...] = ()  # most have none, and share this one
+
+    def when_lost(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` once, when the connection has ended."""
+        self._lost = (*self._lost, listener)
+
+    def tell_lost(self) -> None:
+        told, self._lost = self._lost, ()
+        for listener in told:
+            listener()
+
+    def close_when_answered(self) -> None:
+        """End it behind the answer to the request under way. Where a protocol has no answer for
+        this, whoever asks hangs up instead."""
 
     @abstractmethod
     def check_deadline(self, now: float) -> None:
@@ -28,20 +46,27 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None: ...
 
 
+class Connection(Peer, asyncio.Protocol):
+    """One that is handed its bytes."""
+
+
 class Listener:
-    def __init__(self, *, connections_max: int) -> None:
-        self.connections: set[Connection] = set()
+    def __init__(self, *, connections_max: int, per_address_max: int = 0) -> None:
+        """``per_address_max``: connections of one client address; 0: no limit."""
+        self.connections: set[Peer] = set()
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
         self.is_draining = False
         self.is_tls = False
         self._connections_max = connections_max
+        self._per_address_max = per_address_max
+        self._per_address: dict[str, int] = {}
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed = asyncio.Event()
 
     @abstractmethod
-    def make_connection(self) -> Connection: ...
+    def make_connection(self) -> Peer: ...
 
     async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str:
         """Bind and serve; returns the bound ``host:port``."""
@@ -76,18 +101,30 @@ class Listener:
         if self._sweeper is not None:
             self._sweeper.cancel()
 
-    def opened(self, connection: Connection) -> bool:
-        """False: there are too many, or the node is stopping."""
+    def opened(self, connection: Peer, address: str = "") -> bool:
+        """False: there are too many, in all or from that address, or the node is stopping."""
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
+        if self._per_address_max and address:
+            count = self._per_address.get(address, 0)
+            if count >= self._per_address_max:
+                return False
+            self._per_address[address] = count + 1
+            connection.when_lost(partial(self._left, address))
         self.connections.add(connection)
         self._all_closed.clear()
         return True
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: Peer) -> None:
         self.connections.discard(connection)
+        connection.tell_lost()
         if not self.connections:
             self._all_closed.set()
+
+    def _left(self, address: str) -> None:
+        self._per_address[address] -= 1
+        if not self._per_address[address]:
+            del self._per_address[address]
 
     def _sweep(self) -> None:
         self.now = self.loop.time()

@@ -19,9 +19,11 @@ from penstock.telemetry.logs import LogFormat
 __all__ = [
     "SYSTEM_FILE",
     "AdminConfig",
+    "AuditConfig",
     "Config",
     "ConfigInvalid",
     "HttpConfig",
+    "KeysConfig",
     "Loaded",
     "LogConfig",
     "LogLevel",
@@ -32,6 +34,7 @@ __all__ = [
     "QueueConfig",
     "Row",
     "TelemetryConfig",
+    "UsageConfig",
     "config_files",
     "describe",
     "load",
@@ -212,6 +215,78 @@ class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
 
+class AuthMode(StrEnum):
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class AuthConfig(msgspec.Struct, frozen=True, kw_only=True):
+    mode: Annotated[
+        AuthMode,
+        note(
+            "Whether callers must prove who they are: auto = off while every listener is on a"
+            " loopback address, on otherwise."
+        ),
+    ] = AuthMode.AUTO
+    insecure: Annotated[
+        bool,
+        note(
+            "Serve other machines without TLS, or without asking who they are. Passwords, keys and"
+            " messages can then be read on the way."
+        ),
+    ] = False
+
+
+class TlsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    cert_file: Annotated[
+        str,
+        note(
+            "Certificate with its chain, in PEM, for every listener; empty: no TLS. Changed files"
+            " are taken over while the server runs.",
+            max_length=4_096,
+        ),
+    ] = ""
+    key_file: Annotated[str, note("The certificate's key, in PEM.", max_length=4_096)] = ""
+    client_ca_file: Annotated[
+        str,
+        note(
+            "When set, clients must show a certificate signed by this authority.", max_length=4_096
+        ),
+    ] = ""
+
+
+class KeysConfig(msgspec.Struct, frozen=True, kw_only=True):
+    master_file: Annotated[
+        str,
+        note(
+            "File with the master key, 32 bytes in base64, that seals secrets in the metadata;"
+            " empty: PENSTOCK_MASTER_KEY, or a file made in the data folder.",
+            max_length=4_096,
+        ),
+    ] = ""
+    old_master_files: Annotated[
+        str,
+        note(
+            "Files with earlier master keys, commas between; needed until the next start has"
+            " sealed everything anew.",
+            max_length=65_536,
+        ),
+    ] = ""
+    kms_command: Annotated[
+        str,
+        note(
+            "Command that asks a key management service to wrap and unwrap the master key: JSON on"
+            " stdin and stdout; no shell is involved.",
+            max_length=4_096,
+        ),
+    ] = ""
+    encrypt_by_default: Annotated[
+        bool,
+        note("Whether messages of queues and topics are encrypted where nobody has said so."),
+    ] = False
+
+
 class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     fsync: Annotated[
         Fsync,
@@ -238,6 +313,14 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         note("Newest part of each partition's log kept in memory.", ge=0, le=1_024 * limits.MIB),
     ] = limits.TAIL_BYTES_MAX
+    tails_bytes_max: Annotated[
+        int,
+        note(
+            "The same for all partitions together: those appended to longest ago give theirs up.",
+            ge=0,
+            le=64 * 1_024 * limits.MIB,
+        ),
+    ] = limits.TAILS_BYTES_MAX
     retention_check_ms: Annotated[
         int, note("How often expired messages and finished files are removed.", ge=10)
     ] = 30_000
@@ -263,6 +346,34 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
 
 
+class UsageConfig(msgspec.Struct, frozen=True, kw_only=True):
+    enabled: Annotated[
+        bool, note("Whether requests, messages and bytes are counted for each tenant.")
+    ] = True
+    flush_ms: Annotated[
+        int,
+        note(
+            "How often counts are written to the topic __usage; as much is lost with a process"
+            " that is killed.",
+            ge=10,
+            le=60_000,
+        ),
+    ] = 5_000
+    retention_ms: Annotated[
+        int, note("How long __usage keeps what was written.", ge=limits.MINUTE_MS)
+    ] = 30 * 24 * 3_600_000
+
+
+class AuditConfig(msgspec.Struct, frozen=True, kw_only=True):
+    enabled: Annotated[
+        bool,
+        note("Whether changes of queues, topics, groups and identities are noted in __audit."),
+    ] = True
+    retention_ms: Annotated[
+        int, note("How long __audit keeps what was written.", ge=limits.MINUTE_MS)
+    ] = 30 * 24 * 3_600_000
+
+
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
     level: Annotated[LogLevel, note("Least important log lines that are still written.")] = (
         LogLevel.INFO
@@ -278,8 +389,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     kafka: KafkaConfig = KafkaConfig()
     admin: AdminConfig = AdminConfig()
+    auth: AuthConfig = AuthConfig()
+    tls: TlsConfig = TlsConfig()
+    keys: KeysConfig = KeysConfig()
     log: LogConfig = LogConfig()
     queue: QueueConfig = QueueConfig()
+    usage: UsageConfig = UsageConfig()
+    audit: AuditConfig = AuditConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
 

@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 from pathlib import Path
@@ -18,6 +17,8 @@ import uvloop
 from penstock import __version__
 from penstock.model.errors import PenstockError
 from penstock.node import config as node_config
+from penstock.node import open_files
+from penstock.node.allocator import keep_freed_blocks
 from penstock.node.compose import Node
 from penstock.node.config import Config
 from penstock.node.settings import ConfigInvalid, Loaded, describe
@@ -47,7 +48,8 @@ def serve(
         return EXIT_OK
     telemetry = loaded.config.telemetry
     logs.configure(telemetry.level, telemetry.format, node=loaded.config.node.name)
-    _raise_file_limit()
+    open_files.raise_limit()
+    keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, hints=hints))
 
@@ -63,8 +65,8 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
     except (PenstockError, OSError) as error:
         print(f"penstock: cannot start: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
-    gc.collect()
-    gc.freeze()
+    loop.add_signal_handler(signal.SIGHUP, node.reread)
+    node.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     _announce(node, loaded.config, hints=hints)
     await stop.wait()
@@ -82,15 +84,31 @@ def _asked_to_stop(stop: asyncio.Event) -> None:
 
 
 def _announce(node: Node, config: Config, *, hints: bool) -> None:
-    if config.node.mode is node_config.Mode.DEV:
-        log_.warning("development mode: any credentials are accepted")
+    if not node.is_auth_on:
+        log_.warning("authentication is off: any credentials are accepted, and none")
     ready = f"ready http={node.http_url} admin={node.admin_url}"
     if node.kafka_address:
         ready += f" kafka={node.kafka_address}"
-    lines = [ready]
+    lines = [*_root_key(node), ready]
     if hints:
         lines += _hints(node.http_url, config)
     print("\n".join(lines), flush=True)  # noqa: T201
+
+
+def _root_key(node: Node) -> list[str]:
+    """The first key, once: nobody can get in without it, and it is written down nowhere else."""
+    made = node.root_key
+    if made is None:
+        return []
+    return [
+        "",
+        "The first start with authentication on has made this key. It is shown this once:",
+        "",
+        "  [penstock]",
+        f"  aws_access_key_id = {made.key.key_id}",
+        f"  aws_secret_access_key = {made.secret}",
+        "",
+    ]
 
 
 def _hints(url: str, config: Config) -> list[str]:
@@ -110,13 +128,3 @@ def _hints(url: str, config: Config) -> list[str]:
         "",
         "Ctrl-C stops it; nothing that was answered is lost.",
     ]
-
-
-def _raise_file_limit() -> None:
-    """Every partition and every connection holds files; take what we are allowed to."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:
-            log_.warning("open files stay limited", extra={"limit": soft, "reason": str(error)})

@@ -18,10 +18,11 @@ broker may set base offset and leader epoch without touching the records; what t
 the log guards with a file of its own (``log/check.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
+                 · 14 sealed: ours, on disk only; no producer may set it, no consumer sees it
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.record.compression import compress
@@ -39,20 +40,14 @@ _UNCHECKED = struct.Struct(">qiibI")  # the part in front of what the CRC covers
 _CHECKED = struct.Struct(">hiqqqhii")
 assert _UNCHECKED.size == CRC_FROM
 assert _CHECKED.size == HEADER_BYTES - CRC_FROM
-_BASE_OFFSET = struct.Struct(">q")
-_LEADER_EPOCH = struct.Struct(">i")
-_LEADER_EPOCH_AT = 12
-_CRC = struct.Struct(">I")
-_CRC_AT = 17
-_ATTRIBUTES = struct.Struct(">h")
-_MAX_TIME = struct.Struct(">q")
-_MAX_TIME_AT = 35
+_PLACE = struct.Struct(">qii")  # base offset, length, leader epoch
 
 ATTR_CODEC_MASK = 0x07
 ATTR_APPEND_TIME = 0x08
 ATTR_TRANSACTIONAL = 0x10
 ATTR_CONTROL = 0x20
 ATTR_DELETE_HORIZON = 0x40
+ATTR_SEALED = 0x4000  # some of the records are sealed; far from the bits that Kafka may need next
 
 NO_PRODUCER = -1
 
@@ -93,6 +88,10 @@ class BatchHeader(NamedTuple):
     @property
     def is_append_time(self) -> bool:
         return self.attributes & ATTR_APPEND_TIME != 0
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.attributes & ATTR_SEALED != 0
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
@@ -135,6 +134,18 @@ def check(
     return header
 
 
+def split_batches(
+    buffers: Sequence[bytes | memoryview],
+) -> Iterator[bytes]:
+    """The single batches of what was read whole; each is a copy."""
+    for buffer in buffers:
+        position = 0
+        while position < len(buffer):
+            end = position + parse_header(buffer, position).total_bytes
+            yield bytes(buffer[position:end])
+            position = end
+
+
 def encode_batch(
     records: Sequence[bytes],
     *,
@@ -170,16 +181,48 @@ def encode_batch(
     return _UNCHECKED.pack(base_offset, length, leader_epoch, MAGIC, crc) + checked + body
 
 
-def restamp_time(batch: bytearray, append_time_ms: int) -> None:
-    """Let all records of a producer's batch have the time of their append. The header says so for
-    all of them at once, but the CRC covers it and is made anew."""
-    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_FROM)
-    _ATTRIBUTES.pack_into(batch, CRC_FROM, attributes | ATTR_APPEND_TIME)
-    _MAX_TIME.pack_into(batch, _MAX_TIME_AT, append_time_ms)
-    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
+    """A batch of the same span with other records, which come encoded and are not compressed."""
+    body = b"".join(records)
+    checked = _CHECKED.pack(*header[5:12], len(records))
+    length = HEADER_BYTES - LENGTH_FROM + len(body)
+    crc = crc32c(body, crc32c(checked))
+    front = _UNCHECKED.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc)
+    return b"".join((front, checked, body))
 
 
-def stamp(batch: bytearray, base_offset: int, leader_epoch: int) -> None:
-    """Give a producer's batch its place in the log. The CRC covers neither field."""
-    _BASE_OFFSET.pack_into(batch, 0, base_offset)
-    _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_AT, leader_epoch)
+BORROWED_BYTES_MIN = 256 * 1_024  # below it a copy costs less than not having one to read from
+
+
+def placed(
+    batch: bytes | memoryview,
+    header: BatchHeader,
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    append_time_ms: int | None = None,
+) -> tuple[bytes | memoryview, BatchHeader]:
+    """A producer's batch with its place in the log, and its header as it then stands: the one copy
+    that is made of it. The CRC covers neither field of the place. With an append time all records
+    get that; the header says so for all of them at once, but the CRC covers it and is made anew.
+
+    A large batch in memory that can be written to is not copied at all: it gets its place where it
+    is, and what comes back is only good until the caller's memory goes."""
+    _, length, _, magic, crc, *rest = header
+    view = memoryview(batch)
+    raw: bytes | memoryview
+    if append_time_ms is None and len(view) >= BORROWED_BYTES_MIN and not view.readonly:
+        _PLACE.pack_into(view, 0, base_offset, length, leader_epoch)
+        raw = view
+    elif append_time_ms is None:
+        raw = b"".join((_PLACE.pack(base_offset, length, leader_epoch), view[_PLACE.size :]))
+    else:
+        rest[0] |= ATTR_APPEND_TIME
+        rest[3] = append_time_ms
+        checked = _CHECKED.pack(*rest)
+        records = view[HEADER_BYTES:]
+        crc = crc32c(records, crc32c(checked))
+        front = _UNCHECKED.pack(base_offset, length, leader_epoch, magic, crc)
+        raw = b"".join((front, checked, records))
+    fields = (base_offset, length, leader_epoch, magic, crc, *rest)
+    return raw, tuple.__new__(BatchHeader, fields)

@@ -3,7 +3,8 @@
     record key     the group (UTF-8), or null
     record value   the body
     header 0       ``penstock``: our own fields, one MessagePack array, trailing defaults left out
-                   [message id, sender, dedup id, delay ms, trace, attempts, source arn, sent at ms]
+                   [message id, sender, dedup id, delay ms, trace, attempts, source arn, sent at ms,
+                    is sealed]
     header 1…      one per message attribute: name, raw value; and, when its data type is not
                    exactly ``String``, right behind it ``penstock.type.<name>`` with the type
 
@@ -15,6 +16,14 @@ Records that a Kafka producer made have no such header and decode too: the messa
 where the record stands, headers become attributes. Adding a field: append it to ``_System`` with
 a default; old readers ignore it, old records lack it.
 
+A sealed message (``Message.is_sealed``) has in place of its body what only a frontend can open, its
+attributes included, and says so in our header. A producer's sealed record has no header at all; or
+no value and the one header ``penstock.sealed``, for compaction goes by which values are null. It is
+believed only where the batch says that it holds sealed records: any producer can write a header,
+and none can set that bit. What was sealed is the content:
+
+    content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
+
 This is the hot path of send and receive: tables instead of calls, one join, no generator.
 """
 
@@ -24,13 +33,14 @@ from hashlib import blake2b
 import msgspec
 
 from penstock.model.message import Attribute, Message, Record
-from penstock.record.batch import ATTR_APPEND_TIME, BatchHeader, parse_header
+from penstock.record.batch import ATTR_APPEND_TIME, ATTR_SEALED, BatchHeader, parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import HEADERS_PER_RECORD_MAX, Header, records_blob
 from penstock.record.varint import SMALL, decode_varint, encode_varint
 
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
+SEALED_HEADER = b"penstock.sealed"
 STRING = "String"
 BINARY = "Binary"
 
@@ -46,9 +56,10 @@ class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
     attempts: int = 0
     source_arn: str | None = None
     sent_at_ms: int | None = None
+    is_sealed: bool = False
 
 
-_DEFAULTS = ("", None, None, None, 0, None, None)
+_DEFAULTS = ("", None, None, None, 0, None, None, False)
 _encode_msgpack = msgspec.msgpack.Encoder().encode
 _decode_system = msgspec.msgpack.Decoder(_System).decode
 
@@ -83,7 +94,9 @@ def encode_message(message: Message, *, offset_delta: int, timestamp_delta: int)
             key,
             SMALL[size] if size < _TABLE_SIZE else encode_varint(size),
             body,
-            _header_count(attributes) + _SYSTEM_NAME if attributes else _ONLY_SYSTEM,
+            encode_varint(1 + _header_count(attributes)) + _SYSTEM_NAME
+            if attributes
+            else _ONLY_SYSTEM,
             SMALL[len(system)] if len(system) < _TABLE_SIZE else encode_varint(len(system)),
             system,
             _encode_attributes(attributes) if attributes else b"",
@@ -102,9 +115,10 @@ def _encode_system(message: Message) -> bytes:
         message.attempts,
         message.source_arn,
         message.sent_at_ms,
+        message.is_sealed,
     )
     sender = message.sender
-    if rest == (None, None, None, 0, None, None) and len(message_id) == _ID_BYTES:
+    if rest == (None, None, None, 0, None, None, False) and len(message_id) == _ID_BYTES:
         raw = sender.encode()
         if len(raw) < len(_FIXSTR):
             return _PAIR + message_id + _FIXSTR[len(raw)] + raw
@@ -118,11 +132,11 @@ def _types_all(attributes: Mapping[str, Attribute]) -> bool:
     return any(name.startswith("penstock") for name in attributes)
 
 
-def _header_count(attributes: Mapping[str, Attribute]) -> bytes:
+def _header_count(attributes: Mapping[str, Attribute]) -> int:
     typed = len(attributes)
     if not _types_all(attributes):
         typed = sum(attribute.data_type != STRING for attribute in attributes.values())
-    return encode_varint(1 + len(attributes) + typed)
+    return len(attributes) + typed
 
 
 def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
@@ -157,7 +171,10 @@ def decode_at(batch: bytes, offset: int, *, origin: bytes) -> Record | None:
                 at_ms = header.base_timestamp + delta_ms
                 if header.is_append_time:
                     at_ms = header.max_timestamp
-                return Record(offset, at_ms, _decode_message(blob, position, end, origin, offset))
+                message = decode_message(
+                    blob, position, end, origin, offset, header.attributes & ATTR_SEALED
+                )
+                return Record(offset, at_ms, message)
     except IndexError:
         raise MalformedBatch("a record runs past the end of the batch") from None
     except UnicodeDecodeError as error:
@@ -185,6 +202,7 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
     last_delta = header.last_offset_delta
     base_timestamp = header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
+    sealed = header.attributes & ATTR_SEALED
     total = len(blob)
     records: list[Record] = []
     add = records.append
@@ -213,20 +231,24 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
         if offset < from_offset:
             continue
         appended_at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
-        message = _decode_message(blob, position, end, origin, offset)
+        message = decode_message(blob, position, end, origin, offset, sealed)
         add(Record(offset, appended_at_ms, message))
     if end != total:
         raise MalformedBatch(f"{total - end} bytes behind the last record")
     return records
 
 
-def _decode_message(blob: bytes, position: int, end: int, origin: bytes, offset: int) -> Message:
+def decode_message(
+    blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int
+) -> Message:
+    """From where the key stands on. ``sealed`` is that bit of the batch: what the record itself
+    says of it counts only then."""
     if blob[position] == 1:
         group = None
         position += 1
     else:
         key, position = _take(blob, position, end)
-        group = None if key is None else _group(key)
+        group = None if key is None else group_of(key)
     byte = blob[position]
     size, position = (
         ((byte >> 1) ^ -(byte & 1), position + 1) if byte < 0x80 else decode_varint(blob, position)
@@ -244,18 +266,27 @@ def _decode_message(blob: bytes, position: int, end: int, origin: bytes, offset:
         raw, behind = _take(blob, position + len(_ONLY_SYSTEM), end)
         system = None if raw is None or behind != end else _system(raw)
         if system is not None:
-            return _message(system, body, None, group)
+            return _message(system, body, None, group, sealed)
     headers = _headers(blob, position, end)
     if headers and headers[0][0] == SYSTEM_HEADER:
         system = _system(headers[0][1] or b"")
         if system is not None:
-            return _message(system, body, _own_attributes(headers), group)
+            return _message(system, body, _own_attributes(headers, 1), group, sealed)
     message_id = blake2b(b"%b@%d" % (origin, offset), digest_size=_ID_BYTES).digest()
+    if sealed:
+        if size >= 0 and not headers:
+            return Message(message_id, body, None, group, is_sealed=True)
+        if size < 0 and headers and headers[0][0] == SEALED_HEADER:
+            return Message(message_id, headers[0][1] or b"", None, group, is_sealed=True)
     return Message(message_id, body, _foreign_attributes(headers), group)
 
 
 def _message(
-    system: _System, body: bytes, attributes: Mapping[str, Attribute] | None, group: str | None
+    system: _System,
+    body: bytes,
+    attributes: Mapping[str, Attribute] | None,
+    group: str | None,
+    sealed: int,
 ) -> Message:
     return Message(
         system.message_id,
@@ -269,9 +300,42 @@ def _message(
         system.attempts,
         system.source_arn,
         system.sent_at_ms,
+        system.is_sealed and sealed != 0,
     )
 
 
+# ── What is sealed of it ─────────────────────────────────────────────────────────────────────
+OWN = b"\x00"
+FOREIGN = b"\x01"
+
+
+def encode_content(message: Message) -> bytes:
+    """Body and attributes of a message, in the form that its record would carry them."""
+    body, attributes = message.body, message.attributes
+    if not attributes:
+        return b"".join((OWN, encode_varint(len(body)), body, b"\x00"))
+    count = encode_varint(_header_count(attributes))
+    return b"".join((OWN, encode_varint(len(body)), body, count, _encode_attributes(attributes)))
+
+
+def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | None]:
+    """Body and attributes. Raises MalformedBatch."""
+    end = len(content)
+    try:
+        body, position = _take(content, 1, end)
+        headers = _headers(content, position, end)
+        if content[:1] == OWN:
+            return body or b"", _own_attributes(headers, 0)
+        if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
+            return body or b"", _own_attributes(headers, 1)  # a copy of a queue's record
+        return body or b"", _foreign_attributes(headers)
+    except IndexError:
+        raise MalformedBatch("a content runs past its end") from None
+    except UnicodeDecodeError as error:
+        raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+
+
+# ── Parts ────────────────────────────────────────────────────────────────────────────────────
 def _system(raw: bytes) -> _System | None:
     """None when a Kafka producer used our header's name for something else."""
     try:
@@ -313,7 +377,7 @@ def _headers(blob: bytes, position: int, end: int) -> list[Header]:
     return headers
 
 
-def _group(key: bytes) -> str:
+def group_of(key: bytes) -> str:
     """A Kafka key may be any bytes; those that are no text are shown in hex, so that different
     keys stay different groups."""
     try:
@@ -322,9 +386,8 @@ def _group(key: bytes) -> str:
         return key.hex()
 
 
-def _own_attributes(headers: list[Header]) -> Mapping[str, Attribute] | None:
+def _own_attributes(headers: list[Header], index: int) -> Mapping[str, Attribute] | None:
     attributes: dict[str, Attribute] = {}
-    index = 1
     while index < len(headers):
         raw, value = headers[index]
         index += 1

@@ -71,6 +71,26 @@ REQUEST_DURATION = _histogram(
 CONNECTIONS = _gauge("connections", "Client connections open now.")
 WAITS = _gauge("waits", "Receive calls parked until a message comes.")
 
+# ── What the frontend refuses or cannot reach ────────────────────────────────────────────────
+FRONTEND_THROTTLED = _counter(
+    "frontend_throttled_total",
+    "Requests refused because a limit was reached, by which one; own: of the node's own account.",
+    "tenant_class",
+    "limit",
+)
+FRONTEND_REPEATED = _counter(
+    "frontend_repeated_total", "Requests recognised as sent before and given the first answer."
+)
+BREAKER_STATE = _gauge(
+    "frontend_breaker_state", "0: called as usual, 1: being tried again, 2: cut off.", "target"
+)
+BULKHEAD_REJECTED = _counter(
+    "frontend_bulkhead_rejected_total",
+    "Calls not made because the target is full or cut off.",
+    "target",
+)
+BULKHEAD_IN_USE = _gauge("frontend_bulkhead_in_use", "Calls under way to a target.", "target")
+
 # ── Messages ─────────────────────────────────────────────────────────────────────────────────
 MESSAGES_SENT = _counter("messages_sent_total", "Messages accepted from producers.")
 MESSAGES_RECEIVED = _counter("messages_received_total", "Messages handed to consumers.")
@@ -79,6 +99,9 @@ MESSAGES_DEAD_LETTERED = _counter(
     "messages_dead_lettered_total", "Messages moved away after too many attempts."
 )
 MESSAGES_EXPIRED = _counter("messages_expired_total", "Messages dropped at their retention.")
+MESSAGES_QUARANTINED = _counter(
+    "messages_quarantined_total", "Sealed messages that did not open and were not delivered."
+)
 DEDUP_HITS = _counter("dedup_hits_total", "Messages recognised as sent before and not stored.")
 BYTES_IN = _counter("bytes_in_total", "Bytes of message bodies and attributes accepted.")
 BYTES_OUT = _counter("bytes_out_total", "Bytes of message bodies and attributes handed out.")
@@ -98,6 +121,9 @@ FSYNC_DURATION = _histogram("log_fsync_duration_seconds", "Time of one sync of a
 LOG_SIZE = _gauge("log_size_bytes", "Bytes of all logs on this node.")
 LOG_WRITTEN = _counter("log_written_bytes_total", "Bytes appended to logs.")
 DISK_FREE = _gauge("disk_free_bytes", "Bytes free where the data folder is.")
+TLS_EXPIRY = _gauge(
+    "tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends, as a Unix time."
+)
 PARTITIONS_DAMAGED = _gauge("partitions_damaged", "Partitions closed because their log is damaged.")
 
 # ── One queue each: only from /metrics/objects ───────────────────────────────────────────────

@@ -61,6 +61,7 @@ class Meter:
         self.messages_deleted = 0
         self.messages_dead_lettered = 0
         self.messages_expired = 0
+        self.messages_quarantined = 0
         self.dedup_hits = 0
         self.bytes_in = 0
         self.bytes_out = 0
@@ -99,6 +100,9 @@ class Meter:
 
     def expired(self, count: int) -> None:
         self.messages_expired += count
+
+    def quarantined(self, count: int) -> None:
+        self.messages_quarantined += count
 
     def dedup_hit(self, count: int = 1) -> None:
         self.dedup_hits += count
@@ -159,6 +163,7 @@ class Meter:
             (families.MESSAGES_DELETED, self.messages_deleted),
             (families.MESSAGES_DEAD_LETTERED, self.messages_dead_lettered),
             (families.MESSAGES_EXPIRED, self.messages_expired),
+            (families.MESSAGES_QUARANTINED, self.messages_quarantined),
             (families.DEDUP_HITS, self.dedup_hits),
             (families.BYTES_IN, self.bytes_in),
             (families.BYTES_OUT, self.bytes_out),

@@ -12,7 +12,7 @@ from benchmarks.kafka.systems.bare import Bare
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.record.batch import stamp
+from penstock.record.batch import parse_header, placed
 from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
 from penstock.wire.kafka.batches import check_batches
 from penstock.wire.kafka.faults import ErrorCode
@@ -38,9 +38,7 @@ BATCH, COUNT = frames.batch_of(8_192, now_ms=1_000)
 
 
 def at_offset(offset: int) -> bytes:
-    batch = bytearray(BATCH)
-    stamp(batch, offset, 0)
-    return bytes(batch)
+    return bytes(placed(BATCH, parse_header(BATCH), base_offset=offset, leader_epoch=0)[0])
 
 
 def produce_reply(code: int = 0) -> bytes:

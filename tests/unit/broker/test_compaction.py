@@ -13,7 +13,13 @@ from penstock.log.layout import segment_path
 from penstock.log.log import LogConfig
 from penstock.model.ports import Marker
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.record.batch import ATTR_TRANSACTIONAL, check, encode_batch, parse_header
+from penstock.record.batch import (
+    ATTR_TRANSACTIONAL,
+    check,
+    encode_batch,
+    parse_header,
+    split_batches,
+)
 from penstock.record.record import encode_record, iter_records
 
 SMALL = LogConfig(segment_bytes_max=1_000, index_interval_bytes=200, tail_bytes_max=0)
@@ -79,9 +85,9 @@ async def read(
         fetched = await stage.broker.fetch(
             topic, 0, offset=offset, bytes_max=500, is_committed=is_committed
         )
-        if not fetched.batches:
+        if not fetched.buffers:
             return found
-        for data in fetched.batches:
+        for data in split_batches(fetched.buffers):
             header = check(data)
             if not header.is_control:
                 found += [
@@ -163,7 +169,7 @@ async def test_no_fetch_is_answered_without_a_record_while_there_are_some(tmp_pa
             fetched = await stage.broker.fetch(
                 topic, 0, offset=offset, bytes_max=500, is_committed=True
             )
-            headers = [parse_header(data) for data in fetched.batches]
+            headers = [parse_header(data) for data in split_batches(fetched.buffers)]
             assert headers
             assert all(header.count for header in headers)
             assert headers[0].base_offset >= 40
@@ -179,7 +185,7 @@ async def test_a_reader_gets_past_a_long_stretch_without_records(tmp_path: Path)
         partition = partition_of(stage, topic)
         await partition.compact()
         fetched = await stage.broker.fetch(topic, 0, offset=0, bytes_max=500, is_committed=True)
-        (header,) = (parse_header(data) for data in fetched.batches)
+        (header,) = (parse_header(data) for data in split_batches(fetched.buffers))
         assert header.count == 0
         assert header.next_offset > 50
         assert (await read(stage, topic))[-1] == (300, "k", "last")
@@ -233,7 +239,8 @@ async def test_nothing_behind_an_open_transaction_is_compacted(tmp_path: Path) -
         )
         assert await partition.compact() > 0
         rows = await read(stage, topic)
-        assert rows[:2] == [(0, "a", "committed"), (1, "a", "aborted")]
+        assert rows[0] == (0, "a", "committed")
+        assert "aborted" not in [row[2] for row in rows]
 
 
 async def test_compact_and_delete_does_both(tmp_path: Path) -> None:

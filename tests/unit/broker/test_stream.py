@@ -11,8 +11,15 @@ from penstock.log.log import LogConfig
 from penstock.model.errors import OffsetOutOfRange, ProducerRefused
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest, Marker
-from penstock.model.topic import Kind, Topic
-from penstock.record.batch import ATTR_TRANSACTIONAL, check, encode_batch, parse_header
+from penstock.model.topic import Fsync, Kind, Topic
+from penstock.net.begun import Begun
+from penstock.record.batch import (
+    ATTR_TRANSACTIONAL,
+    check,
+    encode_batch,
+    parse_header,
+    split_batches,
+)
 from penstock.record.record import encode_record, iter_records
 
 TEN = LeaseRequest(count=10)
@@ -35,8 +42,10 @@ def batch(*values: str, producer: tuple[int, int, int] = (-1, -1, -1), at_ms: in
     )
 
 
-async def stream(stage: Stage, name: str = "t", **configs: str) -> Topic:
-    topic = await stage.topic(name)
+async def stream(
+    stage: Stage, name: str = "t", *, fsync: Fsync | None = None, **configs: str
+) -> Topic:
+    topic = await stage.topic(name, fsync=fsync)
     return await stage.catalog.change(
         topic.account,
         topic.region,
@@ -53,9 +62,9 @@ async def read_all(stage: Stage, topic: Topic, start: int = 0) -> list[tuple[int
         fetched = await stage.broker.fetch(
             topic, 0, offset=start, bytes_max=1_000, is_committed=False
         )
-        if not fetched.batches:
+        if not fetched.buffers:
             return found
-        for data in fetched.batches:
+        for data in split_batches(fetched.buffers):
             check(data)
             header = parse_header(data)
             if not header.is_control:
@@ -75,6 +84,56 @@ async def test_batches_are_stored_as_they_came_and_read_back_by_offset(tmp_path:
         assert (ends.start_offset, ends.high_watermark, ends.last_stable_offset) == (0, 3, 3)
         with pytest.raises(OffsetOutOfRange):
             await stage.broker.fetch(topic, 0, offset=4, bytes_max=1, is_committed=False)
+
+
+@pytest.mark.parametrize("fsync", [Fsync.NEVER, Fsync.INTERVAL])
+async def test_where_no_sync_is_waited_for_a_batch_is_committed_on_the_spot(
+    tmp_path: Path, fsync: Fsync
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stream(stage, fsync=fsync)
+        await stage.broker.ends(topic, 0)
+        woken: list[int] = []
+        stage.broker.on_advance(topic, 0, lambda: woken.append(len(woken)))
+        written_before = stage.meter.log_written_bytes
+        begun = Begun(stage.broker.append_batches(topic, 0, [batch("a"), batch("b")], acks=-1))
+        assert begun.is_done
+        assert begun.result.base_offset == 0
+        assert woken == [0]
+        assert (await stage.broker.ends(topic, 0)).high_watermark == 2
+        assert stage.meter.log_written_bytes - written_before == 2 * len(batch("a"))
+
+
+async def test_batches_of_one_turn_share_a_sync_and_keep_their_order(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stream(stage, fsync=Fsync.ALWAYS)
+        await stage.broker.append_batches(topic, 0, [batch("x")], acks=-1)
+        syncs_before = sum(stage.meter.fsyncs.counts)
+        begun = [
+            Begun(
+                stage.broker.append_batches(topic, 0, [batch(str(n), producer=(7, 0, n))], acks=-1)
+            )
+            for n in range(5)
+        ]
+        assert not any(one.is_done for one in begun)
+        assert (await stage.broker.ends(topic, 0)).high_watermark == 1
+        assert [(await one).base_offset for one in begun] == [1, 2, 3, 4, 5]
+        assert sum(stage.meter.fsyncs.counts) == syncs_before + 1
+        assert (await stage.broker.ends(topic, 0)).high_watermark == 6
+
+
+async def test_a_journal_that_does_not_wait_for_syncs_can_be_settled_during_one(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stream(stage, fsync=Fsync.NEVER)
+        await stage.broker.append_batches(topic, 0, [batch("a")], acks=-1)
+        (queue,) = [one for one in stage.broker.partitions.queues() if one.topic == topic]
+        journal = queue.partitions[0].journal
+        journal.sync_soon()
+        assert journal.log.durable_offset == 0
+        await asyncio.wait_for(journal.settle(), 5)
+        assert journal.log.durable_offset == 1
 
 
 @pytest.mark.parametrize("is_crash", [False, True])
@@ -104,8 +163,9 @@ async def test_append_time_is_stamped_with_a_checksum_that_holds(tmp_path: Path)
         done = await stage.broker.append_batches(topic, 0, [batch("a", "b")], acks=-1)
         assert done.appended_at_ms == stage.clock.wall
         fetched = await stage.broker.fetch(topic, 0, offset=0, bytes_max=1, is_committed=True)
-        check(fetched.batches[0])
-        times = {record.timestamp for record in iter_records(fetched.batches[0])}
+        (data,) = split_batches(fetched.buffers)
+        check(data)
+        times = {record.timestamp for record in iter_records(data)}
         assert times == {stage.clock.wall}
 
 

@@ -1,5 +1,7 @@
 """Rows as batches, and what a rewrite that is cut short leaves behind."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from penstock.broker.group_log import (
     COMPRESSED_BYTES_MIN,
     RowsTooLarge,
     encode_rows,
+    portions,
 )
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
 from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply, Topics
@@ -51,6 +54,21 @@ def test_small_decisions_share_a_batch_and_large_ones_close_it() -> None:
     large = [Row(b"k", b"v" * BATCH_ROWS_BYTES_MAX)]
     assert len(encode_rows([small] * 100, wall_ms=1)) == 1
     assert len(encode_rows([small, large, small, large], wall_ms=1)) == 2
+
+
+@settings(max_examples=60)
+@given(ROWS, st.integers(1, 100_000))
+def test_portions_are_in_order_and_end_as_soon_as_they_are_large(
+    rows: list[Row], size_bytes: int
+) -> None:
+    found = list(portions(rows, size_bytes))
+    assert [row for portion in found for row in portion] == rows
+
+    def size(portion: Sequence[Row]) -> int:
+        return sum(len(row.key) + len(row.value or b"") for row in portion)
+
+    assert all(size(portion) >= size_bytes for portion in found[:-1])
+    assert all(size(portion[:-1]) < size_bytes for portion in found)
 
 
 def test_only_large_batches_are_compressed() -> None:

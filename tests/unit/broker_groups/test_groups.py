@@ -9,11 +9,13 @@ import pytest
 from tests.unit.broker.stage import HandClock, message
 from tests.unit.broker_groups.hosting import TOPIC_ID, Hosting, hosting
 
-from penstock.broker.coordinator import RELOAD_MS_MIN
-from penstock.broker.groups import PARTITION_COUNT
+from penstock.broker.internal_topic import PARTITION_COUNT
+from penstock.broker.row_keeper import RELOAD_MS_MIN
 from penstock.cursor.group.classic_state import SyncRequest
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply
+from penstock.cursor.group.decision import Decision
+from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.cursor.group.settings import GroupSettings
 from penstock.model.errors import DiskFull
@@ -230,6 +232,55 @@ async def test_a_disk_that_refuses_everything_does_not_make_us_read_all_the_time
         assert await stage.commit("g", 5) is Code.NONE
 
 
+async def test_the_longer_a_disk_refuses_the_more_rarely_the_log_is_read(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with hosting(tmp_path, clock) as stage:
+        assert await stage.commit("g", 1) is Code.NONE
+        stage.between.failure = DiskFull("full")
+        began = []
+        for second in range(40):
+            reads = stage.between.reads
+            assert await stage.commit("g", 2) is UNAVAILABLE
+            await turns()
+            if stage.between.reads > reads:
+                began.append(second)
+            clock.advance(1_000)
+        assert began == [1, 3, 7, 15, 31]
+        stage.between.failure = None
+        clock.advance(60_000)
+        assert await stage.commit("g", 3) is UNAVAILABLE
+        await turns()
+        assert await stage.commit("g", 4) is Code.NONE
+        # From now on a single failure is over as soon as ever.
+        clock.advance(RELOAD_MS_MIN)
+        stage.between.failure = DiskFull("full")
+        assert await stage.commit("g", 5) is UNAVAILABLE
+        stage.between.failure = None
+        await turns()
+        assert await stage.committed("g") == 4
+
+
+async def test_a_decision_that_fails_half_way_is_read_anew_and_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = HandClock()
+
+    def fails(*_: object, **__: object) -> Decision:
+        raise ArithmeticError("a fault of ours")
+
+    async with hosting(tmp_path, clock) as stage:
+        assert await stage.commit("g", 1) is Code.NONE
+        monkeypatch.setattr(Groups, "expire", fails)
+        stage.host.expire()
+        assert len(stage.host.troubles()) == PARTITION_COUNT
+        monkeypatch.undo()
+        clock.advance(RELOAD_MS_MIN)
+        stage.host.tick()
+        await turns()
+        assert stage.host.troubles() == []
+        assert await stage.committed("g") == 1
+
+
 async def test_a_row_of_another_program_puts_only_its_partition_out_of_service(
     tmp_path: Path,
 ) -> None:
@@ -367,6 +418,47 @@ async def test_a_topic_deleted_while_the_log_is_read_anew_is_not_forgotten_about
         stage.host.tick()
         await turns()
         assert await stage.committed("g", topic_id=topic.topic_id) == -1
+
+
+async def test_a_deleted_topic_is_not_forgotten_about_when_the_append_fails(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    async with hosting(tmp_path, clock) as stage:
+        topic = await stage.stage.topic("orders")
+        await stage.commit("g", 5, topic_id=topic.topic_id)
+        stage.between.failure = DiskFull("full")
+        await stage.stage.catalog.delete(topic.account, topic.region, topic.name, now_ms=1)
+        await turns()
+        assert stage.host.troubles() != []
+        stage.between.failure = None
+        clock.advance(RELOAD_MS_MIN)
+        stage.host.tick()
+        await turns()
+        assert await stage.committed("g", topic_id=topic.topic_id) == -1
+    async with hosting(tmp_path) as stage:
+        assert await stage.committed("g", topic_id=topic.topic_id) == -1
+
+
+async def test_more_offsets_than_a_batch_holds_go_with_their_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.group_log.BATCH_BYTES_MAX", 4_000)
+    monkeypatch.setattr("penstock.broker.group_log.BATCH_ROWS_BYTES_MAX", 2_000)
+    monkeypatch.setattr("penstock.broker.row_keeper.BATCH_ROWS_BYTES_MAX", 2_000)
+    async with hosting(tmp_path) as stage:
+        topic = await stage.stage.topic("orders")
+        for partition in range(200):
+            await stage.commit("g", 5, partition=partition, topic_id=topic.topic_id)
+        await stage.commit("g", 6)
+        before = len(stage.between.appended)
+        await stage.stage.catalog.delete(topic.account, topic.region, topic.name, now_ms=1)
+        assert await stage.committed("g", topic_id=topic.topic_id, partition=199) == -1
+        assert len(stage.between.appended) > before + 2
+        assert stage.host.troubles() == []
+    async with hosting(tmp_path) as stage:
+        assert await stage.committed("g", topic_id=topic.topic_id, partition=199) == -1
+        assert await stage.committed("g") == 6
 
 
 async def test_members_get_the_partitions_of_new_topics_with_their_next_heartbeat(

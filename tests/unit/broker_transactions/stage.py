@@ -20,7 +20,7 @@ from penstock.cursor.group.settings import GroupSettings
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import BatchAppended, Marker, Streams
 from penstock.model.topic import Kind, Topic
-from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header
+from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch, parse_header, split_batches
 from penstock.record.record import encode_record, iter_records
 from penstock.wire.kafka.generated.add_offsets_to_txn import AddOffsetsToTxnRequest
 from penstock.wire.kafka.generated.add_partitions_to_txn import (
@@ -115,11 +115,11 @@ class TxnRig(Rig):
             fetched = await self.stage.broker.fetch(
                 topic, partition, offset=start, bytes_max=1_000, is_committed=is_committed
             )
-            if not fetched.batches:
+            if not fetched.buffers:
                 return found
             waiting = sorted(fetched.aborted, key=lambda each: each[1])
             aborted: set[int] = set()
-            for data in fetched.batches:
+            for data in split_batches(fetched.buffers):
                 header = parse_header(data)
                 start = header.next_offset
                 if header.is_control:

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.broker.stage import HandClock
 from tests.unit.broker_transactions.stage import TIMEOUT_MS, Client, settled, transacting
 
-from penstock.broker import row_keeper, transaction_coordinator
+from penstock.broker import transaction_coordinator
+from penstock.broker.row_keeper import RELOAD_MS_MIN
 from penstock.broker.transaction_coordinator import MARKER_RETRY_MS
 from penstock.broker.transactions import TOPIC_NAME
 from penstock.cursor.group.codes import Code
@@ -356,6 +357,27 @@ async def test_a_client_that_hangs_up_stops_nothing(tmp_path: Path) -> None:
         assert await rig.read(topic) == ["x"]
 
 
+async def test_what_is_decided_while_the_node_stops_is_told_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    async with transacting(tmp_path, clock) as rig:
+        topic = await rig.stream()
+        client = Client(rig)
+        await client.init()
+        await client.send(topic, "x")
+        ending = asyncio.create_task(client.commit())
+        for _ in range(3):  # until the decision is made and on its way to the log
+            await asyncio.sleep(0)
+        await rig.host.stop()
+        assert await ending == 0
+        assert rig.between.markers == []
+        assert not [t for t in asyncio.all_tasks() if t.get_name().startswith("markers")]
+    async with transacting(tmp_path, clock) as rig:
+        await settled(rig)
+        assert await rig.read(topic) == ["x"]
+
+
 async def test_a_partition_that_takes_no_marker_is_asked_again(tmp_path: Path) -> None:
     async with transacting(tmp_path) as rig:
         topic = await rig.stream(partitions=2)
@@ -401,10 +423,7 @@ async def test_a_topic_deleted_meanwhile_does_not_hold_the_others_up(
 
 
 @versions
-async def test_what_is_not_durable_was_not_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_v2: bool
-) -> None:
-    monkeypatch.setattr(row_keeper, "RELOAD_SECONDS_MIN", 0.01)
+async def test_what_is_not_durable_was_not_decided(tmp_path: Path, is_v2: bool) -> None:
     async with transacting(tmp_path) as rig:
         topic = await rig.stream()
         client = Client(rig, is_v2=is_v2)
@@ -417,6 +436,7 @@ async def test_what_is_not_durable_was_not_decided(
         assert await rig.read(topic) == []
         assert rig.between.markers == []
         rig.between.row_failure = None
+        rig.clock.advance(RELOAD_MS_MIN)
         async with asyncio.timeout(5):
             while (code := await client.commit()) == ErrorCode.COORDINATOR_NOT_AVAILABLE:
                 await asyncio.sleep(0.01)

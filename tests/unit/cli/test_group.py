@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.group import Target, target_of
+from penstock.cli.log_place import Target, target_of
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.kafka.consumer_protocol import ConsumerProtocolAssignment, encode_assignment
@@ -17,16 +17,18 @@ from penstock.wire.kafka.generated import consumer_group_describe as consumer_ap
 from penstock.wire.kafka.generated import consumer_protocol_assignment as assignment_api
 from penstock.wire.kafka.generated import delete_groups as delete_api
 from penstock.wire.kafka.generated import describe_groups as classic_api
+from penstock.wire.kafka.generated import describe_share_group_offsets as starts_api
 from penstock.wire.kafka.generated import list_offsets as offsets_api
 from penstock.wire.kafka.generated import offset_commit as commit_api
 from penstock.wire.kafka.generated import offset_fetch as fetch_api
+from penstock.wire.kafka.generated import share_group_describe as share_api
 
 from .conftest import Cli
 from .kafka_endpoint import KafkaEndpoint
 from .test_kafka_client import LIST_OFFSETS
 
 START, END = 3, 20
-FETCH, OFFSET_COMMIT, OFFSET_FETCH = 1, 8, 9
+FETCH, OFFSET_COMMIT, OFFSET_FETCH, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE = 1, 8, 9, 15, 69
 ATTR_CONTROL = 0x20
 
 
@@ -38,9 +40,11 @@ class Log:
         self.at_time = 15
         self.record_ms = 0
         self.commit_code = 0
+        self.start = START
+        self.is_all_control = False  # a queue whose lease events never end
 
     def offsets(self, request: Any) -> Any:
-        by_time = {-2: START, -1: END}
+        by_time = {-2: self.start, -1: END}
         return offsets_api.ListOffsetsResponse(
             topics=[
                 offsets_api.ListOffsetsTopicResponse(
@@ -86,6 +90,9 @@ class Log:
         (topic,) = request.topics
         (wanted,) = topic.partitions
         control = batch(10, [self.record_ms - 900_000] * 3, attributes=ATTR_CONTROL)
+        if self.is_all_control:
+            part = FetchPartitionResponse(wanted.index, records=[control])
+            return FetchResponse([FetchTopicResponse(topic.name, topic.topic_id, [part])])
         records = batch(13, [self.record_ms - 5_000, self.record_ms])
         part = FetchPartitionResponse(wanted.index, records=[control, records])
         return FetchResponse([FetchTopicResponse(topic.name, topic.topic_id, [part])])
@@ -106,6 +113,22 @@ def batch(base: int, times: list[int], *, attributes: int = 0) -> bytes:
     )
 
 
+def classic_group(*members: classic_api.DescribedGroupMember) -> Any:
+    group = classic_api.DescribedGroup(0, None, "g", "Stable", "consumer", "range", members)
+    return classic_api.DescribeGroupsResponse(groups=[group])
+
+
+def consumer_group(*members: consumer_api.Member) -> Any:
+    group = consumer_api.DescribedGroup(0, None, "n", "Stable", 5, 5, "uniform", members)
+    return consumer_api.ConsumerGroupDescribeResponse(groups=[group])
+
+
+def reads(*numbers: int) -> bytes:
+    return encode_assignment(
+        ConsumerProtocolAssignment([assignment_api.TopicPartition("t", numbers)]), 1
+    )
+
+
 @pytest.fixture
 def log() -> Log:
     return Log()
@@ -120,6 +143,8 @@ def kafka(monkeypatch: pytest.MonkeyPatch, log: Log) -> Iterator[KafkaEndpoint]:
     made.answers[OFFSET_FETCH] = log.offset_fetch
     made.answers[OFFSET_COMMIT] = log.commit
     made.answers[FETCH] = log.fetch
+    made.answers[DESCRIBE_GROUPS] = lambda _: classic_group()
+    made.answers[CONSUMER_GROUP_DESCRIBE] = lambda _: consumer_group()
     monkeypatch.setenv("PENSTOCK_KAFKA", made.address)
     yield made
     made.close()
@@ -133,37 +158,55 @@ def test_groups_are_listed(cli: Cli, kafka: KafkaEndpoint) -> None:
     assert cli("group", "list", "n", "-o", "name").out == "n\n"
 
 
-def test_a_classic_group_is_shown_with_its_assignments(cli: Cli, kafka: KafkaEndpoint) -> None:
-    given = ConsumerProtocolAssignment([assignment_api.TopicPartition("t", [1, 0])])
-    member = classic_api.DescribedGroupMember(
-        "m", "i", "c", "/127.0.0.1", b"", encode_assignment(given, 1)
-    )
+def test_a_classic_group_is_shown_with_assignments_and_lag(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    member = classic_api.DescribedGroupMember("m", "i", "c", "/127.0.0.1", b"", reads(1, 0))
     strange = classic_api.DescribedGroupMember("s", None, "c", "", b"", b"\x00")
-    kafka.answers[15] = lambda _: classic_api.DescribeGroupsResponse(
-        groups=[
-            classic_api.DescribedGroup(
-                0, None, "g", "Stable", "consumer", "range", [member, strange]
-            )
-        ]
-    )
+    kafka.answers[DESCRIBE_GROUPS] = lambda _: classic_group(member, strange)
+    log.record_ms = int(time.time() * 1_000) - 60_000
     shown = cli("group", "show", "g").json
     assert (shown["state"], shown["assignor"]) == ("Stable", "range")
     assert shown["members"][0]["assigned"] == ["t:0", "t:1"]
     assert shown["members"][0]["host"] == "127.0.0.1"
     assert shown["members"][1]["assigned"] == []
-    assert shown["offsets"][0] == {"topic": "t", "partition": 0, "committed": 12}
-    assert "t:0 t:1" in cli("group", "show", "g", "-o", "table").out
+    behind, level = shown["offsets"]
+    assert (behind["topic"], behind["partition"], behind["committed"]) == ("t", 0, 12)
+    assert (behind["lag"], level["lag"], shown["lag"]) == (8, 0, 8)
+    assert 65.0 <= behind["lag_s"] == shown["lag_s"] < 80.0
+    table = cli("group", "show", "g", "-o", "table").out
+    assert "t:0 t:1" in table
+    assert "1m 5s" in table
 
 
 def test_a_group_of_the_newer_protocol_is_shown(cli: Cli, kafka: KafkaEndpoint) -> None:
     owned = consumer_api.Assignment([consumer_api.TopicPartitions(bytes(16), "t", [1])])
     member = consumer_api.Member("m", member_epoch=4, client_id="c", assignment=owned)
-    kafka.answers[69] = lambda _: consumer_api.ConsumerGroupDescribeResponse(
-        groups=[consumer_api.DescribedGroup(0, None, "n", "Stable", 5, 5, "uniform", [member])]
-    )
+    kafka.answers[CONSUMER_GROUP_DESCRIBE] = lambda _: consumer_group(member)
     shown = cli("group", "show", "n").json
     assert (shown["type"], shown["epoch"], shown["assignor"]) == ("consumer", 5, "uniform")
     assert shown["members"][0]["assigned"] == ["t:1"]
+
+
+def test_a_share_group_stands_where_it_is_not_finished(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    owned = share_api.Assignment([share_api.TopicPartitions(bytes(16), "t", [0, 1])])
+    member = share_api.Member("m", client_id="c", member_epoch=2, assignment=owned)
+    group = share_api.DescribedGroup(0, None, "s", "Stable", 2, 2, "simple", [member])
+    kafka.groups["s"] = "Share"
+    kafka.answers[77] = lambda _: share_api.ShareGroupDescribeResponse(groups=[group])
+    rows = [starts_api.DescribeShareGroupOffsetsResponsePartition(0, start_offset=12)]
+    topic = starts_api.DescribeShareGroupOffsetsResponseTopic("t", partitions=rows)
+    kafka.answers[90] = lambda _: starts_api.DescribeShareGroupOffsetsResponse(
+        groups=[starts_api.DescribeShareGroupOffsetsResponseGroup("s", [topic])]
+    )
+    log.record_ms = int(time.time() * 1_000) - 60_000
+    shown = cli("group", "show", "s").json
+    assert (shown["type"], shown["members"][0]["assigned"]) == ("share", ["t:0", "t:1"])
+    assert [row["lag"] for row in shown["offsets"]] == [8, None]
+    assert 65.0 <= shown["lag_s"] < 80.0
+    assert [row["group"] for row in cli("group", "lag").lines] == ["g", "g", "n", "n", "s", "s"]
 
 
 def test_lag_is_told_in_records_and_seconds(cli: Cli, kafka: KafkaEndpoint, log: Log) -> None:
@@ -173,14 +216,49 @@ def test_lag_is_told_in_records_and_seconds(cli: Cli, kafka: KafkaEndpoint, log:
     assert 65.0 <= behind["lag_s"] < 80.0, "the record at 13, not the control batch before it"
     assert (level["lag"], level["lag_s"]) == (0, 0.0)
     log.committed = {0: 14}
-    (row,) = cli("group", "lag", "g").lines
+    row, _ = cli("group", "lag", "g").lines
     assert 60.0 <= row["lag_s"] < 65.0, "the second record of the batch"
 
 
 def test_lag_begins_where_the_log_does(cli: Cli, kafka: KafkaEndpoint, log: Log) -> None:
     log.committed = {0: 0}
-    (row,) = cli("group", "lag", "g").lines
+    row, _ = cli("group", "lag", "g").lines
     assert row["lag"] == END - START
+
+
+def test_a_partition_never_committed_for_has_no_known_lag(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    log.committed = {0: END}
+    _, row = cli("group", "lag", "g").lines
+    assert (row["committed"], row["end"], row["lag"], row["lag_s"]) == (None, END, None, None)
+    assert cli("group", "lag", "g", "-o", "table").out.splitlines()[2].split()[-2:] == ["-", "-"]
+
+
+def test_a_group_that_reads_and_never_committed_is_shown(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    log.committed = {}
+    assert cli("group", "lag", "g").lines == []
+    member = classic_api.DescribedGroupMember("m", None, "c", "", b"", reads(0))
+    kafka.answers[DESCRIBE_GROUPS] = lambda _: classic_group(member)
+    assert [row["lag"] for row in cli("group", "lag", "g").lines] == [None, None]
+
+
+def test_an_empty_partition_has_no_lag_whoever_reads_it(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    log.committed, log.start = {0: END}, END
+    assert [row["lag"] for row in cli("group", "lag", "g").lines] == [0, 0]
+
+
+def test_a_search_that_finds_no_record_in_time_says_that_it_does_not_know(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    log.is_all_control = True
+    row, _ = cli("group", "lag", "g").lines
+    assert (row["lag"], row["lag_s"]) == (8, None)
+    assert len(kafka.requests("Fetch")) == 16
 
 
 def test_offsets_of_a_deleted_topic_are_no_lag(cli: Cli, kafka: KafkaEndpoint) -> None:
@@ -259,13 +337,19 @@ def test_deletion_is_confirmed(cli: Cli, kafka: KafkaEndpoint) -> None:
     assert list(kafka.requests("DeleteGroups")[0].groups_names) == ["g"]
 
 
+def _target(text: str, now_ms: int) -> Target:
+    return target_of(text, now_ms, what="cannot reset to", option="--to")
+
+
 def test_where_a_reset_can_go() -> None:
-    assert target_of("begin", 0) == Target(time=-2)
-    assert target_of("end", 0) == Target(time=-1)
-    assert target_of("17", 0) == Target(offset=17)
-    assert target_of("-2h", 10_000_000) == Target(time=2_800_000)
-    assert target_of("2026-01-31T12:00:00+02:00", 0) == Target(time=1_769_853_600_000)
-    assert target_of("2026-01-31T12:00:00", 0) == Target(time=1_769_860_800_000)
-    for wrong in ("", "x", "-5", "-5w", "1" * 30):
+    assert _target("begin", 0) == Target(time=-2)
+    assert _target("end", 0) == Target(time=-1)
+    assert _target("latest", 0) == Target(time=-1)
+    assert _target("17", 0) == Target(offset=17)
+    assert _target("-10", 0) == Target(last=10)
+    assert _target("-2h", 10_000_000) == Target(time=2_800_000)
+    assert _target("2026-01-31T12:00:00+02:00", 0) == Target(time=1_769_853_600_000)
+    assert _target("2026-01-31T12:00:00", 0) == Target(time=1_769_860_800_000)
+    for wrong in ("", "x", "-", "-5w", "1" * 30):
         with pytest.raises(Failure):
-            target_of(wrong, 0)
+            _target(wrong, 0)

@@ -240,3 +240,14 @@ def test_completion_lists_commands_without_importing_them() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_has_a_completion_script(cli: Cli, shell: str) -> None:
     assert "_PENSTOCK_COMPLETE" in cli("completion", shell).out
+
+
+def test_no_verb_has_an_option_that_hides_a_global_one() -> None:
+    with click.Context(main.root) as ctx:
+        for name in main.root.list_commands(ctx):
+            noun = main.root.get_command(ctx, name)
+            assert noun is not None
+            verbs = noun.commands.values() if isinstance(noun, click.Group) else [noun]
+            for verb in verbs:
+                flags = [flag for param in verb.params for flag in param.opts]
+                assert len(flags) == len(set(flags)), f"{name} {verb.name}"

@@ -222,7 +222,7 @@ def test_watching_gives_a_line_an_interval_and_rates_from_the_second_on(
     lines = cli("queue", "stats", "jobs", "--watch", "--interval", "0.1", "--samples", "3").lines
     assert [line["sent"] for line in lines] == [0, 100, 200]
     assert lines[0]["sent_per_s"] is None
-    assert 300 < lines[1]["sent_per_s"] <= 1_100
+    assert 100 < lines[1]["sent_per_s"] < 10_000, "a hundred in about a tenth of a second"
     assert lines[0]["at_ms"] < lines[1]["at_ms"] < lines[2]["at_ms"]
 
 

@@ -133,6 +133,10 @@ class Shell:
     def purge(self) -> None:
         self.write(self.cursor.purge(end_offset=self.end).events)
 
+    def begin_again(self, start: int) -> None:
+        backlog = sum(offset >= start for offset in self.records)
+        self.write(self.cursor.start(start, backlog=backlog).events)
+
     def expire(self) -> int:
         expired = 0
         while True:

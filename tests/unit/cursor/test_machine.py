@@ -46,6 +46,7 @@ class Told:
 class QueueMachine(RuleBasedStateMachine):
     is_fifo = False
     has_groups = True
+    has_delays = True
 
     @initialize(
         attempts_max=st.sampled_from([None, 2]),
@@ -113,6 +114,8 @@ class QueueMachine(RuleBasedStateMachine):
     def send(self, count: int, group: str | None, delay_s: int) -> None:
         if not self.has_groups:
             group = None
+        if not self.has_delays:
+            delay_s = 0
         delay_ms = None if self.is_fifo or not delay_s else delay_s * SECOND
         for offset in self.shell.send(count, group=group, delay_ms=delay_ms):
             key = offset if group is None else group
@@ -286,6 +289,28 @@ class StandardMachine(QueueMachine):
     has_groups = False  # so that nobody is noisy and the order is that of the log
 
 
+class ShareMachine(StandardMachine):
+    """A cursor that is now and then told to begin again somewhere else. Without delays: what is
+    delayed and unread counts as visible after that until it is read."""
+
+    has_delays = False
+
+    @rule(data=st.data())
+    def begin_again(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, self.shell.end))
+        self.shell.begin_again(start)
+        self.shell.expire()
+        self.claims.clear()  # what receipts from before are worth is tested by example
+        left_ms = self.now - self.shell.retention_ms
+        for told in list(self.alive):
+            self.drop(told)
+        for record in self.shell.records.values():
+            sent_ms = record.appended_at_ms - self.shell.wall_skew_ms
+            if record.offset >= start and sent_ms > left_ms:
+                self.alive.append(Told(record.offset, record.offset, sent_ms, 0))
+                self.gone.discard(record.offset)
+
+
 class FairMachine(QueueMachine):
     """Groups so easily noisy that parking happens all the time. Who goes first is tested by
     example; here nobody is lost, doubled, or kept back while a consumer goes empty."""
@@ -320,10 +345,12 @@ TestFairQueue = FairMachine.TestCase
 TestFairQueue.settings = SETTINGS
 TestFifoQueue = FifoMachine.TestCase
 TestFifoQueue.settings = SETTINGS
+TestShare = ShareMachine.TestCase
+TestShare.settings = SETTINGS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [StandardMachine, FairMachine, FifoMachine])
+@pytest.mark.parametrize("machine", [StandardMachine, FairMachine, FifoMachine, ShareMachine])
 def test_a_long_random_life_agrees_with_the_model(machine: type[QueueMachine]) -> None:
     run_state_machine_as_test(
         machine, settings=settings(max_examples=150, stateful_step_count=80, deadline=None)

@@ -22,7 +22,7 @@ def subscription(*names: str) -> bytes:
 
 
 def expire(shell: Shell) -> None:
-    shell.take(shell.groups.expire(wall_ms=shell.wall_ms, topic_ids=lambda name: name))
+    shell.take(shell.groups.expire(wall_ms=shell.wall_ms, topic_ids=lambda _, name: name))
 
 
 def test_an_unknown_group_has_committed_nothing_and_that_is_no_error() -> None:

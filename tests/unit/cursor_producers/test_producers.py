@@ -169,6 +169,18 @@ def test_a_silent_producer_is_forgotten_after_a_day(log: Log) -> None:
     assert len(log.producers) == 0
 
 
+def test_only_the_silent_without_an_open_transaction_expire(log: Log) -> None:
+    log.send(0, producer=1, is_open=True)
+    log.send(0, producer=2)
+    log.now = 1
+    log.send(0, producer=3)
+    assert log.producers.expire(wall_ms=IDLE_MS_MAX) == 1
+    assert log.producers.is_in_transaction(1, 0)
+    assert log.send(0, producer=3) == Duplicate(2)
+    assert log.producers.expire(wall_ms=IDLE_MS_MAX + 1) == 1
+    assert len(log.producers) == 1
+
+
 def test_so_many_producers_are_kept_the_longest_silent_go() -> None:
     log = Log(Producers(producers_max=2))
     log.send(0, producer=1, is_open=True)
@@ -226,6 +238,19 @@ def test_aborted_transactions_are_listed_for_the_range_they_touch(log: Log) -> N
     assert log.producers.aborted_between(0, 7) == [first]
 
 
+def test_aborted_transactions_without_records_are_forgotten_and_others_still_found(
+    log: Log,
+) -> None:
+    for number in range(6):  # batches at 0, 2, 4 …, markers behind them
+        log.send(number, is_open=True)
+        log.mark(is_commit=False)
+    log.producers.forget_aborted({(7, 2, 3), (7, 8, 9), (7, 4, 99), (8, 0, 1)})
+    found = log.producers.aborted_between(0, log.end)
+    assert [each.first_offset for each in found] == [0, 4, 6, 10]
+    assert [each.first_offset for each in log.producers.aborted_between(5, 7)] == [4, 6]
+    assert log.producers.aborted_between(8, 10) == []
+
+
 def test_a_plain_batch_inside_a_transaction_is_refused(log: Log) -> None:
     log.send(0, is_open=True)
     assert log.send(1) == refused(Code.INVALID_TXN_STATE)
@@ -270,8 +295,15 @@ def test_no_transaction_begins_where_too_many_were_aborted() -> None:
         assert log.send(1, producer=producer, is_open=True) is APPEND
         log.mark(producer=producer, is_commit=False)
     assert log.send(0, producer=3, is_open=True) == refused(Code.THROTTLING_QUOTA_EXCEEDED)
-    log.producers.trim(log.end)
+    forgotten = log.producers.aborted_between(0, 1)
+    log.producers.forget_aborted(
+        {(a.producer_id, a.first_offset, a.last_offset) for a in forgotten}
+    )
     assert log.send(0, producer=3, is_open=True) is APPEND
+    log.mark(producer=3, is_commit=False)
+    assert log.send(0, producer=4, is_open=True) == refused(Code.THROTTLING_QUOTA_EXCEEDED)
+    log.producers.trim(log.end)
+    assert log.send(0, producer=4, is_open=True) is APPEND
 
 
 # ── Snapshot and replay ──────────────────────────────────────────────────────────────────────

@@ -6,11 +6,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from penstock.frontend.pipeline import Frontend, FrontendConfig
 from penstock.model.errors import NotLeased, TopicExists, TopicNotFound
+from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
-from penstock.model.ports import LeaseRequest, MoveTask, Peeked
+from penstock.model.ports import LeaseRequest, MoveTask, Peeked, Shares
 from penstock.model.topic import QueueStats, Topic
 from penstock.net.exchange import HttpReply, HttpRequest
 
@@ -38,6 +40,9 @@ class MemoryCatalog:
 
     def find_arn(self, arn: str) -> Topic | None:
         return next((topic for topic in self._topics.values() if topic.arn == arn), None)
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return next((t for t in self._topics.values() if t.topic_id == topic_id), None)
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
         keys = sorted(key for key in self._topics if key[:2] == (account, region))
@@ -182,10 +187,78 @@ class MemoryMeter:
         self._add("deleted", count)
 
 
+class MemoryIdentities:
+    """Whoever was put in; every change raises the epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.used: list[tuple[str, int]] = []
+        self._tenants: dict[str, Tenant] = {}
+        self._users: dict[tuple[str, str], User] = {}
+        self._keys: dict[str, AccessKey] = {}
+        self._secrets: dict[str, bytes] = {}
+        self.opened = 0  # how often a secret was asked for
+
+    def put(
+        self,
+        account: str,
+        user: str,
+        key_id: str,
+        secret: str,
+        *policies: str,
+        status: KeyStatus = KeyStatus.ACTIVE,
+        is_suspended: bool = False,
+    ) -> None:
+        texts = {f"policy-{number}": text for number, text in enumerate(policies)}
+        self._tenants[account] = Tenant(account, f"tenant-{account}", 0, is_suspended)
+        self._users[account, user] = User(account, user, 0, policies=texts)
+        self._keys[key_id] = AccessKey(key_id, account, user, b"sealed", 0, status)
+        self._secrets[key_id] = secret.encode()
+        self.epoch += 1
+
+    def remove_user(self, account: str, user: str) -> None:
+        """The key stays, as when a watch brings one change before the other."""
+        del self._users[account, user]
+        self.epoch += 1
+
+    def tenant(self, account: str) -> Tenant | None:
+        return self._tenants.get(account)
+
+    def tenants(self) -> Sequence[Tenant]:
+        return list(self._tenants.values())
+
+    def user(self, account: str, name: str) -> User | None:
+        return self._users.get((account, name))
+
+    def users(self, account: str) -> Sequence[User]:
+        return [user for (owner, _), user in self._users.items() if owner == account]
+
+    def key(self, key_id: str) -> AccessKey | None:
+        return self._keys.get(key_id)
+
+    def keys(self, account: str, user: str) -> Sequence[AccessKey]:
+        return [k for k in self._keys.values() if (k.account, k.user) == (account, user)]
+
+    def secret(self, key: AccessKey) -> bytes:
+        self.opened += 1
+        return self._secrets[key.key_id]
+
+    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:
+        raise AssertionError("no HTTP client has a password")
+
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
+        self.used.append((key.key_id, now_ms))
+
+
 class Rig:
     """A frontend with everything around it in memory, and short ways to ask it things."""
 
-    def __init__(self, config: FrontendConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: FrontendConfig | None = None,
+        *,
+        identities: MemoryIdentities | None = None,
+    ) -> None:
         self.backend = MemoryBackend()
         self.catalog = MemoryCatalog()
         self.clock = MemoryClock()
@@ -195,11 +268,13 @@ class Rig:
         self.frontend = Frontend(
             backend=self.backend,
             catalog=self.catalog,
+            shares=cast(Shares, None),  # asked for topic:group names only
             clock=self.clock,
             config=config or FrontendConfig(),
             meter=self.meter,
             entropy=lambda count: next(chance).to_bytes(count, "big"),
             perf=lambda: next(ticks) * 0.5,
+            identities=identities,
         )
 
     async def ask(

@@ -20,7 +20,8 @@ ACCOUNT = "000000000000"
 def signed(region: str, service: str = "sqs", key: str = "AKID") -> dict[str, str]:
     return {
         "authorization": f"AWS4-HMAC-SHA256 Credential={key}/20260101/{region}/{service}"
-        "/aws4_request, SignedHeaders=host, Signature=00"
+        "/aws4_request, SignedHeaders=host;x-amz-date;x-amz-target, Signature=00",
+        "x-amz-date": "20260101T000000Z",
     }
 
 
@@ -253,7 +254,7 @@ async def test_the_memory_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "authorization", ["", "Basic eDp5", "AWS4-HMAC-SHA256 nonsense", "AWS4-HMAC-SHA256"]
 )
-async def test_in_development_mode_any_credentials_are_good(authorization: str) -> None:
+async def test_with_authentication_off_any_credentials_are_good(authorization: str) -> None:
     reply = await json_call(
         Rig(), "CreateQueue", QueueName="q", headers={"authorization": authorization}
     )
@@ -268,10 +269,11 @@ async def test_in_development_mode_any_credentials_are_good(authorization: str) 
         ({"authorization": "AWS4-HMAC-SHA256 nonsense"}, 400, "IncompleteSignature"),
     ],
 )
-async def test_outside_development_mode_nobody_is_believed_without_a_key(
+async def test_with_authentication_on_nobody_is_believed_without_a_key(
     headers: dict[str, str], status: int, code: str
 ) -> None:
-    rig = Rig(FrontendConfig(is_dev=False))
+    rig = Rig(FrontendConfig(is_auth_on=True))
+    rig.clock.now_ms = 1_767_225_600_000  # the day of these signatures
     reply = await json_call(rig, "ListQueues", headers=headers)
     assert reply.status == status
     assert headers_of(reply)["x-amzn-query-error"].startswith(code)
@@ -348,8 +350,11 @@ async def test_our_own_pages_hide_what_went_wrong(
     assert len(caplog.records) == 1
 
 
-async def test_reset_is_only_there_in_development_mode() -> None:
-    rig = Rig(FrontendConfig(is_dev=False))
+@pytest.mark.parametrize("config", [FrontendConfig(is_dev=False), FrontendConfig(is_auth_on=True)])
+async def test_reset_is_only_there_in_development_mode_with_authentication_off(
+    config: FrontendConfig,
+) -> None:
+    rig = Rig(config)
     assert (await rig.ask("POST", "/_penstock/reset")).status == 403
 
 

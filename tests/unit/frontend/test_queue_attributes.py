@@ -16,7 +16,7 @@ from penstock.model.topic import DedupScope, Fsync, Kind, QueueStats, Topic
 from penstock.wire.aws.faults import Fault
 
 TARGET = "arn:aws:sqs:us-east-1:000000000000:dead"
-POLICY = json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*"}]})
+POLICY = json.dumps({"Statement": [{"Effect": "Allow", "Principal": "*", "Action": "*"}]})
 
 
 def queue(name: str = "q", **attributes: str) -> Topic:

@@ -15,7 +15,7 @@ from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.model.errors import OffsetOutOfRange
-from penstock.model.ports import BatchAppended, Fetched, Marker, StreamEnds
+from penstock.model.ports import BatchAppended, Fetched, Marker, ProducerSeen, Shares, StreamEnds
 from penstock.model.topic import Kind, Topic
 from penstock.net.kafka import KafkaConfig as ListenerConfig
 from penstock.net.kafka import KafkaConnection, KafkaListener
@@ -70,9 +70,12 @@ class MemoryPartition:
         base_offset = self.end_offset
         self.batches.append(base_offset.to_bytes(8, "big") + bytes(data)[8:])
         self.end_offset = parse_header(self.batches[-1]).next_offset
+        self.tell()
+        return base_offset
+
+    def tell(self) -> None:
         for listener in tuple(self.listeners):
             listener()
-        return base_offset
 
     @property
     def ends(self) -> StreamEnds:
@@ -115,6 +118,9 @@ class MemoryStreams:
     ) -> bool:
         return False
 
+    async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
+        raise AssertionError("no producer is remembered")
+
     async def ends(self, topic: Topic, partition: int) -> StreamEnds:
         return self.partition(topic, partition).ends
 
@@ -137,7 +143,16 @@ class MemoryStreams:
             if found and sum(map(len, found)) + len(each) > bytes_max:
                 break
             found.append(each)
-        return Fetched(ends, found, of.aborted if is_committed else ())
+        if not found:
+            return Fetched(ends)
+        headers = [parse_header(each) for each in found]
+        return Fetched(
+            ends,
+            found,
+            headers[-1].next_offset,
+            sum(header.count for header in headers if not header.is_control),
+            of.aborted if is_committed else (),
+        )
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
         for each in self.partition(topic, partition).batches:
@@ -156,6 +171,7 @@ class MemoryStreams:
         if before > of.end_offset:
             raise OffsetOutOfRange(before, of.start_offset, of.end_offset)
         of.start_offset = of.end_offset if before < 0 else max(before, of.start_offset)
+        of.tell()
         return of.start_offset
 
     async def log_bytes(self, topic: Topic, partition: int) -> int:
@@ -170,8 +186,36 @@ class MemoryStreams:
 
 
 class IdCatalog(MemoryCatalog):
-    def find_id(self, topic_id: str) -> Topic | None:
-        return next((topic for topic in self.all_topics() if topic.topic_id == topic_id), None)
+    """Tells of its changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: list[Callable[[Topic | None, Topic | None], None]] = []
+
+    async def create(self, topic: Topic) -> Topic:
+        made = await super().create(topic)
+        self._tell(None, made)
+        return made
+
+    async def change(
+        self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
+    ) -> Topic:
+        before = self.find(account, region, name)
+        after = await super().change(account, region, name, change)
+        self._tell(before, after)
+        return after
+
+    async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        gone = await super().delete(account, region, name, now_ms=now_ms)
+        self._tell(gone, None)
+        return gone
+
+    def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
+        self._told.append(listener)
+
+    def _tell(self, before: Topic | None, after: Topic | None) -> None:
+        for listener in self._told:
+            listener(before, after)
 
 
 class Meter:
@@ -216,6 +260,7 @@ class Rig:
         self._chance = itertools.count(1)
         self.context = KafkaContext(
             streams=self.streams,
+            shares=cast(Shares, None),  # nor them
             catalog=self.catalog,
             groups=cast(GroupCalls, None),  # nothing here asks it
             transactions=cast(TransactionCalls, None),  # nor it

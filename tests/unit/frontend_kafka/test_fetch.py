@@ -275,7 +275,7 @@ async def test_a_client_that_leaves_while_waiting_leaves_nothing_behind() -> Non
     assert len(rig.context.parked) == 0
 
 
-# ── Transactions and sessions ────────────────────────────────────────────────────────────────
+# ── Transactions and bounds ────────────────────────────────────────────────────────────────
 
 
 async def test_committed_readers_stop_at_the_last_stable_offset() -> None:
@@ -293,11 +293,6 @@ async def test_committed_readers_stop_at_the_last_stable_offset() -> None:
     assert committed.aborted is not None
     assert [(gone.producer_id, gone.first_offset) for gone in committed.aborted] == [(7, 0)]
     assert (committed.high_watermark, committed.last_stable_offset) == (2, 1)
-
-
-async def test_there_are_no_sessions_to_go_on_with() -> None:
-    answer = await Rig().ask(FETCH, 12, request("t", session_id=5))
-    assert answer.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
 async def test_a_fetch_of_absurdly_many_partitions_ends_the_connection() -> None:

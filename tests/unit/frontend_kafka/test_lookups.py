@@ -309,9 +309,11 @@ async def test_the_cluster_is_described(endpoint_type: int, code: ErrorCode) -> 
 
 @pytest.mark.parametrize(
     ("version", "key_type"),
-    [(0, 0), *((version, key_type) for version in range(1, 7) for key_type in (0, 1, 2))],
+    [(0, 0), *((version, key_type) for version in range(1, 7) for key_type in (0, 1, 2, 3))],
 )
-async def test_this_node_coordinates_groups_and_transactions(version: int, key_type: int) -> None:
+async def test_this_node_coordinates_groups_transactions_and_shares(
+    version: int, key_type: int
+) -> None:
     is_batched = version >= 4
     asked = (
         FindCoordinatorRequest(key_type=key_type, coordinator_keys=["g"])
@@ -322,7 +324,7 @@ async def test_this_node_coordinates_groups_and_transactions(version: int, key_t
     found = answer.coordinators[0] if is_batched else answer
     here = (0, 1, "broker.test", 9092)
     nowhere = (ErrorCode.INVALID_REQUEST, -1, "", -1)
-    expected = here if key_type < 2 else nowhere
+    expected = here if key_type < 3 else nowhere
     assert (found.error_code, found.node_id, found.host, found.port) == expected
 
 

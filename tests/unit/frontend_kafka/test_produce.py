@@ -5,14 +5,22 @@ import asyncio
 import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
+from penstock.frontend.kafka.pipeline import is_produce
 from penstock.model.errors import DiskFull, PenstockError, ProducerRefused
 from penstock.model.topic import Kind
-from penstock.net.kafka import HangUp
+from penstock.net.kafka import HangUp, KafkaConfig, KafkaListener
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL
-from penstock.wire.kafka.apis import PRODUCE
+from penstock.wire.kafka.apis import APIS, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID
-from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
+from penstock.wire.kafka.produce import (
+    ProducePartition,
+    ProduceRequest,
+    ProduceTopic,
+    decode_produce_response,
+    encode_produce_request,
+)
 
 HOUR_MS = 3_600_000
 
@@ -92,6 +100,37 @@ async def test_partitions_wait_for_their_commit_together() -> None:
     assert not asking.done()
     rig.streams.may_commit.set()
     assert await asking == [0, 0, 0]
+
+
+async def test_requests_sent_ahead_wait_for_their_commits_together() -> None:
+    rig = Rig()
+    await rig.topic("t")
+    rig.streams.may_commit.clear()
+    listener = KafkaListener(rig.frontend.answer, config=KafkaConfig(), outlives=is_produce)
+    bound = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(bound.rpartition(":")[2]))
+    for correlation_id in range(5):
+        writer.write(
+            encode_request_frame(
+                APIS[PRODUCE],
+                9,
+                correlation_id=correlation_id,
+                client_id="me",
+                body=encode_produce_request(request("t", (0, batch(b"%d" % correlation_id))), 9),
+            )
+        )
+    async with asyncio.timeout(5):
+        while rig.streams.appending < 5:
+            await asyncio.sleep(0.001)
+    rig.streams.may_commit.set()
+    for correlation_id in range(5):
+        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "big")
+        reply = await asyncio.wait_for(reader.readexactly(size), 5)
+        assert int.from_bytes(reply[:4], "big") == correlation_id
+        answer = decode_produce_response(reply, 5, 9)
+        assert answer.topics[0].partitions[0].base_offset == correlation_id
+    writer.close()
+    await listener.drain(seconds_max=1.0)
 
 
 @pytest.mark.parametrize("acks", [0, 1, -1])

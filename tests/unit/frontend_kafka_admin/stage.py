@@ -14,6 +14,7 @@ from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.context import KafkaCall, KafkaConfig, KafkaContext
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.sqlite import SqliteStore
+from penstock.model.identity import Caller
 from penstock.model.topic import Kind, QueueSettings, Topic
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.frame import RequestHeader
@@ -38,6 +39,7 @@ from penstock.wire.kafka.generated.describe_configs import (
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
 NODE_ID = 7
+BELIEVED = Caller(ACCOUNT, "anonymous", is_trusted=True)
 TOPIC = 2
 NODE = 4
 GROUP = 32
@@ -69,7 +71,7 @@ class Admin:
         asked = codec.decode_request(codec.encode_request(request, version), 0, version)
         header = RequestHeader(key, version, 1, "test", 0)
         no_connection: Any = None
-        call = KafkaCall(header, api, no_connection)
+        call = KafkaCall(header, api, no_connection, BELIEVED)
         response = await ACTIONS[key].run(self.context, call, asked)
         return codec.decode_response(codec.encode_response(response, version), 0, version)
 
@@ -177,6 +179,7 @@ async def admin_on(folder: Path, **config: Any) -> AsyncIterator[Admin]:
     absent: Any = None
     context = KafkaContext(
         streams=absent,
+        shares=absent,
         catalog=catalog,
         groups=absent,
         transactions=absent,

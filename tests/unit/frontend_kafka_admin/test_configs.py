@@ -160,16 +160,6 @@ async def test_nothing_is_set_for_all_nodes_and_other_nodes_are_unknown(admin: A
         assert (await admin.describe(name, of=NODE)).error_code == ErrorCode.INVALID_REQUEST
 
 
-async def test_groups_have_configs_that_cannot_be_changed(admin: Admin) -> None:
-    result = await admin.describe("g", of=GROUP)
-    assert {config.name: config.value for config in result.configs} == {
-        "consumer.heartbeat.interval.ms": "5000",
-        "consumer.session.timeout.ms": "45000",
-    }
-    code, _ = await alter(admin, "g", ("consumer.session.timeout.ms", SET, "1"), of=GROUP)
-    assert code == ErrorCode.INVALID_REQUEST
-
-
 async def test_what_has_no_configs_is_told_apart(admin: Admin) -> None:
     assert (await admin.describe("none")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert (await admin.describe("a b")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -208,7 +198,7 @@ async def test_a_queue_stays_one_when_its_configs_are_replaced(admin: Admin) -> 
 
 
 async def test_nodes_and_unknown_resources_cannot_be_altered(admin: Admin) -> None:
-    for resource_type, name in ((NODE, str(NODE_ID)), (GROUP, "g"), (16, "x")):
+    for resource_type, name in ((NODE, str(NODE_ID)), (16, "x")):
         code, message = await admin.replace(name, {"a": "b"}, of=resource_type)
         assert code == ErrorCode.INVALID_REQUEST
         assert message

@@ -12,7 +12,6 @@ from penstock.wire.kafka.generated.alter_partition_reassignments import (
 from penstock.wire.kafka.generated.create_acls import AclCreation, CreateAclsRequest
 from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest
-from penstock.wire.kafka.generated.describe_producers import DescribeProducersRequest, TopicRequest
 from penstock.wire.kafka.generated.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     UserName,
@@ -94,14 +93,3 @@ async def test_there_are_no_users(admin: Admin) -> None:
     assert (every.error_code, every.results) == (ErrorCode.NONE, ())
     some = await admin.ask(50, DescribeUserScramCredentialsRequest((UserName("kim"),)))
     assert [(r.user, r.error_code) for r in some.results] == [("kim", ErrorCode.RESOURCE_NOT_FOUND)]
-
-
-async def test_producers_are_described_for_partitions_that_are_there(admin: Admin) -> None:
-    await admin.create("t", partitions=1)
-    response = await admin.ask(61, DescribeProducersRequest((TopicRequest("t", (0, 1)),)))
-    (topic,) = response.topics
-    assert [partition.error_code for partition in topic.partitions] == [
-        ErrorCode.NONE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    ]
-    assert topic.partitions[0].active_producers == ()

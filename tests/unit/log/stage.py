@@ -110,7 +110,7 @@ class FaultyDisk(Disk):
         self.synced: list[int] = []
         self.write_count = 0
 
-    def pwrite(self, fd: int, data: bytes | bytearray, position: int) -> int:
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
         self.write_count += 1
         if self.write_errno is not None:
             raise OSError(self.write_errno, "injected")

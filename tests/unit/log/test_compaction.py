@@ -101,14 +101,14 @@ def begin(
     )
 
 
-def drive(log: Log, compaction: Compaction) -> int:
+def drive(log: Log, compaction: Compaction, aborted: frozenset[int] = frozenset()) -> int:
     """To the end; at every step the log is whole. Returns the bytes freed."""
     freed = 0
-    before = values(log)
+    before = values(log, aborted)
     while (progress := compaction.step()) is not Progress.DONE:
         if progress is Progress.SWAP:
             freed += compaction.swap()
-        assert values(log) == before
+        assert values(log, aborted) == before
     compaction.close()
     return freed
 
@@ -124,7 +124,8 @@ def compact(
     log.roll(now_ms=NOW_MS)
     sync(log)
     compaction = begin(log, now_ms=now_ms, aborted=aborted, keys_max=keys_max)
-    return 0 if compaction is None else drive(log, compaction)
+    taken_back = frozenset(n for _, first, marker in aborted for n in range(first, marker))
+    return 0 if compaction is None else drive(log, compaction, taken_back)
 
 
 def batches(log: Log) -> Iterator[tuple[BatchHeader, bytes]]:
@@ -146,9 +147,12 @@ def records(log: Log) -> list[RawRecord]:
     ]
 
 
-def values(log: Log) -> dict[bytes, bytes]:
+def values(log: Log, aborted: frozenset[int] = frozenset()) -> dict[bytes, bytes]:
+    """The last value of each key, as a reader of committed records has it."""
     found: dict[bytes, bytes] = {}
     for record in records(log):
+        if record.offset in aborted:
+            continue
         assert record.key is not None
         if record.value is None:
             found.pop(record.key, None)
@@ -277,7 +281,7 @@ def test_a_tombstone_goes_a_day_after_it_was_first_compacted(log: Log) -> None:
     assert times == [NOW_MS + 1, NOW_MS]
 
 
-def test_a_record_of_an_aborted_transaction_is_no_successor(log: Log) -> None:
+def test_a_record_of_an_aborted_transaction_is_no_successor_and_goes(log: Log) -> None:
     put(log, ("a", "committed"))
     first = put(log, ("a", "aborted"), producer=(7, 0, 0), attributes=ATTR_TRANSACTIONAL)
     marker = mark(log, 7, is_commit=False)
@@ -285,7 +289,7 @@ def test_a_record_of_an_aborted_transaction_is_no_successor(log: Log) -> None:
     mark(log, 7, is_commit=True)
     put(log, ("b", "new"))
     compact(log, aborted=((7, first, marker),))
-    assert [record.value for record in records(log)] == [b"committed", b"aborted", b"new"]
+    assert [record.value for record in records(log)] == [b"committed", b"new"]
     put(log, ("a", "newer"))
     compact(log, aborted=((7, first, marker),))
     assert [record.value for record in records(log)] == [b"new", b"newer"]
@@ -448,7 +452,7 @@ class MortalDisk(QuickDisk):
         self._is_alive()
         return super().open(path) if not self.is_dead else os.open("/dev/null", os.O_RDWR)
 
-    def pwrite(self, fd: int, data: bytes | bytearray, position: int) -> int:
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
         if self._is_alive():
             self._unsynced.setdefault(os.fstat(fd).st_ino, position)
             return super().pwrite(fd, data, position)

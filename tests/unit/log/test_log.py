@@ -383,3 +383,14 @@ def test_batches_of_many_records_keep_their_offsets(tmp_path: Path) -> None:
         append(log, count=count)
     assert log.end_offset == 40
     assert parse_header(log.read(39, bytes_max=1)[0]).base_offset == 10
+
+
+def test_borrowed_memory_is_written_and_not_kept(tmp_path: Path) -> None:
+    log = open_log(tmp_path, KEPT_IN_MEMORY)
+    first = append(log)
+    memory = bytearray(make_batch(log.end_offset, count=3))
+    batch = bytes(memory)
+    log.append(memoryview(memory), now_ms=1_000)
+    memory[:] = bytes(len(memory))  # the caller goes on to use it for something else
+    last = append(log)
+    assert read_all(log) == ({0: first, 1: batch, 4: last}, [])

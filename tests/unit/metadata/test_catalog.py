@@ -12,7 +12,7 @@ from penstock.metadata import cache, catalog
 from penstock.metadata.catalog import TOMBSTONE_MS, StoredCatalog, tomb_key, topic_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import StoreUnusable
-from penstock.model.errors import Overloaded, TopicExists, TopicNotFound
+from penstock.model.errors import QuotaExceeded, TopicExists, TopicNotFound
 from penstock.model.ports import Catalog
 from penstock.model.topic import Fsync, Kind, Redrive, Topic
 
@@ -375,11 +375,37 @@ async def test_the_number_of_topics_is_bounded(store: SqliteStore) -> None:
     await here.start()
     await here.create(make_topic("a"))
     await here.create(make_topic("b"))
-    with pytest.raises(Overloaded):
+    with pytest.raises(QuotaExceeded):
         await here.create(make_topic("c"))
     await here.delete(ACCOUNT, REGION, "a", now_ms=1)
     await here.create(make_topic("c"))
     await here.stop()
+
+
+async def test_the_number_of_partitions_is_bounded(store: SqliteStore) -> None:
+    def grown(topic: Topic, count: int) -> Topic:
+        return msgspec.structs.replace(topic, partition_count=count)
+
+    here = StoredCatalog(store, partitions_max=10)
+    await here.start()
+    await here.create(grown(make_topic("a"), 4))
+    await here.create(grown(make_topic("b"), 4))
+    with pytest.raises(QuotaExceeded, match="has 8: 3 more do not fit"):
+        await here.create(grown(make_topic("c"), 3))
+    with pytest.raises(QuotaExceeded, match="open files"):
+        await here.change(ACCOUNT, REGION, "a", lambda topic: grown(topic, 7))
+    await here.change(ACCOUNT, REGION, "a", lambda topic: grown(topic, 6))
+    assert here.partition_count == 10
+    share = msgspec.structs.replace(grown(make_topic("s"), 6), source_id="a")
+    await here.create(share)
+    assert here.partition_count == 10, "a share has no log of its own"
+    await here.delete(ACCOUNT, REGION, "b", now_ms=1)
+    assert here.partition_count == 6
+    await here.stop()
+    again = StoredCatalog(store, partitions_max=1)
+    await again.start()
+    assert again.partition_count == 6, "what is there is kept"
+    await again.stop()
 
 
 async def test_an_unreadable_entry_stops_the_start_with_its_name(store: SqliteStore) -> None:

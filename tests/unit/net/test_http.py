@@ -74,6 +74,24 @@ async def test_a_body_in_chunks_and_in_many_reads_is_put_together() -> None:
     assert answer.endswith(b"hello")
 
 
+async def test_a_header_that_comes_twice_is_joined_as_signatures_cover_it() -> None:
+    async def note(request: HttpRequest) -> HttpReply:
+        return HttpReply(200, request.headers["x-note"].encode())
+
+    async with listening(note) as (_, port):
+        answer = await exchange(port, POST + b"X-Note: a  b \r\nx-note:\t c,d\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\na  b,c,d")
+
+
+@pytest.mark.parametrize(
+    "name", [b"Authorization", b"X-Amz-Date", b"Date", b"X-Amz-Target", b"X-Amz-Content-Sha256"]
+)
+async def test_a_header_that_decides_who_asks_may_not_come_twice(name: bytes) -> None:
+    line = name + b": x\r\n"
+    async with listening() as (_, port):
+        assert status_of(await exchange(port, POST + line + line.lower() + b"\r\n")) == 400
+
+
 async def test_pipelined_requests_are_answered_in_order() -> None:
     release = asyncio.Event()
 

@@ -13,7 +13,7 @@ from penstock.record.batch import (
     check,
     encode_batch,
     parse_header,
-    stamp,
+    placed,
 )
 from penstock.record.control import encode_control_batch, iter_control
 from penstock.record.crc32c import crc32c
@@ -100,14 +100,46 @@ def test_the_encoder_writes_the_batch_written_by_hand() -> None:
     assert batch == known_batch()
 
 
-def test_stamping_moves_a_batch_without_breaking_its_crc() -> None:
-    batch = bytearray(encode())
+def test_a_place_moves_a_batch_without_breaking_its_crc() -> None:
+    batch = encode()
     before = parse_header(batch)
-    stamp(batch, 2**40, 9)
-    after = check(batch)
+    data, header = placed(memoryview(batch), before, base_offset=2**40, leader_epoch=9)
+    after = check(data)
+    assert after == header
     assert (after.base_offset, after.leader_epoch) == (2**40, 9)
     assert after[3:] == before[3:]
     assert after.length == before.length
+    assert data[16:] == batch[16:]
+
+
+def test_a_large_batch_in_writable_memory_gets_its_place_where_it_is() -> None:
+    record = encode_record(offset_delta=0, timestamp_delta=0, key=None, value=bytes(300_000))
+    batch = encode_batch(
+        [record], base_offset=0, leader_epoch=-1, base_timestamp=5, max_timestamp=5
+    )
+    memory = bytearray(batch)
+    data, header = placed(
+        memoryview(memory), parse_header(batch), base_offset=2**40, leader_epoch=9
+    )
+    assert isinstance(data, memoryview)
+    assert data.obj is memory
+    assert check(bytes(memory)) == header
+    copied, same = placed(batch, parse_header(batch), base_offset=2**40, leader_epoch=9)
+    assert isinstance(copied, bytes), "what cannot be written to is copied"
+    assert (copied, same) == (bytes(memory), header)
+
+
+def test_an_append_time_is_set_for_all_records_with_a_crc_that_holds() -> None:
+    batch = encode()
+    data, header = placed(
+        batch, parse_header(batch), base_offset=7, leader_epoch=1, append_time_ms=5_000
+    )
+    after = check(data)
+    assert after == header
+    assert after.is_append_time
+    assert (after.base_offset, after.max_timestamp) == (7, 5_000)
+    assert data[HEADER_BYTES:] == batch[HEADER_BYTES:]
+    assert {record.timestamp for record in iter_records(bytes(data))} == {5_000}
 
 
 def test_every_flipped_bit_the_crc_covers_is_noticed() -> None:

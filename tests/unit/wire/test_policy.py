@@ -59,7 +59,8 @@ def test_several_accounts_and_actions_become_lists() -> None:
 
 
 def test_permissions_are_added_to_what_is_there_and_taken_away_one_by_one() -> None:
-    own = json.dumps({"Version": "2012-10-17", "Statement": {"Sid": "own", "Effect": "Deny"}})
+    deny = {"Sid": "own", "Effect": "Deny", "Principal": "*", "Action": "*", "Resource": "*"}
+    own = json.dumps({"Version": "2012-10-17", "Statement": deny})
     both = grant(own)
     assert [one["Sid"] for one in json.loads(both)["Statement"]] == ["own", "l"]
     assert json.loads(both)["Version"] == "2012-10-17"
@@ -104,7 +105,14 @@ def test_a_policy_does_not_grow_without_end() -> None:
 def test_a_policy_must_be_an_object_with_statements() -> None:
     policy.check_policy(grant())
     for text in ("", "x", "[]", "{}", '{"Statement": []}', '{"Statement": [{"Effect": "May"}]}'):
-        assert refusal_of(policy.check_policy, text).code == "InvalidAttributeValue"
+        refusal = refusal_of(policy.check_policy, text)
+        assert refusal.code == "InvalidAttributeValue"
+        assert "Invalid value for the parameter Policy. Reason: " in refusal.message
+
+
+def test_permissions_for_too_many_accounts_are_refused_before_they_are_stored() -> None:
+    accounts = [f"{number:012}" for number in range(201)]
+    assert refusal_of(grant, accounts=accounts).code == "InvalidAttributeValue"
 
 
 # ── Redrive policies ─────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Groups as people and tools see them: one shape for both kinds, frozen at the time of asking."""
+"""Groups as people and tools see them: one shape for all kinds, frozen at the time of asking."""
 
 import msgspec
 
@@ -8,13 +8,14 @@ from penstock.cursor.group.classic_state import State
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerGroup
 from penstock.cursor.group.records import MemberValue
+from penstock.cursor.group.share import ASSIGNOR, ShareGroup
 
 
 class Listing(msgspec.Struct, frozen=True):
     group_id: str
     protocol_type: str
     state: str
-    kind: str  # classic, consumer
+    kind: str  # classic, consumer, share
 
 
 class ClassicMemberDescription(msgspec.Struct, frozen=True):
@@ -34,6 +35,16 @@ class ConsumerMemberDescription(msgspec.Struct, frozen=True):
     target: Partitions
 
 
+class ShareMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    assigned: Partitions
+
+
 class Description(msgspec.Struct, frozen=True):
     code: Code
     group_id: str
@@ -45,11 +56,13 @@ class Description(msgspec.Struct, frozen=True):
     generation: int = 0
     leader: str = ""
     classic_members: tuple[ClassicMemberDescription, ...] = ()
-    # Of a consumer group.
+    # Of a consumer group or a share group.
     epoch: int = 0
     target_epoch: int = 0
     assignor: str = ""
     consumer_members: tuple[ConsumerMemberDescription, ...] = ()
+    share_members: tuple[ShareMemberDescription, ...] = ()
+    subscribed: frozenset[str] = frozenset()  # topics by name, of a share group
 
 
 def describe_classic(group_id: str, group: ClassicGroup | None) -> Description:
@@ -95,4 +108,30 @@ def describe_consumer(group: ConsumerGroup) -> Description:
             )
             for m in group.members()
         ),
+    )
+
+
+def describe_share(group: ShareGroup) -> Description:
+    return Description(
+        Code.NONE,
+        group.group_id,
+        kind="share",
+        state=group.state,
+        protocol_type="share",
+        epoch=group.epoch,
+        target_epoch=group.epoch,
+        assignor=ASSIGNOR,
+        share_members=tuple(
+            ShareMemberDescription(
+                m.member_id,
+                m.epoch,
+                m.rack_id,
+                m.client_id,
+                m.client_host,
+                tuple(sorted(m.topic_names)),
+                m.assigned,
+            )
+            for m in group.members()
+        ),
+        subscribed=group.subscribed(),
     )

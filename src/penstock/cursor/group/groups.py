@@ -1,15 +1,16 @@
 """All groups of one coordinator partition: every request of the group protocols comes in here.
 
 A request comes with a ticket and leaves as a ``Decision``. A group is of one kind at a time:
-classic, or consumer (assigned by the coordinator). An empty group changes its kind when a member of
-the other kind comes; its offsets stay. A group whose consumers assign partitions by themselves has
-offsets only, and counts as classic.
+classic, consumer (assigned by the coordinator), or share. An empty group changes between the first
+two when a member of the other kind comes; its offsets stay. A group whose consumers assign
+partitions by themselves has offsets only, and counts as classic. A share group has no offsets and
+never becomes one of the others, nor they one of it.
 
 Reads (``fetch``, ``list_groups``, ``describe``) show what memory knows: the shell holds their
 answers, as all others marked so, until what was appended before is committed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic import ClassicGroup
@@ -30,8 +31,17 @@ from penstock.cursor.group.consumer import (
     Topics,
 )
 from penstock.cursor.group.decision import Decision, Draft, Reply
-from penstock.cursor.group.describe import Description, Listing, describe_classic, describe_consumer
+from penstock.cursor.group.describe import (
+    Description,
+    Listing,
+    describe_classic,
+    describe_consumer,
+    describe_share,
+)
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply, Offsets
+from penstock.cursor.group.records import CODEC, ConfigsKey, ConfigsValue
+from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, ShareSettings, share_settings
+from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.table import Group, GroupTable
 
 
@@ -42,6 +52,8 @@ class Groups(GroupTable):
     ) -> Decision:
         draft = Draft()
         group, code = self._find_or_create(group_id, may_create=not request.member_id)
+        if group is not None and group.share is not None:
+            group, code = None, Code.INCONSISTENT_GROUP_PROTOCOL
         if group is not None and group.consumer is not None:
             if group.consumer.is_empty:
                 group.consumer.erase(draft)
@@ -121,7 +133,8 @@ class Groups(GroupTable):
         draft = Draft()
         group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
         if group is not None and group.consumer is None:
-            if request.member_epoch == JOIN and (group.classic is None or group.classic.is_idle):
+            is_idle = group.share is None and (group.classic is None or group.classic.is_idle)
+            if request.member_epoch == JOIN and is_idle:
                 self._erase_classic(group, draft)
             else:
                 group, code = None, Code.GROUP_ID_NOT_FOUND
@@ -135,11 +148,67 @@ class Groups(GroupTable):
             group.consumer = consumer
         return self._finish(group, draft)
 
+    # ── Share groups ─────────────────────────────────────────────────────────────────────────
+    def share_heartbeat(
+        self,
+        group_id: str,
+        request: ShareHeartbeat,
+        topics: Topics,
+        *,
+        ticket: int,
+        now_ms: int,
+    ) -> Decision:
+        draft = Draft()
+        group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
+        if group is not None and group.share is None and not group.is_blank:
+            group, code = None, Code.GROUP_ID_NOT_FOUND
+        if group is None:
+            text = "There is no share group of this name."
+            draft.answer(ticket, ShareReply(code, text, request.member_epoch))
+            return draft.decide(self._wakes.next_ms())
+        share = group.share or ShareGroup(group_id, self._settings)
+        settings = self.share_settings(group_id)
+        share.heartbeat(request, topics, settings, draft, ticket=ticket, now_ms=now_ms)
+        if share.epoch:  # a refused first join leaves no group behind
+            group.share = share
+        return self._finish(group, draft)
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        return share_settings(self.configs(group_id))
+
+    # ── Configs ──────────────────────────────────────────────────────────────────────────────
+    def configs(self, group_id: str) -> Mapping[str, str]:
+        """What is set for a group, whether it is there or not."""
+        value = self._configs.get(group_id)
+        return {} if value is None else value.configs
+
+    def change_configs(
+        self, group_id: str, changes: Mapping[str, str | None], *, ticket: int
+    ) -> Decision:
+        """None goes back to the default. Values have been checked."""
+        draft = Draft()
+        before = self.configs(group_id)
+        merged = {**before, **changes}
+        after = {name: text for name, text in sorted(merged.items()) if text is not None}
+        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
+            draft.answer(ticket, Reply(Code.INVALID_GROUP_ID))
+        elif after and not before and len(self._configs) >= self._settings.configs_max:
+            draft.answer(ticket, Reply(Code.GROUP_MAX_SIZE_REACHED))
+        else:
+            if after != before:
+                key, value = ConfigsKey(group_id), ConfigsValue(after) if after else None
+                draft.rows.append(CODEC.encode(key, value))
+                self._apply_configs(key, value)
+            draft.answer(ticket, Reply(), after_commit=True)
+        return draft.decide(self._wakes.next_ms())
+
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
         self, group_id: str, request: CommitRequest, *, ticket: int, now_ms: int, wall_ms: int
     ) -> Decision:
         def check(group: Group) -> Code:
+            if group.share is not None:
+                return Code.GROUP_ID_NOT_FOUND
             if group.consumer is not None:
                 if not request.knows_epochs and not group.consumer.is_empty:
                     return Code.UNKNOWN_MEMBER_ID
@@ -164,6 +233,8 @@ class Groups(GroupTable):
         """The shell has made sure that the group is part of the producer's transaction."""
 
         def check(group: Group) -> Code:
+            if group.share is not None:
+                return Code.GROUP_ID_NOT_FOUND
             known_epoch = max(
                 self._fences.epoch_of(producer_id), group.offsets.epoch_of(producer_id)
             )
@@ -256,6 +327,8 @@ class Groups(GroupTable):
         group = self._groups.get(group_id)
         if group is None:
             return Offsets(group_id, {}).fetch(partitions, requires_stable=requires_stable)
+        if group.share is not None:
+            return FetchReply(Code.GROUP_ID_NOT_FOUND)
         if group.consumer is not None and member_id is not None and member_epoch >= 0:
             code = group.consumer.check_commit(
                 member_id, member_epoch, stale=Code.STALE_MEMBER_EPOCH
@@ -270,6 +343,8 @@ class Groups(GroupTable):
         """(topic id, topic name, partition) each; not while a member subscribes to the topic."""
         draft = Draft()
         group = self._groups.get(group_id)
+        if group is not None and group.share is not None:
+            group = None  # there is no such group with offsets
         subscribed = self._subscribed(group)
         if group is None or subscribed is None:
             code = Code.GROUP_ID_NOT_FOUND if group is None else Code.NON_EMPTY_GROUP
@@ -289,6 +364,8 @@ class Groups(GroupTable):
         """Names of topics in use; None: in use, but only the members know which."""
         if group is None:
             return frozenset()
+        if group.share is not None:
+            return group.share.subscribed()
         if group.consumer is not None:
             return group.consumer.subscribed() if not group.consumer.is_empty else frozenset()
         return frozenset() if group.classic is None else group.classic.subscribed()
@@ -314,9 +391,9 @@ class Groups(GroupTable):
         wanted_kinds = {kind.lower() for kind in kinds}
         found = []
         for group in self._groups.values():
-            kind = "classic" if group.consumer is None else "consumer"
-            protocol_type = "consumer"
-            if group.consumer is None:
+            kind = protocol_type = "consumer" if group.share is None else "share"
+            if group.consumer is None and group.share is None:
+                kind = "classic"
                 protocol_type = "" if group.classic is None else group.classic.protocol_type
             if wanted_states and group.state.lower() not in wanted_states:
                 continue
@@ -326,10 +403,12 @@ class Groups(GroupTable):
         return tuple(found)
 
     def describe(self, group_id: str) -> Description:
-        """Of either kind; code GROUP_ID_NOT_FOUND with state Dead if there is none."""
+        """Of any kind; code GROUP_ID_NOT_FOUND with state Dead if there is none."""
         group = self._groups.get(group_id)
         if group is None:
             return Description(Code.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
+        if group.share is not None:
+            return describe_share(group.share)
         if group.consumer is not None:
             return describe_consumer(group.consumer)
         return describe_classic(group_id, group.classic)
@@ -351,24 +430,29 @@ class Groups(GroupTable):
                 group.classic.tick(draft, now_ms=now_ms, wall_ms=wall_ms)
             if group.consumer is not None:
                 group.consumer.tick(draft, now_ms=now_ms, wall_ms=wall_ms)
+            if group.share is not None:
+                group.share.tick(draft, now_ms=now_ms)
             self._arm(group)
             self._drop_if_blank(group)
         return draft.decide(self._wakes.next_ms())
 
-    def expire(self, *, wall_ms: int, topic_ids: Callable[[str], str | None]) -> Decision:
+    def expire(self, *, wall_ms: int, topic_ids: Callable[[str, str], str | None]) -> Decision:
         """For a periodic job: offsets out of retention go, and empty groups without any left.
-        ``topic_ids``: name → id."""
+        ``topic_ids``: group id and a topic's name → its id, as the group knows it by."""
         draft = Draft()
         self._fences.expire(draft, wall_ms=wall_ms)
         bound_ms = wall_ms - self._settings.offsets_retention_ms
         for group in list(self._groups.values()):
+            if group.share is not None:
+                continue  # has no offsets, and stays until it is deleted
             if group.is_empty:
                 self._expire_empty(group, bound_ms, draft)
                 continue
             subscribed = self._subscribed(group)
             if subscribed is not None:
                 # A topic that no member reads any more counts as left.
-                kept = frozenset(i for i in map(topic_ids, subscribed) if i is not None)
+                found = (topic_ids(group.id, name) for name in subscribed)
+                kept = frozenset(topic_id for topic_id in found if topic_id is not None)
                 group.offsets.expire(draft, older_than_ms=bound_ms, topics_kept=kept)
         return draft.decide(self._wakes.next_ms())
 

@@ -11,6 +11,8 @@
     7     Target      group                      epoch of the target assignment
     8     TargetOf    group, member              partitions the member shall have
     9     Current     group, member              partitions the member has, or gives up
+    10    Share       group                      epoch; that it is a share group, members or not
+    11    Configs     group                      settings by name; kept without a group as well
 
 A group that only has offsets, because its consumers assign partitions themselves, has no other
 rows. ``rows.py`` says rows are encoded and how a layout is changed.
@@ -139,6 +141,22 @@ class CurrentValue(msgspec.Struct, frozen=True, array_like=True):
     revoking: PartitionMap
 
 
+class ShareKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+
+
+class ShareValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    epoch: int
+
+
+class ConfigsKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+
+
+class ConfigsValue(msgspec.Struct, frozen=True, array_like=True):
+    configs: dict[str, str]
+
+
 GroupKey: TypeAlias = (
     OffsetKey
     | PendingKey
@@ -149,6 +167,8 @@ GroupKey: TypeAlias = (
     | TargetKey
     | TargetOfKey
     | CurrentKey
+    | ShareKey
+    | ConfigsKey
 )
 GroupValue: TypeAlias = (
     OffsetValue
@@ -160,6 +180,8 @@ GroupValue: TypeAlias = (
     | TargetValue
     | TargetOfValue
     | CurrentValue
+    | ShareValue
+    | ConfigsValue
 )
 
 CODEC: RowCodec[GroupKey, GroupValue] = RowCodec(
@@ -173,5 +195,7 @@ CODEC: RowCodec[GroupKey, GroupValue] = RowCodec(
         7: (TargetKey, TargetValue),
         8: (TargetOfKey, TargetOfValue),
         9: (CurrentKey, CurrentValue),
+        10: (ShareKey, ShareValue),
+        11: (ConfigsKey, ConfigsValue),
     }
 )

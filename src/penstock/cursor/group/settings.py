@@ -1,5 +1,7 @@
 """What an operator can set about groups, with the bounds nothing here grows beyond."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.model.limits import MINUTE_MS, SECOND_MS
@@ -29,3 +31,38 @@ class GroupSettings(msgspec.Struct, frozen=True):
     offsets_retention_ms: int = 7 * DAY_MS
     consumer_session_ms: int = 45 * SECOND_MS
     consumer_heartbeat_ms: int = 5 * SECOND_MS
+    share_members_max: int = 200  # per share group
+    configs_max: int = 10_000  # groups with settings of their own, per coordinator partition
+
+
+# What can be set for one share group, under Kafka's names.
+SHARE_RESET = "share.auto.offset.reset"
+SHARE_LOCK = "share.record.lock.duration.ms"
+SHARE_SESSION = "share.session.timeout.ms"
+SHARE_HEARTBEAT = "share.heartbeat.interval.ms"
+SHARE_ISOLATION = "share.isolation.level"
+EARLIEST = "earliest"
+LATEST = "latest"
+
+
+class ShareSettings(msgspec.Struct, frozen=True, gc=False):
+    """Of one share group: what is set for it, and defaults for the rest."""
+
+    session_ms: int = 45 * SECOND_MS
+    heartbeat_ms: int = 5 * SECOND_MS
+    lock_ms: int = 30 * SECOND_MS  # how long a record is leased to a member
+    is_earliest: bool = False  # where the group begins in a topic it has not read
+
+
+SHARE_DEFAULT = ShareSettings()
+
+
+def share_settings(configs: Mapping[str, str]) -> ShareSettings:
+    """``configs`` have been checked before they were stored."""
+    default = SHARE_DEFAULT
+    return ShareSettings(
+        session_ms=int(configs.get(SHARE_SESSION, default.session_ms)),
+        heartbeat_ms=int(configs.get(SHARE_HEARTBEAT, default.heartbeat_ms)),
+        lock_ms=int(configs.get(SHARE_LOCK, default.lock_ms)),
+        is_earliest=configs.get(SHARE_RESET, LATEST) == EARLIEST,
+    )

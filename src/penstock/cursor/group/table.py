@@ -16,6 +16,8 @@ from penstock.cursor.group.records import (
     CODEC,
     ClassicKey,
     ClassicValue,
+    ConfigsKey,
+    ConfigsValue,
     ConsumerKey,
     ConsumerValue,
     CurrentKey,
@@ -28,27 +30,34 @@ from penstock.cursor.group.records import (
     OffsetValue,
     PendingKey,
     PendingValue,
+    ShareKey,
+    ShareValue,
     TargetKey,
     TargetOfKey,
     TargetOfValue,
     TargetValue,
 )
 from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, GroupSettings
+from penstock.cursor.group.share import ShareGroup
 
 
 class Group:
-    """One group. At most one of ``classic`` and ``consumer`` is set; none: offsets only."""
+    """One group. At most one of ``classic``, ``consumer`` and ``share`` is set; none: offsets
+    only."""
 
-    __slots__ = ("classic", "consumer", "id", "offsets")
+    __slots__ = ("classic", "consumer", "id", "offsets", "share")
 
     def __init__(self, group_id: str, open_groups: dict[int, set[str]]) -> None:
         self.id = group_id
         self.offsets = Offsets(group_id, open_groups)
         self.classic: ClassicGroup | None = None
         self.consumer: ConsumerGroup | None = None
+        self.share: ShareGroup | None = None
 
     @property
     def state(self) -> str:
+        if self.share is not None:
+            return self.share.state
         if self.consumer is not None:
             return self.consumer.state
         return State.EMPTY if self.classic is None else self.classic.state
@@ -60,7 +69,7 @@ class Group:
     @property
     def is_blank(self) -> bool:
         """Nothing about it is written down, and nobody is on the way in."""
-        if self.consumer is not None or len(self.offsets):
+        if self.consumer is not None or self.share is not None or len(self.offsets):
             return False
         return self.classic is None or (self.classic.row is None and self.classic.is_idle)
 
@@ -70,6 +79,7 @@ class GroupTable:
         self._settings = settings
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
+        self._configs: dict[str, ConfigsValue] = {}  # of groups that may not be there yet
         self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
         self._wakes: Deadlines[str] = Deadlines()
 
@@ -80,6 +90,10 @@ class GroupTable:
         if isinstance(decoded, FenceKey):
             assert body is None or isinstance(body, FenceValue)
             self._fences.apply(decoded, body)
+            return
+        if isinstance(decoded, ConfigsKey):
+            assert body is None or isinstance(body, ConfigsValue)
+            self._apply_configs(decoded, body)
             return
         group = self._groups.get(decoded.group_id)
         if group is None:
@@ -95,8 +109,14 @@ class GroupTable:
         elif isinstance(decoded, ClassicKey):
             assert body is None or isinstance(body, ClassicValue)
             self._replay_classic(group, body, now_ms)
+        elif isinstance(decoded, ShareKey):
+            assert body is None or isinstance(body, ShareValue)
+            group.share = None if body is None else ShareGroup(group.id, self._settings, body)
         else:
-            assert not isinstance(body, OffsetValue | PendingValue | FenceValue | ClassicValue)
+            assert not isinstance(
+                body,
+                OffsetValue | PendingValue | FenceValue | ClassicValue | ShareValue | ConfigsValue,
+            )
             self._replay_consumer(group, decoded, body)
         if group.is_blank:
             del self._groups[group.id]
@@ -122,6 +142,12 @@ class GroupTable:
         group.consumer.apply(key, value)
         if isinstance(key, ConsumerKey) and value is None:
             group.consumer = None  # its tombstone is the last one written
+
+    def _apply_configs(self, key: ConfigsKey, value: ConfigsValue | None) -> None:
+        if value is None:
+            self._configs.pop(key.group_id, None)
+        else:
+            self._configs[key.group_id] = value
 
     def loaded(self, *, now_ms: int) -> Decision:
         """The end of the topic is reached: every timer begins now."""
@@ -151,7 +177,7 @@ class GroupTable:
         return draft.decide(self._wakes.next_ms())
 
     def _arm(self, group: Group) -> None:
-        member = group.consumer or group.classic
+        member = group.share or group.consumer or group.classic
         at_ms = None if member is None else member.next_wake_ms()
         if at_ms is None:
             self._wakes.drop(group.id)
@@ -174,6 +200,9 @@ class GroupTable:
         if group.consumer is not None:
             group.consumer.erase(draft)
             group.consumer = None
+        if group.share is not None:
+            draft.rows.append(CODEC.encode(ShareKey(group.id), None))
+            group.share = None
         self._groups.pop(group.id, None)
         self._wakes.drop(group.id)
 
@@ -183,6 +212,10 @@ class GroupTable:
         for group_id, group in sorted(self._groups.items()):
             row = None if group.classic is None else group.classic.row
             members = None if group.consumer is None else group.consumer.view()
-            if row is not None or members is not None or len(group.offsets):
-                found[f"group {group_id}"] = (row, members, group.offsets.view())
+            share = None if group.share is None else group.share.value
+            rows = (row, members, share)
+            if any(each is not None for each in rows) or len(group.offsets):
+                found[f"group {group_id}"] = (*rows, group.offsets.view())
+        if self._configs:
+            found["configs"] = dict(sorted(self._configs.items()))
         return found

@@ -1,33 +1,36 @@
-"""The admin API: its routes, its one gate and its error shape. Reads only; it changes nothing.
+"""The admin API: its one gate, its error shape, and what every call is checked for.
 
 It stands on a port of its own, so that health checks and scrapes are answered when the data port
-is full, and so that a firewall can tell operators from clients. Each resource is its own module.
+is full, and so that a firewall can tell operators from clients. Paths are in ``routes.py``, each
+resource in a module of its own; who may do what is ``login.py``'s and ``rights.py``'s to say.
+
+A change has to be JSON by its content type: a browser sends that to another origin only after
+asking, and nobody here says yes, so that a page cannot make changes on a loopback address where
+authentication is off.
 """
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from penstock.frontend.admin import metrics, node, probes, queues
+import msgspec
+
+from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
-from penstock.frontend.admin.messages import Messages
-from penstock.frontend.admin.reply import error_reply, fault_reply
+from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
+from penstock.frontend.admin.reply import error_reply, fault_reply, json_reply
 from penstock.frontend.admin.request import Call, ConfigRow, Context, Info, parse
+from penstock.frontend.admin.routes import OPEN, let_in, routes
+from penstock.frontend.decisions import Decisions
+from penstock.frontend.sealing import Sealing
 from penstock.model.errors import PenstockError
+from penstock.model.limits import MIB
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.telemetry.metrics import Meter
 
-Resource = Callable[[Context, Call], Awaitable[HttpReply]]
-
-ANY = "*"  # stands for one segment of a path
-# Open without the token: whoever asks these is a machine beside us and learns next to nothing.
-PROBES: Mapping[tuple[str, ...], Resource] = {
-    ("healthz",): probes.healthz,
-    ("readyz",): probes.readyz,
-    ("startupz",): probes.startupz,
-}
+BODY_BYTES_MAX = MIB
+READS = ("GET", "HEAD")
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +47,14 @@ class AdminApi:
         info: Info,
         config: Sequence[ConfigRow] = (),
         token: str = "",
+        identities: Directory | None = None,
+        everything: Catalog | None = None,
+        sealing: Sealing | None = None,
+        is_auth_on: bool = False,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        """``catalog`` shows queues, ``everything`` also streams. Without a token and with
+        authentication off, everybody who reaches this port is its operator."""
         self._context = Context(
             backend=backend,
             catalog=catalog,
@@ -55,22 +64,22 @@ class AdminApi:
             sleep=sleep,
             info=info,
             config=config,
+            everything=everything or catalog,
+            identities=identities,
+            decisions=None if identities is None else Decisions(identities),
+            sealing=sealing,
         )
-        self._token = token.encode()
-        self._resources: Mapping[tuple[str, ...], Resource] = {
-            ("metrics",): metrics.totals,
-            ("metrics", "objects"): metrics.objects,
-            ("api", "v1", "info"): node.info,
-            ("api", "v1", "config"): node.config,
-            ("api", "v1", "queues"): queues.many,
-            ("api", "v1", "queues", ANY): queues.one,
-            ("api", "v1", "queues", ANY, "messages"): Messages(),
-        }
+        self._gate = Gate(
+            token=token, identities=identities, account=info.account, is_required=is_auth_on
+        )
+        self._routes = routes(self._log_in)
 
     async def handle(self, request: HttpRequest) -> HttpReply:
         """Never raises, but for cancellation."""
         try:
             reply = await self._answer(request)
+        except Unauthenticated as exc:
+            reply = error_reply(401, "unauthorized", str(exc), (("www-authenticate", "Bearer"),))
         except PenstockError as exc:
             reply = fault_reply(exc)
         except Exception:
@@ -85,36 +94,51 @@ class AdminApi:
 
     async def _answer(self, request: HttpRequest) -> HttpReply:
         call = parse(request)
-        resource = PROBES.get(call.path)
-        is_probe = resource is not None
-        if resource is None:
-            resource = self._find(call.path)
-        if resource is None:
+        found = [route for route in self._routes if route.fits(call.path)]
+        if not found:
             return error_reply(404, "not_found", "There is nothing at this path.")
-        if request.method not in ("GET", "HEAD"):
-            return error_reply(
-                405, "method_not_allowed", "This can only be read.", (("allow", "GET, HEAD"),)
+        method = "GET" if request.method == "HEAD" else request.method
+        route = next((route for route in found if route.method == method), None)
+        if route is None:
+            return _not_allowed([route.method for route in found])
+        if route.right != OPEN:
+            now_ms = self._context.clock.wall_ms()
+            caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
+            call = msgspec.structs.replace(call, caller=caller)
+        refusal = None if request.method in READS else _refused_change(request)
+        if refusal is not None:
+            return refusal
+        reply = await route.resource(self._context, let_in(self._context, call, route.right))
+        if request.method not in READS and route.right != OPEN:
+            log.info(
+                "admin change",
+                extra={
+                    "method": request.method,
+                    "path": request.path,
+                    "account": call.caller.account,
+                    "user": call.caller.user,
+                    "key_id": call.caller.key_id,
+                    "request_id": request.request_id,
+                },
             )
-        if not is_probe and not self._is_allowed(request):
-            return error_reply(
-                401,
-                "unauthorized",
-                "This needs the bearer token of admin.token.",
-                (("www-authenticate", "Bearer"),),
-            )
-        return await resource(self._context, call)
+        return reply
 
-    def _find(self, path: tuple[str, ...]) -> Resource | None:
-        found = self._resources.get(path)
-        if found is None and path[:3] == ("api", "v1", "queues") and len(path) > 3 and path[3]:
-            found = self._resources.get((*path[:3], ANY, *path[4:]))
-        return found
+    async def _log_in(self, context: Context, call: Call) -> HttpReply:
+        call.only(())
+        given = call.json(Credentials)
+        return json_reply(200, self._gate.log_in(given, now_ms=context.clock.wall_ms()))
 
-    def _is_allowed(self, request: HttpRequest) -> bool:
-        if not self._token:
-            return True
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # In constant time, so that the token cannot be guessed byte by byte.
-        return scheme.lower() == "bearer" and hmac.compare_digest(
-            given.encode(errors="replace"), self._token
-        )
+
+def _not_allowed(methods: Sequence[str]) -> HttpReply:
+    allowed = [*(["GET", "HEAD"] if "GET" in methods else []), *sorted({*methods} - {"GET"})]
+    what = "This can only be read." if allowed == ["GET", "HEAD"] else "This cannot be done here."
+    return error_reply(405, "method_not_allowed", what, (("allow", ", ".join(allowed)),))
+
+
+def _refused_change(request: HttpRequest) -> HttpReply | None:
+    if len(request.body) > BODY_BYTES_MAX:
+        return error_reply(413, "too_large", f"A body has at most {BODY_BYTES_MAX} bytes.")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and request.method != "DELETE":
+        return error_reply(415, "not_json", "A change is sent as application/json.")
+    return None

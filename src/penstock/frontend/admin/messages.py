@@ -4,6 +4,9 @@ An answer names, for each partition, the offset to go on from; asking again with
 tail works. With ``wait_ms`` an empty answer is held back until something comes. The backend has
 no call that wakes a reader of a log without leasing, so the wait looks again at intervals; tails
 are people's, few and bounded.
+
+Sealed messages are opened, for whoever may look may also receive. One that does not open is shown
+without its content.
 """
 
 import base64
@@ -145,7 +148,7 @@ async def _fill(
             peeked, nexts[partition] = await context.backend.peek(
                 topic, partition=partition, start=start, count=share
             )
-            left_out = window.take(peeked)
+            left_out = window.take(await _opened(context, topic, peeked))
             if left_out is not None:
                 nexts[partition] = left_out
             if start == END or nexts[partition] == start:
@@ -153,6 +156,20 @@ async def _fill(
         if window.is_full or not active:
             break
     return nexts
+
+
+async def _opened(context: Context, topic: Topic, peeked: Sequence[Peeked]) -> Sequence[Peeked]:
+    if context.sealing is None:
+        return peeked
+    opened = []
+    for one in peeked:
+        record = one.record
+        message = await context.sealing.open(topic, one.partition, record.offset, record.message)
+        if message is not None and message is not record.message:
+            record = msgspec.structs.replace(record, message=message)
+            one = msgspec.structs.replace(one, record=record)
+        opened.append(one)
+    return opened
 
 
 def _row(peeked: Peeked) -> dict[str, object]:
@@ -167,7 +184,7 @@ def _row(peeked: Peeked) -> dict[str, object]:
         "sent_at_ms": record.sent_at_ms,
         "appended_at_ms": record.appended_at_ms,
         "size_bytes": _size_bytes(peeked),
-        **_content("body", message.body),
+        **({"is_quarantined": True} if message.is_sealed else _content("body", message.body)),
         "attributes": {
             name: _attribute(attribute) for name, attribute in (message.attributes or {}).items()
         },

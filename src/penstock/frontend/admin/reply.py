@@ -19,6 +19,7 @@ FAULTS: Mapping[type[Exception], tuple[int, str]] = {
     errors.NotFound: (404, "not_found"),
     errors.TopicNotFound: (404, "queue_not_found"),
     errors.Conflict: (409, "conflict"),
+    errors.AccessDenied: (403, "access_denied"),
     errors.Overloaded: (503, "overloaded"),
     errors.Throttled: (429, "throttled"),
     errors.DiskFull: (507, "disk_full"),

@@ -1,21 +1,29 @@
-"""One admin request with its path and query taken apart, and the parts of the node it may ask.
+"""One admin request with path, query and body taken apart, and the parts of the node it may ask.
 
-Parameters are checked here once: a repeated, unknown or malformed one is the caller's mistake and
-is named, since a misspelt ``prefix`` that is ignored answers a question nobody asked.
+Parameters and bodies are checked here once: a repeated, unknown or malformed one is the caller's
+mistake and is named, since a misspelt ``prefix`` that is ignored answers a question nobody asked.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
+from penstock.frontend.decisions import Decisions
+from penstock.frontend.sealing import Sealing
 from penstock.model.errors import InvalidRequest
+from penstock.model.identity import Caller
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
 from penstock.net.exchange import HttpRequest
 from penstock.telemetry.metrics import Meter
 
 PARAMETERS_MAX = 16
+NOBODY = Caller("", "")  # before the gate
+
+T = TypeVar("T")
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -52,17 +60,35 @@ class Context(msgspec.Struct, frozen=True):
     sleep: Sleep
     info: Info
     config: Sequence[ConfigRow]
+    everything: Catalog  # streams as well
+    identities: Directory | None = None
+    decisions: Decisions | None = None  # there when identities are
+    sealing: Sealing | None = None
 
 
 class Call(msgspec.Struct, frozen=True):
     path: tuple[str, ...]  # decoded segments
     query: Mapping[str, str]
+    body: bytes = b""
+    peer: str = ""
+    is_tls: bool = False
+    caller: Caller = NOBODY
 
     def only(self, names: Collection[str]) -> None:
         for name in self.query:
             if name not in names:
                 expected = ", ".join(sorted(names)) or "none"
                 raise InvalidRequest(f"Unknown parameter {name!r}; expected {expected}.")
+
+    def json(self, kind: type[T]) -> T:
+        """The body, exactly of this kind."""
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except msgspec.ValidationError as exc:
+            # Says which field and what was expected, and shows no value.
+            raise InvalidRequest(f"The body does not fit: {exc}.") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise InvalidRequest("The body is not JSON.") from None
 
     def text(self, name: str, default: str = "") -> str:
         return self.query.get(name, default)
@@ -95,4 +121,4 @@ def parse(request: HttpRequest) -> Call:
     query = dict(pairs)
     if len(query) != len(pairs):
         raise InvalidRequest("A parameter is given twice.")
-    return Call(segments, query)
+    return Call(segments, query, request.body, request.peer, request.is_tls)

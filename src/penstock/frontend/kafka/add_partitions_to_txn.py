@@ -3,6 +3,8 @@
 All of a transaction's partitions are added, or none: when one of them cannot be, the others are
 answered as not attempted. Versions 4 and later carry several transactions and may ask only whether
 partitions are in one; they are mapped to themselves, and earlier ones become one transaction here.
+The later ones are for nodes among themselves: who sends them speaks for the cluster, not for the
+producers it names.
 
 A queue takes no part in transactions: its consumers get messages as they come and cannot wait for a
 marker. Neither do the topics of the node's own."""
@@ -11,6 +13,12 @@ from collections.abc import Sequence
 
 from penstock.cursor.group.codes import Code
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import (
+    Operation,
+    on_cluster,
+    on_topic,
+    on_transaction,
+)
 from penstock.frontend.kafka.topics import find_name, has_partition, is_of_node
 from penstock.frontend.kafka.transaction_calls import code_for_version
 from penstock.model.topic import Topic
@@ -37,10 +45,10 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     if call.version >= _BATCHED_FROM:
+        if not on_cluster(context, call, Operation.CLUSTER_ACTION):
+            return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         results = [
-            AddPartitionsToTxnResult(
-                each.transactional_id, await _transaction(context, call.version, each)
-            )
+            AddPartitionsToTxnResult(each.transactional_id, await _transaction(context, call, each))
             for each in asked.transactions
         ]
         return AddPartitionsToTxnResponse(results_by_transaction=results)
@@ -51,19 +59,27 @@ async def run(
         False,
         asked.v3_and_below_topics,
     )
-    topics = await _transaction(context, call.version, alone)
+    if on_transaction(context, call, Operation.WRITE, alone.transactional_id):
+        topics = await _transaction(context, call, alone)
+    else:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        topics = _results(alone.topics, {}, code)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
 
 async def _transaction(
-    context: KafkaContext, version: int, asked: AddPartitionsToTxnTransaction
+    context: KafkaContext, call: KafkaCall, asked: AddPartitionsToTxnTransaction
 ) -> Sequence[AddPartitionsToTxnTopicResult]:
+    version = call.version
     refused: Codes = {}
     places: dict[tuple[str, int], tuple[str, int]] = {}  # by name → by id
     for each in asked.topics:
         topic = find_name(context, each.name)
+        may_write = version >= _BATCHED_FROM or on_topic(
+            context, call, Operation.WRITE, each.name, topic
+        )
         for index in each.partitions:
-            code = _refusal(topic, index)
+            code = _refusal(topic, index) if may_write else ErrorCode.TOPIC_AUTHORIZATION_FAILED
             if code or topic is None:
                 refused[each.name, index] = code
             else:

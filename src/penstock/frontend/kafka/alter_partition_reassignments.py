@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_partition
+from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.frontend.kafka.topics import find_name
 from penstock.wire.kafka.faults import ErrorCode
@@ -21,8 +22,11 @@ KEY = 45
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: AlterPartitionReassignmentsRequest
+    context: KafkaContext, call: KafkaCall, asked: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
+    if not on_cluster(context, call, Operation.ALTER):
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        return AlterPartitionReassignmentsResponse(error_code=code, error_message=code.message)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=asked.allow_replication_factor_change,
         error_message=None,

@@ -3,8 +3,8 @@ and what DescribeConfigs shows all follow.
 
 Values travel and are stored as texts, under Kafka's names; ``model/stream.py`` makes numbers of
 them. A row whose documentation says "kept" is taken from clients and told back to them, for tools
-compare what they set with what they see, and has no effect here. Two rows are our own:
-``penstock.queue`` and ``penstock.fsync`` are shown with the others and live in fields of the topic.
+compare what they set with what they see, and has no effect here. Three rows are our own and live in
+fields of the topic: ``penstock.queue``, ``penstock.fsync`` and ``penstock.encryption``.
 
 How a change of configs changes a topic, and what a queue cannot be told, is in reconfigure.py."""
 
@@ -33,6 +33,7 @@ DIGITS_MAX: Final = 20  # of any number that fits 64 bits, its sign included
 
 QUEUE: Final = "penstock.queue"
 FSYNC: Final = "penstock.fsync"
+ENCRYPTION: Final = "penstock.encryption"
 RETENTION_MS: Final = "retention.ms"
 RETENTION_BYTES: Final = "retention.bytes"
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -45,6 +46,7 @@ class Source(IntEnum):
     TOPIC = 1
     NODE = 4  # the node's own configuration, fixed while it runs
     DEFAULT = 5
+    GROUP = 8
 
 
 class ValueType(IntEnum):
@@ -83,7 +85,7 @@ class TopicConfig:
 Read = Callable[[str], str]
 
 
-def _whole(low: int, high: int) -> Read:
+def whole(low: int, high: int) -> Read:
     bound = f"of at least {low}" if high >= INT_MAX else f"from {low} to {high}"
 
     def read(text: str) -> str:
@@ -113,7 +115,7 @@ def _flag(text: str) -> str:
     return lower
 
 
-def _choice(*choices: str) -> Read:
+def choice(*choices: str) -> Read:
     def read(text: str) -> str:
         if text not in choices:
             raise ValueError(f"one of {', '.join(choices)}")
@@ -133,7 +135,7 @@ def _policies(text: str) -> str:
 def _long(
     name: str, default: int, node_name: str | None, documentation: str, *, low: int = 0
 ) -> TopicConfig:
-    read = _whole(low, LONG_MAX)
+    read = whole(low, LONG_MAX)
     return TopicConfig(name, ValueType.LONG, str(default), node_name, read, documentation)
 
 
@@ -146,7 +148,7 @@ def _int(
     low: int = 0,
     high: int = INT_MAX,
 ) -> TopicConfig:
-    read = _whole(low, high)
+    read = whole(low, high)
     return TopicConfig(name, ValueType.INT, str(default), node_name, read, documentation)
 
 
@@ -169,7 +171,7 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         ValueType.STRING,
         "producer",
         "compression.type",
-        _choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
         "Kept: batches stay as their producer compressed them.",
     ),
     _long(
@@ -234,7 +236,7 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         ValueType.STRING,
         stream.CREATE_TIME,
         "log.message.timestamp.type",
-        _choice(stream.CREATE_TIME, stream.APPEND_TIME),
+        choice(stream.CREATE_TIME, stream.APPEND_TIME),
         "Whether records carry their producer's time or that of their append. In a queue it is "
         "always the latter.",
     ),
@@ -309,8 +311,17 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         ValueType.STRING,
         None,
         None,
-        _choice(*(mode.value for mode in Fsync)),
+        choice(*(mode.value for mode in Fsync)),
         "When an append counts as durable: always, interval or never; unset: as the node does.",
+    ),
+    TopicConfig(
+        ENCRYPTION,
+        ValueType.BOOLEAN,
+        None,
+        None,
+        _flag,
+        "true: values and headers are encrypted at rest from here on, keys are not; unset: as the "
+        "node does.",
     ),
     _bool(
         QUEUE,
@@ -372,9 +383,17 @@ def value_of(topic: Topic, name: str) -> str | None:
         return "true" if topic.is_queue else None
     if name == FSYNC:
         return None if topic.fsync is None else topic.fsync.value
+    if name == ENCRYPTION:
+        return _encryption(topic)
     if name == RETENTION_MS and topic.is_queue:
         return str(topic.settings.retention_ms)
     return topic.configs.get(name)
+
+
+def _encryption(topic: Topic) -> str | None:
+    """The queue's own setting, seen from here."""
+    is_on = True if topic.settings.kms_key else topic.settings.is_sse_managed
+    return None if is_on is None else str(is_on).lower()
 
 
 def default_of(topic: Topic, name: str) -> str | None:

@@ -6,7 +6,9 @@ from penstock.cursor.group.assignors import Partitions
 from penstock.cursor.group.consumer import JOIN, ConsumerHeartbeat
 from penstock.cursor.group.consumer_fold import to_map
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.model.names import uuid_text
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.consumer_group_heartbeat import (
     Assignment,
     ConsumerGroupHeartbeatRequest,
@@ -21,6 +23,11 @@ _OWN_ID_FROM = 1
 async def run(
     context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
+    refusal = _refusal(context, call, asked)
+    if refusal is not None:
+        return ConsumerGroupHeartbeatResponse(
+            error_code=refusal, error_message=refusal.message, member_id=asked.member_id or None
+        )
     request = _request(context, call, asked)
     reply = await context.groups.consumer_heartbeat(asked.group_id, request)
     return ConsumerGroupHeartbeatResponse(
@@ -31,6 +38,17 @@ async def run(
         heartbeat_interval_ms=reply.heartbeat_ms,
         assignment=None if reply.assignment is None else _assignment(reply.assignment),
     )
+
+
+def _refusal(
+    context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
+) -> ErrorCode | None:
+    if not on_group(context, call, Operation.READ, asked.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    for name in asked.subscribed_topic_names or ():
+        if not on_topic(context, call, Operation.DESCRIBE, name):
+            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return None
 
 
 def _request(

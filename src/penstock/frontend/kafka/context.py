@@ -3,26 +3,45 @@
 A ``KafkaContext`` lives as long as the frontend; a ``KafkaCall`` lives for one request. Nothing
 here decides anything. The ports that are the Kafka view's own stand here or next to it: the broker
 implements them, and this side knows no more of it.
+
+Kafka's names have no account. The names of a request are those of its caller's account: an action
+is handed a context ``of`` that account, in which topics are looked up there and groups and
+transactions are that account's alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from penstock.frontend.audit import AuditTrail
 from penstock.frontend.context import Meter
+from penstock.frontend.decisions import Decisions
+from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.group_calls import GroupCalls
+from penstock.frontend.kafka.identity_changes import IdentityChanges
 from penstock.frontend.kafka.parked import ParkedFetches
+from penstock.frontend.kafka.scoped_calls import ScopedGroups, ScopedTransactions
+from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
+from penstock.frontend.kafka.usage import KafkaUsage
+from penstock.frontend.nobody import Nobody
+from penstock.frontend.sealing import Sealing
+from penstock.frontend.throttle import Throttler
+from penstock.model.identity import Caller, Circumstances
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
-from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.topic import Topic
+from penstock.model.ports import Catalog, Clock, Identities, Shares, Streams
 from penstock.net.kafka import KafkaConnection
 from penstock.wire.kafka.apis import Api
 from penstock.wire.kafka.frame import RequestHeader
+
+if TYPE_CHECKING:
+    from penstock.frontend.kafka.logins import Logins
 
 PARTITIONS_MAX = 1_024  # of one topic; each costs open files and a log
 
@@ -33,24 +52,19 @@ class KafkaConfig:
     advertised: Callable[[], tuple[str, int]]
     node_id: int = 1
     cluster_id: str = ""
-    # Kafka names have no account and no region of their own: all live in this one namespace.
-    account: str = ACCOUNT_DEFAULT
+    account: str = ACCOUNT_DEFAULT  # the node's own: of callers who have said nothing of theirs
     region: str = REGION_DEFAULT
     auto_create: bool = True
     partitions_default: int = 1
     # What DescribeLogDirs shows; a label for people, nothing is opened by it.
     log_dir: str = "data"
+    is_auth_on: bool = False  # off: every client is believed, logged in or not
+    is_insecure: bool = False  # passwords may be sent in the clear, from other machines as well
+    login_ms: int = 0  # how long a log-in is good for; 0: as long as the connection
+    login_refusal_ms: int = 250  # how long every refused log-in takes, whatever is wrong with it
 
     def __post_init__(self) -> None:
         assert 1 <= self.partitions_default <= PARTITIONS_MAX, "partitions_default out of range"
-
-
-class TopicCatalog(Catalog, Protocol):
-    """The catalog, asked by id as well: newer clients name topics by nothing else."""
-
-    def find_id(self, topic_id: str) -> Topic | None:
-        """In any account and region; ``topics.py`` sees to it that ours are found only."""
-        ...
 
 
 class ProducerIds(Protocol):
@@ -64,7 +78,8 @@ class ProducerIds(Protocol):
 @dataclass(slots=True, kw_only=True)
 class KafkaContext:
     streams: Streams
-    catalog: TopicCatalog
+    shares: Shares
+    catalog: Catalog
     groups: GroupCalls
     transactions: TransactionCalls
     producer_ids: ProducerIds
@@ -72,18 +87,47 @@ class KafkaContext:
     config: KafkaConfig
     meter: Meter
     entropy: Callable[[int], bytes]
+    sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
+    identities: Identities = field(default_factory=Nobody)
+    changes: IdentityChanges | None = None  # of the identities; None: they cannot be changed here
+    throttler: Throttler = field(default_factory=Throttler)
+    usage: KafkaUsage | None = None  # None: nothing is counted for tenants
+    audit: AuditTrail | None = None  # None: nothing is noted
+    account: str = ""  # whose names these are; empty: the node's
     parked: ParkedFetches = field(default_factory=ParkedFetches)
+    fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
+    share_sessions: ShareSessions = field(default_factory=ShareSessions)
+    share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
+    login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
+    decisions: Decisions = field(init=False)
+    logins: Logins = field(init=False)  # by the pipeline
+
+    def __post_init__(self) -> None:
+        self.account = self.account or self.config.account
+        self.decisions = Decisions(self.identities)
+
+    def of(self, account: str) -> KafkaContext:
+        """The same, as an account sees it. To be asked of the node's own context only."""
+        own = self.config.account
+        seen = copy(self)
+        seen.account = account
+        seen.groups = ScopedGroups(self.groups, account=account, own_account=own)
+        seen.transactions = ScopedTransactions(self.transactions, account=account, own_account=own)
+        return seen
 
 
 class KafkaCall:
-    """One request, as far as its header and its connection tell."""
+    """One request: its header, its connection, and who asks."""
 
-    __slots__ = ("api", "connection", "header")
+    __slots__ = ("api", "caller", "connection", "header")
 
-    def __init__(self, header: RequestHeader, api: Api, connection: KafkaConnection) -> None:
+    def __init__(
+        self, header: RequestHeader, api: Api, connection: KafkaConnection, caller: Caller
+    ) -> None:
         self.header = header
         self.api = api
         self.connection = connection
+        self.caller = caller
 
     @property
     def version(self) -> int:
@@ -97,6 +141,14 @@ class KafkaCall:
     def client_host(self) -> str:
         """As Kafka shows it in group descriptions, with its slash."""
         return "/" + self.connection.peer
+
+    @property
+    def account(self) -> str:
+        return self.caller.account
+
+    def circumstances(self, clock: Clock) -> Circumstances:
+        connection = self.connection
+        return Circumstances(connection.peer, connection.is_tls, clock.wall_ms())
 
 
 class KafkaAction(msgspec.Struct, frozen=True):

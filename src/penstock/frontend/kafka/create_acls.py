@@ -1,8 +1,16 @@
-"""CreateAcls: refused. A rule that was taken and never looked at would be a promise broken."""
+"""CreateAcls: access rules for users, each kept in a policy of the user it is about (``acls.py``).
 
+Refused with authentication off: a rule that was taken and never looked at would be a promise
+broken."""
+
+from penstock.frontend.kafka.acls import Acl, AclPolicies, check, user_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.errors import NotFound
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_acls import (
+    AclCreation,
     AclCreationResult,
     CreateAclsRequest,
     CreateAclsResponse,
@@ -12,12 +20,67 @@ KEY = 30
 
 
 async def run(
-    _context: KafkaContext, _call: KafkaCall, asked: CreateAclsRequest
+    context: KafkaContext, call: KafkaCall, asked: CreateAclsRequest
 ) -> CreateAclsResponse:
-    code = ErrorCode.SECURITY_DISABLED
+    code = refusal_of_all(context, call)
+    if code is not None:
+        refused = AclCreationResult(code, code.message)
+        return CreateAclsResponse(results=[refused for _ in asked.creations])
+    refusals: dict[int, Refusal] = {}
+    by_user: dict[str, dict[int, Acl]] = {}  # rules by their place in the request
+    for place, creation in enumerate(asked.creations):
+        rule = _rule(creation)
+        try:
+            check(rule)
+            by_user.setdefault(user_of(rule.principal), {})[place] = rule
+        except Refusal as refusal:
+            refusals[place] = refusal
+    for user, rules in by_user.items():
+        try:
+            await _add(context, user, list(rules.values()))
+        except REFUSALS as error:
+            refusals |= dict.fromkeys(rules, refusal_of(error))
     return CreateAclsResponse(
-        results=[AclCreationResult(code, code.message) for _ in asked.creations]
+        results=[_result(refusals.get(place)) for place in range(len(asked.creations))]
     )
+
+
+def refusal_of_all(context: KafkaContext, call: KafkaCall) -> ErrorCode | None:
+    if not context.config.is_auth_on or context.changes is None:
+        return ErrorCode.SECURITY_DISABLED
+    if not on_cluster(context, call, Operation.ALTER):
+        return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return None
+
+
+async def _add(context: KafkaContext, user: str, rules: list[Acl]) -> None:
+    """All of one user's at once, so that none of them is lost to another change."""
+    assert context.changes is not None
+    policies = AclPolicies(account=context.account, region=context.config.region)
+    try:
+        await context.changes.change_user(
+            context.account, user, lambda before: policies.with_rules(before, rules)
+        )
+    except NotFound:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no user {user[:100]}.") from None
+
+
+def _rule(creation: AclCreation) -> Acl:
+    return Acl(
+        resource_type=creation.resource_type,
+        resource_name=creation.resource_name,
+        pattern_type=creation.resource_pattern_type,
+        principal=creation.principal,
+        host=creation.host,
+        operation=creation.operation,
+        permission_type=creation.permission_type,
+    )
+
+
+def _result(refusal: Refusal | None) -> AclCreationResult:
+    if refusal is None:
+        return AclCreationResult(error_message=None)
+    return AclCreationResult(refusal.code, refusal.message)
 
 
 ACTION = KafkaAction(KEY, run)

@@ -10,8 +10,9 @@ import msgspec
 
 from penstock.frontend.context import PARTITIONS_MAX as QUEUE_PARTITIONS_MAX
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_not_repeated, repeated
+from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated
 from penstock.frontend.kafka.new_topic import check_partition_count
+from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.reconfigure import reconfigure
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.topic import Topic
@@ -27,7 +28,7 @@ KEY = 37
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: CreatePartitionsRequest
+    context: KafkaContext, call: KafkaCall, asked: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     twice = repeated(topic.name for topic in asked.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
@@ -36,6 +37,7 @@ async def run(
             continue  # told once that it is there twice
         try:
             check_not_repeated(wanted.name, twice)
+            check_topic(context, call, Operation.ALTER, wanted.name)
             change = _grown(context, wanted)
             await reconfigure(context, wanted.name, change, is_dry=asked.validate_only)
             results[wanted.name] = CreatePartitionsTopicResult(name=wanted.name)

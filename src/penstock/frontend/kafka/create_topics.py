@@ -2,14 +2,16 @@
 made or refused on its own.
 
 There is one node, so there is one replica; who asks for more is told so, because a topic that
-pretends to have three replicas would be believed."""
+pretends to have three replicas would be believed. Who may not see the configs of what it has made
+is told nothing of them."""
 
 from collections.abc import Mapping, Sequence
 
 from penstock.frontend.kafka.configs import entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_not_repeated, repeated
+from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated
 from penstock.frontend.kafka.new_topic import new_stream
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.errors import TopicExists
 from penstock.model.topic import Topic
@@ -28,11 +30,13 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 KEY = 19
 DEFAULT = -1  # leaves the number to the node
 REPLICAS = 1
+_UNTOLD = -1
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: CreateTopicsRequest
+    context: KafkaContext, call: KafkaCall, asked: CreateTopicsRequest
 ) -> CreateTopicsResponse:
+    may_create_any = on_cluster(context, call, Operation.CREATE)
     twice = repeated(topic.name for topic in asked.topics)
     results: dict[str, CreatableTopicResult] = {}
     for wanted in asked.topics:
@@ -40,8 +44,12 @@ async def run(
             continue  # told once that it is there twice
         try:
             check_not_repeated(wanted.name, twice)
+            if not may_create_any:
+                check_topic(context, call, Operation.CREATE, wanted.name)
             topic = await _create(context, wanted, is_dry=asked.validate_only)
-            results[wanted.name] = _created(topic, is_dry=asked.validate_only)
+            is_told = on_topic(context, call, Operation.DESCRIBE_CONFIGS, topic.name, topic)
+            made = _created(topic, is_dry=asked.validate_only)
+            results[wanted.name] = made if is_told else _without_configs(made)
         except REFUSALS as error:
             refusal = refusal_of(error)
             results[wanted.name] = CreatableTopicResult(
@@ -118,6 +126,17 @@ def _created(topic: Topic, *, is_dry: bool) -> CreatableTopicResult:
             )
             for entry in entries_of(topic)
         ),
+    )
+
+
+def _without_configs(made: CreatableTopicResult) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=made.name,
+        topic_id=made.topic_id,
+        topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        error_message=None,
+        num_partitions=_UNTOLD,
+        replication_factor=_UNTOLD,
     )
 
 

@@ -2,7 +2,8 @@
 of a queue go when its consumers acknowledge them, or with a purge of the queue."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import code_for, find_name, has_partition, is_of_node
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.topics import code_for, has_partition, is_of_node, locate_name
 from penstock.model.errors import PenstockError
 from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
@@ -21,21 +22,23 @@ _UNKNOWN = -1
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DeleteRecordsRequest
+    context: KafkaContext, call: KafkaCall, asked: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     topics = []
     for each in asked.topics:
-        topic = find_name(context, each.name)
+        topic = locate_name(context, call, Operation.DELETE, each.name)
         partitions = [await _deleted(context, topic, one) for one in each.partitions]
         topics.append(DeleteRecordsTopicResult(each.name, partitions))
     return DeleteRecordsResponse(topics=topics)
 
 
 async def _deleted(
-    context: KafkaContext, topic: Topic | None, asked: DeleteRecordsPartition
+    context: KafkaContext, topic: Topic | ErrorCode, asked: DeleteRecordsPartition
 ) -> DeleteRecordsPartitionResult:
     index = asked.partition_index
-    if topic is None or not has_partition(topic, index):
+    if isinstance(topic, ErrorCode):
+        code = topic
+    elif not has_partition(topic, index):
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     elif is_of_node(topic):
         code = ErrorCode.INVALID_TOPIC_EXCEPTION

@@ -2,7 +2,13 @@
 catalog change and lets go of the logs."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_not_internal, topic_named, topic_with_id
+from penstock.frontend.kafka.named import (
+    check_not_internal,
+    check_topic,
+    topic_named,
+    topic_with_id,
+)
+from penstock.frontend.kafka.permissions import Operation, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -24,12 +30,15 @@ async def run(
     states = asked.topics
     if call.version < STATES_SINCE:
         states = tuple(DeleteTopicState(name=name) for name in asked.topic_names)
-    return DeleteTopicsResponse(responses=[await _delete(context, state) for state in states])
+    return DeleteTopicsResponse(responses=[await _delete(context, call, state) for state in states])
 
 
-async def _delete(context: KafkaContext, state: DeleteTopicState) -> DeletableTopicResult:
+async def _delete(
+    context: KafkaContext, call: KafkaCall, state: DeleteTopicState
+) -> DeletableTopicResult:
     try:
-        topic = _find(context, state)
+        topic = _find(context, call, state)
+        check_topic(context, call, Operation.DELETE, topic.name)
         check_not_internal(topic.name)
         await context.catalog.delete(
             topic.account, topic.region, topic.name, now_ms=context.clock.wall_ms()
@@ -45,13 +54,17 @@ async def _delete(context: KafkaContext, state: DeleteTopicState) -> DeletableTo
         )
 
 
-def _find(context: KafkaContext, state: DeleteTopicState) -> Topic:
+def _find(context: KafkaContext, call: KafkaCall, state: DeleteTopicState) -> Topic:
     if (state.name is None) == (state.topic_id == ZERO_UUID):
         raise Refusal(
             ErrorCode.INVALID_REQUEST, "A topic to delete is named by its name or by its id."
         )
     if state.name is None:
-        return topic_with_id(context, state.topic_id)
+        topic = topic_with_id(context, state.topic_id)
+        if not on_topic(context, call, Operation.DESCRIBE, topic.name, topic):
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID)  # whoever holds an id may not know of it
+        return topic
+    check_topic(context, call, Operation.DELETE, state.name)
     return topic_named(context, state.name)
 
 

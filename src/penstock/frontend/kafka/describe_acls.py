@@ -1,18 +1,49 @@
-"""DescribeAcls: nobody checks what a Kafka client may do, and this says so, instead of an empty
-list that would look like a checked one."""
+"""DescribeAcls: the access rules of the caller's account that fit a filter. With authentication off
+it says so, instead of an empty list that would look like a checked one."""
 
+from penstock.frontend.kafka.acls import AclPolicies, check_filter, is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.refusal import Refusal
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from penstock.wire.kafka.generated.describe_acls import (
+    AclDescription,
+    DescribeAclsRequest,
+    DescribeAclsResource,
+    DescribeAclsResponse,
+)
 
 KEY = 29
 
 
 async def run(
-    _context: KafkaContext, _call: KafkaCall, _asked: DescribeAclsRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeAclsRequest
 ) -> DescribeAclsResponse:
-    code = ErrorCode.SECURITY_DISABLED
-    return DescribeAclsResponse(error_code=code, error_message=code.message)
+    try:
+        _check(context, call, asked)
+    except Refusal as refusal:
+        return DescribeAclsResponse(error_code=refusal.code, error_message=refusal.message)
+    policies = AclPolicies(account=context.account, region=context.config.region)
+    found: dict[tuple[int, str, int], list[AclDescription]] = {}
+    for user in context.identities.users(context.account):
+        for rule in policies.rules_of(user):
+            if is_wanted(rule, asked):
+                place = (rule.resource_type, rule.resource_name, rule.pattern_type)
+                found.setdefault(place, []).append(
+                    AclDescription(rule.principal, rule.host, rule.operation, rule.permission_type)
+                )
+    return DescribeAclsResponse(
+        error_message=None,
+        resources=[DescribeAclsResource(*place, acls) for place, acls in found.items()],
+    )
+
+
+def _check(context: KafkaContext, call: KafkaCall, asked: DescribeAclsRequest) -> None:
+    if not context.config.is_auth_on or context.changes is None:
+        raise Refusal(ErrorCode.SECURITY_DISABLED)
+    if not on_cluster(context, call, Operation.DESCRIBE):
+        raise Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    check_filter(asked)
 
 
 ACTION = KafkaAction(KEY, run)

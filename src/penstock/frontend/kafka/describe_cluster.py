@@ -1,7 +1,7 @@
 """DescribeCluster: the nodes and which of them is the controller. There is one, and it is."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, UNASKED
+from penstock.frontend.kafka.permissions import UNASKED, cluster_operations
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_cluster import (
     DescribeClusterBroker,
@@ -15,7 +15,7 @@ _CONTROLLERS = 2
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DescribeClusterRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeClusterRequest
 ) -> DescribeClusterResponse:
     if asked.endpoint_type != _BROKERS:
         code = (
@@ -31,7 +31,9 @@ async def run(
         controller_id=config.node_id,
         brokers=(DescribeClusterBroker(config.node_id, host, port),),
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else UNASKED
+            cluster_operations(context, call)
+            if asked.include_cluster_authorized_operations
+            else UNASKED
         ),
     )
 

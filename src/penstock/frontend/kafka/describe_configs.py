@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 from penstock.frontend.kafka.configs import ConfigEntry, entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import topic_named
+from penstock.frontend.kafka.group_configs import configs_of, group_entries
+from penstock.frontend.kafka.named import check_cluster, check_group, check_topic, topic_named
 from penstock.frontend.kafka.new_topic import check_name
-from penstock.frontend.kafka.node_configs import group_entries, node_entries
+from penstock.frontend.kafka.node_configs import node_entries
+from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.resources import ResourceType, unknown_resource
 from penstock.wire.kafka.faults import ErrorCode
@@ -24,18 +26,21 @@ KEY = 32
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DescribeConfigsRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(
-        results=[_described(context, resource, asked) for resource in asked.resources]
+        results=[await _described(context, call, resource, asked) for resource in asked.resources]
     )
 
 
-def _described(
-    context: KafkaContext, resource: DescribeConfigsResource, asked: DescribeConfigsRequest
+async def _described(
+    context: KafkaContext,
+    call: KafkaCall,
+    resource: DescribeConfigsResource,
+    asked: DescribeConfigsRequest,
 ) -> DescribeConfigsResult:
     try:
-        entries = _entries(context, resource)
+        entries = await _entries(context, call, resource)
     except REFUSALS as error:
         refusal = refusal_of(error)
         return DescribeConfigsResult(
@@ -53,17 +58,20 @@ def _described(
     )
 
 
-def _entries(context: KafkaContext, resource: DescribeConfigsResource) -> Sequence[ConfigEntry]:
+async def _entries(
+    context: KafkaContext, call: KafkaCall, resource: DescribeConfigsResource
+) -> Sequence[ConfigEntry]:
     name = resource.resource_name
     if resource.resource_type == ResourceType.TOPIC:
+        check_topic(context, call, Operation.DESCRIBE_CONFIGS, name)
         check_name(name)
         return list(entries_of(topic_named(context, name)))
     if resource.resource_type == ResourceType.NODE:
+        check_cluster(context, call, Operation.DESCRIBE_CONFIGS)
         return _entries_of_node(context, name)
     if resource.resource_type == ResourceType.GROUP:
-        if not name:
-            raise Refusal(ErrorCode.INVALID_REQUEST, "A group has a name.")
-        return group_entries()
+        check_group(context, call, Operation.DESCRIBE_CONFIGS, name)
+        return group_entries(await configs_of(context, name))
     raise unknown_resource(resource.resource_type)
 
 

@@ -5,7 +5,12 @@ from penstock.cursor.group.classic_state import State
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.describe import Description
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.permissions import GROUP_OPERATIONS, UNASKED
+from penstock.frontend.kafka.permissions import (
+    UNASKED,
+    Operation,
+    group_operations,
+    on_group,
+)
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_groups import (
     DescribedGroup,
@@ -21,9 +26,15 @@ _MISSING_IS_ERROR_FROM = 6
 async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
-    operations = GROUP_OPERATIONS if asked.include_authorized_operations else UNASKED
     groups = []
     for group_id in asked.groups:
+        if not on_group(context, call, Operation.DESCRIBE, group_id):
+            code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+            groups.append(DescribedGroup(code, code.message, group_id))
+            continue
+        operations = UNASKED
+        if asked.include_authorized_operations:
+            operations = group_operations(context, call, group_id)
         found = await context.groups.describe(group_id)
         if found.code is Code.NONE and found.kind == "classic":
             groups.append(_described(found, operations))

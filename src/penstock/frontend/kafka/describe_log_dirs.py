@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.topics import find_name, has_partition
 from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -18,8 +20,10 @@ KEY = 35
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DescribeLogDirsRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
+    if not on_cluster(context, call, Operation.DESCRIBE):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     topics = []
     for topic, indexes in _chosen(context, asked):
         partitions = []
@@ -39,8 +43,7 @@ def _chosen(
     context: KafkaContext, asked: DescribeLogDirsRequest
 ) -> Sequence[tuple[Topic, Sequence[int]]]:
     if asked.topics is None:
-        config = context.config
-        found = context.catalog.topics(config.account, config.region)
+        found = context.catalog.topics(context.account, context.config.region)
         return [(topic, range(topic.partition_count)) for topic in found]
     chosen = []
     for each in asked.topics:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
-from penstock.frontend.kafka.permissions import TOPIC_OPERATIONS
+from penstock.frontend.kafka.permissions import Operation, on_topic, topic_operations
 from penstock.frontend.kafka.topics import LEADER_EPOCH, find_name, id_of, is_of_node
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -22,12 +22,12 @@ PAGE_PARTITIONS_MAX = 2_000  # whatever a client asks for
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DescribeTopicPartitionsRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     cursor = asked.cursor
     room = max(1, min(asked.response_partition_limit, PAGE_PARTITIONS_MAX))
     topics: list[DescribeTopicPartitionsResponseTopic] = []
-    for name in _names(context, asked):
+    for name in _names(context, call, asked):
         is_cursor = cursor is not None and name == cursor.topic_name
         first = max(0, cursor.partition_index) if cursor is not None and is_cursor else 0
         if room <= 0:
@@ -35,11 +35,15 @@ async def run(
                 topics=topics, next_cursor=DescribeTopicPartitionsResponseCursor(name, first)
             )
         topic = find_name(context, name)
+        if not on_topic(context, call, Operation.DESCRIBE, name, topic):
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            topics.append(DescribeTopicPartitionsResponseTopic(code, name))
+            continue
         if topic is None:
             topics.append(DescribeTopicPartitionsResponseTopic(_missing(name), name))
             continue
         stop = min(topic.partition_count, first + room)
-        topics.append(_described(context, topic, range(first, stop)))
+        topics.append(_described(context, call, topic, range(first, stop)))
         room -= max(0, stop - first)
         if stop < topic.partition_count:
             return DescribeTopicPartitionsResponse(
@@ -48,12 +52,17 @@ async def run(
     return DescribeTopicPartitionsResponse(topics=topics)
 
 
-def _names(context: KafkaContext, asked: DescribeTopicPartitionsRequest) -> Sequence[str]:
+def _names(
+    context: KafkaContext, call: KafkaCall, asked: DescribeTopicPartitionsRequest
+) -> Sequence[str]:
     if asked.topics:
         names = sorted({each.name for each in asked.topics})
     else:
-        config = context.config
-        names = [topic.name for topic in context.catalog.topics(config.account, config.region)]
+        names = [
+            topic.name
+            for topic in context.catalog.topics(context.account, context.config.region)
+            if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
+        ]
     cursor = asked.cursor
     return names if cursor is None else [name for name in names if name >= cursor.topic_name]
 
@@ -65,7 +74,7 @@ def _missing(name: str) -> ErrorCode:
 
 
 def _described(
-    context: KafkaContext, topic: Topic, indexes: range
+    context: KafkaContext, call: KafkaCall, topic: Topic, indexes: range
 ) -> DescribeTopicPartitionsResponseTopic:
     node_id = context.config.node_id
     nodes = (node_id,)
@@ -81,7 +90,7 @@ def _described(
             )
             for index in indexes
         ],
-        TOPIC_OPERATIONS,
+        topic_operations(context, call, topic),
     )
 
 

@@ -2,8 +2,10 @@
 
 from penstock.cursor.transactions import TxnValue
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_topic, on_transaction
 from penstock.frontend.kafka.transaction_states import STATE_NAMES
 from penstock.model.names import is_internal
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
@@ -16,22 +18,18 @@ _NONE = -1
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: DescribeTransactionsRequest
+    context: KafkaContext, call: KafkaCall, asked: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
-    states = [await _state(context, each) for each in asked.transactional_ids]
+    states = [await _state(context, call, each) for each in asked.transactional_ids]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
-async def _state(context: KafkaContext, transactional_id: str) -> TransactionState:
+async def _state(context: KafkaContext, call: KafkaCall, transactional_id: str) -> TransactionState:
+    if not on_transaction(context, call, Operation.DESCRIBE, transactional_id):
+        return _unknown(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id)
     code, found = await context.transactions.describe(transactional_id)
     if found is None:
-        return TransactionState(
-            code,
-            transactional_id,
-            transaction_start_time_ms=_NONE,
-            producer_id=_NONE,
-            producer_epoch=_NONE,
-        )
+        return _unknown(code, transactional_id)
     return TransactionState(
         code,
         transactional_id,
@@ -40,20 +38,33 @@ async def _state(context: KafkaContext, transactional_id: str) -> TransactionSta
         found.started_at_ms,
         found.producer_id,
         found.epoch,
-        _topics(context, found),
+        _topics(context, call, found),
     )
 
 
-def _topics(context: KafkaContext, found: TxnValue) -> list[TopicData]:
-    """By name; partitions of topics deleted meanwhile are left out."""
+def _unknown(code: int, transactional_id: str) -> TransactionState:
+    return TransactionState(
+        code,
+        transactional_id,
+        transaction_start_time_ms=_NONE,
+        producer_id=_NONE,
+        producer_epoch=_NONE,
+    )
+
+
+def _topics(context: KafkaContext, call: KafkaCall, found: TxnValue) -> list[TopicData]:
+    """By name; topics deleted meanwhile, and those that are none of the caller's business, are
+    left out."""
     by_name: dict[str, list[int]] = {}
     for topic_id, partition in found.partitions:
         name = topic_id
         if not is_internal(topic_id):  # groups are in it by the name of their topic
             topic = context.catalog.find_id(topic_id)
-            if topic is None:
+            if topic is None or topic.account != context.account:
                 continue
             name = topic.name
+            if not on_topic(context, call, Operation.DESCRIBE, name, topic):
+                continue
         by_name.setdefault(name, []).append(partition)
     return [TopicData(name, partitions) for name, partitions in by_name.items()]
 

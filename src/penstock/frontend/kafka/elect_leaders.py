@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_partition
+from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.frontend.kafka.topics import find_name
 from penstock.wire.kafka.faults import ErrorCode
@@ -20,8 +21,10 @@ ELECTION_TYPES = (0, 1)  # preferred, unclean
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: ElectLeadersRequest
+    context: KafkaContext, call: KafkaCall, asked: ElectLeadersRequest
 ) -> ElectLeadersResponse:
+    if not on_cluster(context, call, Operation.ALTER):
+        return _refused(asked, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if asked.election_type not in ELECTION_TYPES:
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     # Who asks for all partitions is told only of those that needed an election.
@@ -30,6 +33,19 @@ async def run(
             ReplicaElectionResult(named.topic, list(_results(context, named)))
             for named in asked.topic_partitions or ()
         ]
+    )
+
+
+def _refused(asked: ElectLeadersRequest, code: ErrorCode) -> ElectLeadersResponse:
+    """For each partition as well: the first version has no other place for it."""
+    return ElectLeadersResponse(
+        error_code=code,
+        replica_election_results=[
+            ReplicaElectionResult(
+                named.topic, [PartitionResult(one, code, code.message) for one in named.partitions]
+            )
+            for named in asked.topic_partitions or ()
+        ],
     )
 
 

@@ -3,7 +3,9 @@ answer. From version 5 on the producer gets a new epoch with each end, so that n
 before can count for what comes after."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_transaction
 from penstock.frontend.kafka.transaction_calls import code_for_version
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.end_txn import EndTxnRequest, EndTxnResponse
 
 KEY = 26
@@ -13,6 +15,8 @@ _RAISES_EPOCH_FROM = 5
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: EndTxnRequest) -> EndTxnResponse:
+    if not on_transaction(context, call, Operation.WRITE, asked.transactional_id):
+        return EndTxnResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     reply = await context.transactions.end(
         asked.transactional_id,
         producer_id=asked.producer_id,

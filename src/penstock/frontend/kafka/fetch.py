@@ -1,254 +1,336 @@
 """Fetch: batches from many partitions, as they are in the log, waiting for them if asked to.
 
-    look at all partitions ── enough, an error, or no wait? ──► answer
+    look at what is due ── enough, an error, or no wait? ──► answer
               │ no
-    be told of every advance ─► look once more ─► wait until told, or until the time is up
-                                      ▲                 │
-                                      └── look where it advanced, go on behind what is held
+    watch all that has nothing ─► wait until one advances, or until the time is up
+              ▲                                 │
+              └── look at those that advanced, go on behind what is held
 
 How much is returned: ``bytes_max`` in all and each partition's own bound, in whole batches, and in
 any case one batch, or a batch larger than the bound would stop its reader for good.
 
-Fetch sessions are not kept: every answer has session id 0, upon which clients name all their
-partitions in every request. A session would save those bytes, and only for readers of very many
-partitions are they worth a memory per reader."""
+Which partitions a request is about is kept by ``fetch_sessions.py`` for clients that want it so;
+others name all of theirs every time, and are answered about all of them. Either way the same set
+(``sought.py``) says where to look. In a session it outlives the request, and with it the watches:
+a partition in which nothing happens is neither looked at nor watched anew."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import code_for, epoch_refusal, has_partition, locate
+from penstock.frontend.kafka.fetch_sessions import FINAL_EPOCH, FetchSession
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.sought import Place, Sought
+from penstock.frontend.kafka.topics import (
+    code_for,
+    epoch_refusal,
+    has_partition,
+    locate_id,
+    locate_name,
+)
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MIB
-from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
-from penstock.record.batch import ATTR_CONTROL, parse_header
 from penstock.wire.kafka.apis import FETCH
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch import (
-    AbortedTransaction,
-    FetchPartition,
-    FetchPartitionResponse,
-    FetchRequest,
-    FetchResponse,
-    FetchTopicResponse,
-)
+from penstock.wire.kafka.fetch import FetchRequest, FetchResponse, FetchTopicResponse
 from penstock.wire.kafka.fetch_request import READ_COMMITTED
+from penstock.wire.kafka.primitives import ZERO_UUID
 
 _BY_ID_FROM = 13
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever a client asks for
 WAIT_MS_MAX: Final = 60_000  # an early empty answer is always allowed
-PARTITIONS_MAX: Final = 20_000  # of one request
-
-_ATTRIBUTES_LOW_AT = 22  # the low byte of a batch's attributes
-_COUNT_AT = slice(57, 61)
+PARTITIONS_MAX: Final = 20_000  # of one request or session
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> FetchResponse:
-    if asked.session_id != 0:
-        return FetchResponse((), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
-    if sum(len(each.partitions) for each in asked.topics) > PARTITIONS_MAX:
-        raise HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
-    is_id = call.version >= _BY_ID_FROM
-    sought = [
-        [
-            _Sought(locate(context, each.name, each.topic_id, is_id=is_id), one)
-            for one in each.partitions
-        ]
-        for each in asked.topics
-    ]
-    look = _Look(context, asked, [one for group in sought for one in group])
-    await look.at(look.live)
-    if not look.is_enough and asked.wait_ms_max > 0 and not context.parked.is_draining:
-        await _wait(context, look, min(asked.wait_ms_max, WAIT_MS_MAX))
-    look.count()
-    return FetchResponse(
-        [
-            FetchTopicResponse(
-                each.name, each.topic_id, [one.answer(look.is_committed) for one in group]
-            )
-            for each, group in zip(asked.topics, sought, strict=True)
-        ]
+    count = 0
+    for each in asked.topics:
+        count += len(each.partitions)
+    if count > PARTITIONS_MAX:
+        raise _too_many()
+    sessions = context.fetch_sessions
+    if asked.session_epoch != FINAL_EPOCH:
+        sessions.attend(context.catalog)
+    find = partial(_find, context, call)
+    rights_turn = context.identities.epoch
+    session = sessions.open(
+        asked,
+        find,
+        is_by_id=call.version >= _BY_ID_FROM,
+        now_ms=context.clock.mono_ms(),
+        owner=(call.caller.account, call.caller.user),
+        rights_turn=rights_turn,
+    )
+    if isinstance(session, ErrorCode):
+        return FetchResponse((), error_code=session)
+    if session.size > PARTITIONS_MAX:
+        sessions.drop(session)
+        raise _too_many()
+    fetch = _Fetch(context, asked, session)
+    try:
+        await fetch.look()
+        if asked.wait_ms_max > 0 and not fetch.is_enough:
+            await fetch.wait(min(asked.wait_ms_max, WAIT_MS_MAX))
+            if context.identities.epoch != rights_turn:
+                # While it waited the caller may have lost the right to what has come.
+                session.wanted.find_again(find)
+                session.wanted.refuse_forbidden()
+        return fetch.answer()
+    except _Overtaken:
+        return FetchResponse((), error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+    finally:
+        fetch.end()
+
+
+def _too_many() -> HangUp:
+    return HangUp(f"a fetch of more than {PARTITIONS_MAX} partitions")
+
+
+def _find(context: KafkaContext, call: KafkaCall, place: Place) -> Topic | ErrorCode:
+    if isinstance(place, bytes):
+        return locate_id(context, call, Operation.READ, place)
+    return locate_name(context, call, Operation.READ, place)
+
+
+class _Overtaken(Exception):
+    """The session's next request came before this one was answered."""
+
+
+class _Fetch:
+    """One request: what it has found, and whether that is enough to answer it."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_bytes_min",
+        "_context",
+        "_epoch",
+        "_is_committed",
+        "_is_failed",
+        "_is_full",
+        "_session",
+        "_size",
+        "_streams",
+        "_wanted",
+        "_watches",
     )
 
-
-class _Sought:
-    """One partition of the request and what has been found of it so far."""
-
-    __slots__ = ("aborted", "asked", "batches", "code", "ends", "size", "topic")
-
-    def __init__(self, topic: Topic | ErrorCode, asked: FetchPartition) -> None:
-        self.asked = asked
-        self.topic: Topic | None = None
-        self.code = ErrorCode.NONE
-        if isinstance(topic, ErrorCode):
-            self.code = topic
-        elif not has_partition(topic, asked.index):
-            self.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        else:
-            self.topic = topic
-        self.ends: StreamEnds | None = None
-        self.batches: list[bytes] = []
-        self.size = 0
-        self.aborted: dict[tuple[int, int], None] = {}
-
-    def next_offset(self) -> int:
-        """Where to go on: what is held is not read again."""
-        return parse_header(self.batches[-1]).next_offset if self.batches else self.asked.offset
-
-    def take(self, fetched: Fetched, room: int | None) -> None:
-        """As many whole batches as fit into ``room``; None: at least one, whatever its size."""
-        self.ends = fetched.ends
-        self.code = epoch_refusal(self.asked.current_leader_epoch, fetched.ends.leader_epoch)
-        if self.code:
-            return
-        for batch in fetched.batches:
-            if room is not None and self.size + len(batch) > room:
-                break
-            self.batches.append(batch)
-            self.size += len(batch)
-        self.aborted.update(dict.fromkeys(fetched.aborted))
-
-    def answer(self, is_committed: bool) -> FetchPartitionResponse:
-        if self.code or self.ends is None:
-            return FetchPartitionResponse(self.asked.index, self.code)
-        return FetchPartitionResponse(
-            self.asked.index,
-            high_watermark=self.ends.high_watermark,
-            last_stable_offset=self.ends.last_stable_offset,
-            log_start_offset=self.ends.start_offset,
-            records=self.batches,
-            aborted=[AbortedTransaction(*each) for each in self.aborted] if is_committed else None,
-        )
-
-
-class _Look:
-    """What one request has found, and whether that is enough to answer it."""
-
-    __slots__ = ("_bytes_max", "_bytes_min", "_meter", "_streams", "is_committed", "live", "sought")
-
-    def __init__(
-        self, context: KafkaContext, asked: FetchRequest, sought: Sequence[_Sought]
-    ) -> None:
+    def __init__(self, context: KafkaContext, asked: FetchRequest, session: FetchSession) -> None:
+        self._context = context
         self._streams = context.streams
-        self._meter = context.meter
+        self._session = session
+        self._epoch = session.epoch
+        self._is_full = not session.is_kept  # and so is the answer: it names every partition
+        # For the requests to come; a fetch alone watches when it has to wait.
+        self._watches = session.is_kept or session.wants_id
+        self._wanted = session.wanted
+        self._wanted.is_busy = True
         self._bytes_max = min(asked.bytes_max, RESPONSE_BYTES_MAX)
         self._bytes_min = min(asked.bytes_min, self._bytes_max)
-        self.is_committed = asked.isolation_level == READ_COMMITTED
-        self.sought = sought
-        self.live = [one for one in sought if one.topic is not None]
-
-    @property
-    def size(self) -> int:
-        return sum(one.size for one in self.live)
+        self._is_committed = asked.isolation_level == READ_COMMITTED
+        self._wanted.read_as(is_committed=self._is_committed)
+        self._size = 0
+        self._is_failed = False
 
     @property
     def is_enough(self) -> bool:
-        return not self.live or self.size >= self._bytes_min or any(one.code for one in self.sought)
+        return (
+            self._size >= self._bytes_min
+            or self._is_failed
+            or not self._wanted.count
+            or self._context.parked.is_draining
+            or self._is_dropped
+        )
 
-    async def at(self, some: Collection[_Sought]) -> set[_Sought]:
-        """Returns those of which there is more now than before."""
-        size = self.size
-        grown = set()
-        for one in some:
+    @property
+    def _is_dropped(self) -> bool:
+        """The session had to make room for another: its client should know soon."""
+        return not self._is_full and not self._session.is_kept
+
+    # ── Looking ──────────────────────────────────────────────────────────────────────────────
+
+    async def look(self) -> list[Sought]:
+        """At all that is due; returns those of which there is more now than before."""
+        wanted = self._wanted
+        grown = []
+        for one in tuple(wanted.due):
+            if self._size >= self._bytes_max and self._size > 0 and not self._is_full:
+                break  # the others stay due, and come first the next time
+            del wanted.due[one]
+            wanted.looked[one] = None
             before = one.size
-            await self._at_one(one, size)
+            await self._look_at(one)
             if one.size > before:
-                size += one.size - before
-                grown.add(one)
+                grown.append(one)
         return grown
 
-    async def _at_one(self, one: _Sought, size: int) -> None:
-        topic, asked = one.topic, one.asked
-        assert topic is not None, "only those that are there are looked at"
+    async def _look_at(self, one: Sought) -> None:
+        topic = one.of.found
+        if isinstance(topic, ErrorCode):
+            one.code = topic
+        elif not has_partition(topic, one.asked.index):
+            one.code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            try:
+                await self._read(one, topic)
+            except PenstockError as error:
+                self._check_turn()
+                one.code = code_for(error)
+        if one.code:
+            self._is_failed = True
+
+    async def _read(self, one: Sought, topic: Topic) -> None:
+        """And watch it, where that is called for. What comes between a read and a watch wakes
+        nobody, so a read that finds nothing counts only if it is behind the watch."""
+        watches = self._watches and one.unwatch is None
+        if watches and one.is_open and one.asked.offset >= one.told_watermark:
+            self._watch(one, topic)
+            watches = False
+        asked, size = one.asked, self._size
         room = min(asked.bytes_max - one.size, self._bytes_max - size)
-        try:
-            if room <= 0 and size > 0:
-                one.ends = await self._streams.ends(topic, asked.index)
-                return
+        if room <= 0 and size > 0:
+            ends = await self._streams.ends(topic, asked.index)
+            self._check_turn()
+            one.ends = ends
+            one.is_left = True
+            return
+        sealing = self._context.sealing
+        while True:
             fetched = await self._streams.fetch(
                 topic,
                 asked.index,
-                offset=one.next_offset(),
+                offset=one.next_offset,
                 bytes_max=max(room, 0),
-                is_committed=self.is_committed,
+                is_committed=self._is_committed,
             )
-        except PenstockError as error:
-            one.code = code_for(error)
-            return
-        # The bound of the whole holds once there is anything; a partition's own gives way to its
-        # first batch, so that no order of partitions starves one of them.
-        one.take(fetched, self._bytes_max - size + one.size if size > 0 else None)
+            self._check_turn()
+            if sealing is not None and sealing.may_hold(topic):
+                fetched = await sealing.opened_fetch(topic, asked.index, fetched)
+                self._check_turn()
+            one.code = epoch_refusal(asked.current_leader_epoch, fetched.ends.leader_epoch)
+            if one.code:
+                return
+            one.is_open = True
+            # A read brings no more than was asked for, or else a single batch. For that one the
+            # bound of the whole holds once there is anything; a partition's own gives way, so
+            # that no order of partitions starves one of them.
+            self._size += one.take(fetched, self._bytes_max - size + one.size if size > 0 else None)
+            if not watches or one.size or one.is_left:
+                return
+            self._watch(one, topic)
+            watches = False
 
-    def count(self) -> None:
+    def _watch(self, one: Sought, topic: Topic) -> None:
+        one.unwatch = self._streams.on_advance(topic, one.asked.index, one.advanced)
+
+    def _check_turn(self) -> None:
+        """After every await: a later request may have taken the session over."""
+        if self._session.epoch != self._epoch:
+            raise _Overtaken
+
+    # ── Waiting ──────────────────────────────────────────────────────────────────────────────
+
+    async def wait(self, wait_ms: int) -> None:
+        wanted, parked = self._wanted, self._context.parked
+        waker = _Waker()
+        wanted.wake = waker.wake
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
+        self._watches = True
+        # What holds something is looked at until it has nothing more: a read may end early, with
+        # its segment. Nobody has more room than before, so what was left is left alone.
+        again = [one for one in wanted.looked if one.unwatch is None and not one.is_left]
+        try:
+            while True:
+                wanted.due.update(dict.fromkeys(again))
+                again = await self.look()
+                if self.is_enough or waker.is_time_up:
+                    return
+                if not again and not wanted.due:
+                    await parked.wait(waker.future)
+                    self._check_turn()
+                    waker.renew()
+        finally:
+            timer.cancel()
+
+    # ── Answering ────────────────────────────────────────────────────────────────────────────
+
+    def answer(self) -> FetchResponse:
+        self._count()
+        session = self._session
+        if not self._is_full:
+            return FetchResponse(self._news(), session_id=session.session_id)
+        topics = [
+            self._topic(each.place, each.partitions.values())
+            for each in self._wanted.topics.values()
+        ]
+        if session.wants_id:
+            context = self._context
+            context.fetch_sessions.keep(
+                session,
+                now_ms=context.clock.mono_ms(),
+                chance=lambda: int.from_bytes(context.entropy(4), "big"),
+            )
+            self._epoch = session.epoch
+        return FetchResponse(topics, session_id=session.session_id)
+
+    def _news(self) -> Sequence[FetchTopicResponse]:
+        places: dict[Place, list[Sought]] = {}
+        for one in self._wanted.looked:
+            if one.is_news:
+                places.setdefault(one.of.place, []).append(one)
+        return [self._topic(place, some) for place, some in places.items()]
+
+    def _topic(self, place: Place, some: Iterable[Sought]) -> FetchTopicResponse:
+        partitions = [one.answer(is_committed=self._is_committed) for one in some]
+        if isinstance(place, bytes):
+            return FetchTopicResponse("", place, partitions)
+        return FetchTopicResponse(place, ZERO_UUID, partitions)
+
+    def _count(self) -> None:
         """Records handed out, control batches apart. Once per answer."""
-        count = size = 0
-        for one in self.live:
-            size += one.size
-            for batch in one.batches:
-                if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
-                    count += int.from_bytes(batch[_COUNT_AT], "big")
-        if size:
-            self._meter.received(count, size)
+        if self._size:
+            count = sum(one.record_count for one in self._wanted.looked)
+            self._context.meter.received(count, self._size)
+            if (usage := self._context.usage) is not None:
+                for one in self._wanted.looked:
+                    if one.size and isinstance(one.of.found, Topic):
+                        usage.fetched(one.of.found, one.record_count, one.size)
+
+    def end(self) -> None:
+        """Answered or not."""
+        if self._session.epoch != self._epoch:
+            return  # the later request has it now
+        if self._session.is_kept:
+            self._wanted.settle()
+        else:
+            self._wanted.let_go()
 
 
 class _Waker:
-    """Remembers which partitions have advanced, and wakes the one who waits for any."""
+    """Wakes the one who waits: something advanced, or the time is up."""
 
-    __slots__ = ("_advanced", "_loop", "future", "is_time_up")
+    __slots__ = ("_loop", "future", "is_time_up")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._advanced: set[_Sought] = set()
         self.future: asyncio.Future[None] = self._loop.create_future()
         self.is_time_up = False
 
-    def advance(self, one: _Sought) -> None:
-        self._advanced.add(one)
-        self._wake()
-
-    def time_up(self) -> None:
-        self.is_time_up = True
-        self._wake()
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
-    def take(self) -> set[_Sought]:
-        advanced, self._advanced = self._advanced, set()
+    def time_up(self) -> None:
+        self.is_time_up = True
+        self.wake()
+
+    def renew(self) -> None:
+        """For what comes from now on; what came before can be seen."""
         if not self.is_time_up:
             self.future = self._loop.create_future()
-        return advanced
-
-
-async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
-    waker = _Waker()
-    timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
-    endings: list[Callable[[], None]] = []
-    try:
-        for one in look.live:
-            assert one.topic is not None
-            endings.append(
-                context.streams.on_advance(one.topic, one.asked.index, partial(waker.advance, one))
-            )
-        # What came between the first look and now has woken nobody.
-        some: Collection[_Sought] = look.live
-        while True:
-            grown = await look.at(some)
-            if look.is_enough or waker.is_time_up or context.parked.is_draining:
-                return
-            if not grown:
-                await context.parked.wait(waker.future)
-            # A read may end early, with its segment: where there was something, there may be more.
-            some = waker.take() | grown
-    finally:
-        timer.cancel()
-        for end in endings:
-            end()
 
 
 ACTION = KafkaAction(FETCH, run)

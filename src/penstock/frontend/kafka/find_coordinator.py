@@ -1,7 +1,13 @@
-"""FindCoordinator: which node keeps a group, or a transactional id. There is one node, so it is
-this one, for ids that nobody has used as well. Share groups have no coordinator yet."""
+"""FindCoordinator: which node keeps a group, a transactional id, or a share group's place in one
+partition. There is one node, so it is this one, for ids that nobody has used as well."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import (
+    Operation,
+    on_cluster,
+    on_group,
+    on_transaction,
+)
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.find_coordinator import (
     Coordinator,
@@ -13,6 +19,7 @@ KEY = 10
 _BATCHED_FROM = 4
 _GROUP = 0
 _TRANSACTION = 1
+_SHARE = 2
 _NOWHERE = -1
 
 
@@ -21,9 +28,9 @@ async def run(
 ) -> FindCoordinatorResponse:
     if call.version >= _BATCHED_FROM:
         return FindCoordinatorResponse(
-            coordinators=[_of(context, asked.key_type, key) for key in asked.coordinator_keys]
+            coordinators=[_of(context, call, asked.key_type, key) for key in asked.coordinator_keys]
         )
-    found = _of(context, asked.key_type, asked.key)
+    found = _of(context, call, asked.key_type, asked.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,
         error_message=found.error_message,
@@ -33,18 +40,29 @@ async def run(
     )
 
 
-def _of(context: KafkaContext, key_type: int, key: str) -> Coordinator:
-    if key_type not in (_GROUP, _TRANSACTION):
-        return Coordinator(
-            key,
-            _NOWHERE,
-            "",
-            _NOWHERE,
-            ErrorCode.INVALID_REQUEST,
-            f"There are no coordinators of type {key_type}.",
-        )
+def _of(context: KafkaContext, call: KafkaCall, key_type: int, key: str) -> Coordinator:
+    if key_type not in (_GROUP, _TRANSACTION, _SHARE):
+        message = f"There are no coordinators of type {key_type}."
+        return _nowhere(key, ErrorCode.INVALID_REQUEST, message)
+    refusal = _refusal(context, call, key_type, key)
+    if refusal is not None:
+        return _nowhere(key, refusal, refusal.message)
     host, port = context.config.advertised()
     return Coordinator(key, context.config.node_id, host, port, 0, None)
+
+
+def _refusal(context: KafkaContext, call: KafkaCall, key_type: int, key: str) -> ErrorCode | None:
+    if key_type == _GROUP and not on_group(context, call, Operation.DESCRIBE, key):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if key_type == _TRANSACTION and not on_transaction(context, call, Operation.DESCRIBE, key):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if key_type == _SHARE and not on_cluster(context, call, Operation.CLUSTER_ACTION):
+        return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return None
+
+
+def _nowhere(key: str, code: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(key, _NOWHERE, "", _NOWHERE, code, message)
 
 
 ACTION = KafkaAction(KEY, run)

@@ -8,7 +8,7 @@ Every call may answer COORDINATOR_NOT_AVAILABLE, upon which clients look for the
 again. None raises.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from penstock.cursor.group.assignors import TopicPartition
@@ -24,6 +24,8 @@ from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
+from penstock.cursor.group.settings import ShareSettings
+from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 
 
 class GroupCalls(Protocol):
@@ -49,6 +51,20 @@ class GroupCalls(Protocol):
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat
     ) -> ConsumerReply: ...
+
+    async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply: ...
+
+    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
+        """What holds for a share group of this name, whether there is one or not."""
+        ...
+
+    async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
+        """What is set for a group of this name, whether there is one or not."""
+        ...
+
+    async def change_configs(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        """None goes back to the default. Values have been checked by who calls."""
+        ...
 
     async def commit(self, group_id: str, request: CommitRequest) -> CommitReply:
         """When the reply has a code of its own it holds for all partitions of the request."""

@@ -1,15 +1,16 @@
-"""IncrementalAlterConfigs: set or unset single configs of a topic, or add to and take from those
-that are lists; all others stay."""
+"""IncrementalAlterConfigs: set or unset single configs of a topic or a group, or add to and take
+from those that are lists; all others stay."""
 
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 
 from penstock.frontend.kafka.configs import TABLE, ValueType, default_of, row_of, value_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_not_repeated, repeated
-from penstock.frontend.kafka.reconfigure import reconfigure, with_configs
-from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
-from penstock.frontend.kafka.resources import check_alterable
+from penstock.frontend.kafka.group_configs import alter_group
+from penstock.frontend.kafka.reconfigure import alter_all, reconfigure, with_configs
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.resources import ResourceType
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.incremental_alter_configs import (
@@ -31,45 +32,40 @@ class Operation(IntEnum):
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: IncrementalAlterConfigsRequest
+    context: KafkaContext, call: KafkaCall, asked: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    twice = repeated(_resource(resource) for resource in asked.resources)
+    alter = partial(_alter, context, asked.validate_only)
     return IncrementalAlterConfigsResponse(
-        responses=[
-            await _alter(context, resource, twice, is_dry=asked.validate_only)
-            for resource in asked.resources
-        ]
+        responses=await alter_all(
+            context, call, asked.resources, alter, AlterConfigsResourceResponse
+        )
     )
 
 
-def _resource(resource: AlterConfigsResource) -> str:
-    return f"{resource.resource_type} {resource.resource_name}"
-
-
-async def _alter(
-    context: KafkaContext, resource: AlterConfigsResource, twice: frozenset[str], *, is_dry: bool
-) -> AlterConfigsResourceResponse:
-    code, message = ErrorCode.NONE, None
-    try:
-        check_not_repeated(_resource(resource), twice)
-        check_alterable(resource.resource_type)
+async def _alter(context: KafkaContext, is_dry: bool, resource: AlterConfigsResource) -> None:
+    if resource.resource_type == ResourceType.GROUP:
+        await _alter_group(context, resource, is_dry=is_dry)
+    else:
         change = _altered(resource, now_ms=context.clock.wall_ms())
         await reconfigure(context, resource.resource_name, change, is_dry=is_dry)
-    except REFUSALS as error:
-        refusal = refusal_of(error)
-        code, message = refusal.code, refusal.message
-    return AlterConfigsResourceResponse(
-        error_code=code,
-        error_message=message,
-        resource_type=resource.resource_type,
-        resource_name=resource.resource_name,
-    )
+
+
+async def _alter_group(
+    context: KafkaContext, resource: AlterConfigsResource, *, is_dry: bool
+) -> None:
+    given: dict[str, str | None] = {}
+    removed: list[str] = []
+    for config in resource.configs:
+        if config.config_operation == Operation.DELETE:
+            removed.append(config.name)
+        elif config.config_operation == Operation.SET:
+            given[config.name] = config.value
+        else:
+            raise Refusal(ErrorCode.INVALID_CONFIG, f"{config.name} is not a list.")
+    await alter_group(context, resource.resource_name, given, removed=removed, is_dry=is_dry)
 
 
 def _altered(resource: AlterConfigsResource, *, now_ms: int) -> Callable[[Topic], Topic]:
-    for name in repeated(config.name for config in resource.configs):
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is changed more than once.")
-
     def change(topic: Topic) -> Topic:
         given: dict[str, str | None] = {}
         removed: list[str] = []

@@ -5,6 +5,7 @@ coordinator answers: the same number under the next epoch, which fences whoever 
 the transaction that producer may have left open is aborted."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, may_write_somewhere, on_transaction
 from penstock.frontend.kafka.transaction_calls import code_for_version
 from penstock.model.errors import PenstockError
 from penstock.wire.kafka.faults import ErrorCode, code_of
@@ -23,10 +24,16 @@ _NO_EPOCH = -1
 async def run(
     context: KafkaContext, call: KafkaCall, asked: InitProducerIdRequest
 ) -> InitProducerIdResponse:
+    transactional_id = asked.transactional_id
+    if transactional_id is None:
+        if not may_write_somewhere(context, call):
+            return _refused(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    elif not on_transaction(context, call, Operation.WRITE, transactional_id):
+        return _refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     if (asked.producer_id == _NO_ID) != (asked.producer_epoch == _NO_EPOCH):
         return _refused(ErrorCode.INVALID_REQUEST)
-    if asked.transactional_id is not None:
-        return await _transactional(context, call, asked, asked.transactional_id)
+    if transactional_id is not None:
+        return await _transactional(context, call, asked, transactional_id)
     try:
         producer_id = await context.producer_ids.next_id()
     except PenstockError as error:

@@ -6,8 +6,10 @@ A new member gets its id from here. From version 4 on it is told so first and jo
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest
 from penstock.cursor.group.codes import Code
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_group
 from penstock.model.limits import MIB
 from penstock.model.names import uuid_text
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.join_group import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -25,6 +27,12 @@ PREFIX_CHARS_MAX = 255  # of what a member's id begins with, for people who read
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: JoinGroupRequest) -> JoinGroupResponse:
+    if not on_group(context, call, Operation.READ, asked.group_id):
+        return JoinGroupResponse(
+            error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED,
+            protocol_name="" if call.version < _NULL_PROTOCOL_FROM else None,
+            member_id=asked.member_id,
+        )
     if sum(len(each.metadata) for each in asked.protocols) > METADATA_BYTES_MAX:
         reply = JoinReply(Code.INVALID_REQUEST, member_id=asked.member_id)
     else:

@@ -1,6 +1,8 @@
-"""ListGroups: all groups of this node, filtered by state (version 4) and type (version 5)."""
+"""ListGroups: all groups that the caller may describe, filtered by state (version 4) and type
+(version 5). Who may describe the cluster may know of all of them."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group
 from penstock.wire.kafka.generated.list_groups import (
     ListedGroup,
     ListGroupsRequest,
@@ -11,8 +13,9 @@ KEY = 16
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: ListGroupsRequest
+    context: KafkaContext, call: KafkaCall, asked: ListGroupsRequest
 ) -> ListGroupsResponse:
+    sees_all = on_cluster(context, call, Operation.DESCRIBE)
     code, found = await context.groups.list_groups(
         states=asked.states_filter, kinds=asked.types_filter
     )
@@ -21,6 +24,7 @@ async def run(
         groups=[
             ListedGroup(each.group_id, each.protocol_type, each.state, each.kind.capitalize())
             for each in found
+            if sees_all or on_group(context, call, Operation.DESCRIBE, each.group_id)
         ],
     )
 

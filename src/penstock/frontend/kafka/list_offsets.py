@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import code_for, epoch_refusal, find_name, has_partition
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.topics import code_for, epoch_refusal, has_partition, locate_name
 from penstock.model.errors import PenstockError
 from penstock.model.ports import StreamEnds
 from penstock.model.topic import Topic
@@ -51,7 +52,7 @@ async def run(
     is_committed = asked.isolation_level == READ_COMMITTED
     topics = []
     for each in asked.topics:
-        topic = find_name(context, each.name)
+        topic = locate_name(context, call, Operation.DESCRIBE, each.name)
         partitions = [
             await _listed(context, call.version, topic, one, is_committed)
             for one in each.partitions
@@ -63,12 +64,14 @@ async def run(
 async def _listed(
     context: KafkaContext,
     version: int,
-    topic: Topic | None,
+    topic: Topic | ErrorCode,
     asked: ListOffsetsPartition,
     is_committed: bool,
 ) -> ListOffsetsPartitionResponse:
     index = asked.partition_index
-    if topic is None or not has_partition(topic, index):
+    if isinstance(topic, ErrorCode):
+        return ListOffsetsPartitionResponse(index, topic)
+    if not has_partition(topic, index):
         return ListOffsetsPartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if asked.timestamp < 0 and version < _KNOWN_FROM.get(asked.timestamp, version + 1):
         return ListOffsetsPartitionResponse(index, ErrorCode.UNSUPPORTED_VERSION)

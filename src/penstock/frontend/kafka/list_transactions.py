@@ -1,9 +1,10 @@
-"""ListTransactions: all transactional ids of this node, filtered by state, producer, how long a
-transaction has been open (version 1) and a pattern for the id (version 2)."""
+"""ListTransactions: all transactional ids that the caller may describe, filtered by state, by
+producer, by how long a transaction has been open (version 1) and by a pattern (version 2)."""
 
 from penstock.cursor.group.pattern import InvalidPattern, Pattern
 from penstock.cursor.transactions import TxnValue
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_transaction
 from penstock.frontend.kafka.transaction_states import OTHER_NAMES, STATE_NAMES
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.list_transactions import (
@@ -16,7 +17,7 @@ KEY = 66
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: ListTransactionsRequest
+    context: KafkaContext, call: KafkaCall, asked: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     known = OTHER_NAMES.union(STATE_NAMES.values())
     unknown = [name for name in asked.state_filters if name not in known]
@@ -37,6 +38,7 @@ async def run(
             for transactional_id, txn in found.items()
             if _is_wanted(asked, txn, now_ms)
             and (pattern is None or pattern.matches(transactional_id))
+            and on_transaction(context, call, Operation.DESCRIBE, transactional_id)
         ],
     )
 

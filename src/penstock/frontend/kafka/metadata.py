@@ -2,13 +2,21 @@
 
 Also where topics come from by being named: with auto-creation on, a client that asks about a topic
 it means to write to finds it made. A produce never makes one; it may be the last of a producer
-whose topic was deleted on purpose."""
+whose topic was deleted on purpose. Who may not describe a topic does not find it in the list of
+all, and is told nothing of it by any name or id."""
 
 from collections.abc import Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name, new_stream
-from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
+from penstock.frontend.kafka.permissions import (
+    UNASKED,
+    Operation,
+    cluster_operations,
+    on_cluster,
+    on_topic,
+    topic_operations,
+)
 from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
 from penstock.frontend.kafka.topics import (
     LEADER_EPOCH,
@@ -37,16 +45,25 @@ _BY_ID_FROM = 12
 
 async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) -> MetadataResponse:
     config = context.config
-    operations = TOPIC_OPERATIONS if asked.include_topic_authorized_operations else UNASKED
+    wants_operations = asked.include_topic_authorized_operations
+
+    def shown(topic: Topic) -> MetadataResponseTopic:
+        operations = topic_operations(context, call, topic) if wants_operations else UNASKED
+        return _described(context, topic, operations)
+
     if asked.topics is None or (call.version < _NULL_IS_ALL_FROM and not asked.topics):
-        found = context.catalog.topics(config.account, config.region)
-        topics = [_described(context, topic, operations) for topic in found]
+        found = context.catalog.topics(context.account, config.region)
+        topics = [
+            shown(topic)
+            for topic in found
+            if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
+        ]
     else:
         may_create = asked.allow_auto_topic_creation and config.auto_create
-        topics = [
-            await _asked_for(context, call.version, each, operations, may_create)
-            for each in asked.topics
-        ]
+        topics = []
+        for each in asked.topics:
+            one = await _asked_for(context, call, each, may_create)
+            topics.append(shown(one) if isinstance(one, Topic) else one)
     host, port = config.advertised()
     return MetadataResponse(
         brokers=(MetadataResponseBroker(config.node_id, host, port),),
@@ -54,43 +71,47 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
         controller_id=config.node_id,
         topics=topics,
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if asked.include_cluster_authorized_operations else UNASKED
+            cluster_operations(context, call)
+            if asked.include_cluster_authorized_operations
+            else UNASKED
         ),
     )
 
 
 async def _asked_for(
-    context: KafkaContext,
-    version: int,
-    asked: MetadataRequestTopic,
-    operations: int,
-    may_create: bool,
-) -> MetadataResponseTopic:
+    context: KafkaContext, call: KafkaCall, asked: MetadataRequestTopic, may_create: bool
+) -> Topic | MetadataResponseTopic:
+    """The topic, made if need be, or what to answer instead."""
     if asked.name is None:
-        return _by_id(context, version, asked.topic_id, operations)
+        return _by_id(context, call, asked.topic_id)
     topic = find_name(context, asked.name)
+    if not on_topic(context, call, Operation.DESCRIBE, asked.name, topic):
+        return MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, asked.name)
     if topic is not None:
-        return _described(context, topic, operations)
+        return topic
     if not is_topic_name(asked.name):
         return MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, asked.name)
     if not may_create or is_internal(asked.name):
         return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, asked.name)
+    if not on_cluster(context, call, Operation.CREATE) and not on_topic(
+        context, call, Operation.CREATE, asked.name
+    ):
+        return MetadataResponseTopic(ErrorCode.TOPIC_AUTHORIZATION_FAILED, asked.name)
     try:
-        made = await _created(context, asked.name)
+        return await _created(context, asked.name)
     except REFUSALS as error:
         return MetadataResponseTopic(refusal_of(error).code, asked.name)
-    return _described(context, made, operations)
 
 
 def _by_id(
-    context: KafkaContext, version: int, topic_id: bytes, operations: int
-) -> MetadataResponseTopic:
-    if version < _BY_ID_FROM:
+    context: KafkaContext, call: KafkaCall, topic_id: bytes
+) -> Topic | MetadataResponseTopic:
+    if call.version < _BY_ID_FROM:
         return MetadataResponseTopic(ErrorCode.INVALID_REQUEST, "", topic_id)
     topic = find_id(context, topic_id)
-    if topic is None:
+    if topic is None or not on_topic(context, call, Operation.DESCRIBE, topic.name, topic):
         return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_ID, None, topic_id)
-    return _described(context, topic, operations)
+    return topic
 
 
 async def _created(context: KafkaContext, name: str) -> Topic:

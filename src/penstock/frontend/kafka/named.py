@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.frontend.kafka.topics import find_id, find_name, has_partition
 from penstock.model.errors import TopicNotFound
@@ -26,6 +27,24 @@ def topic_with_id(context: KafkaContext, topic_id: bytes) -> Topic:
     return topic
 
 
+def check_topic(context: KafkaContext, call: KafkaCall, operation: Operation, name: str) -> None:
+    """May the caller do that with a topic of this name, there or not?"""
+    if not on_topic(context, call, operation, name):
+        raise Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def check_group(
+    context: KafkaContext, call: KafkaCall, operation: Operation, group_id: str
+) -> None:
+    if not on_group(context, call, operation, group_id):
+        raise Refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+
+def check_cluster(context: KafkaContext, call: KafkaCall, operation: Operation) -> None:
+    if not on_cluster(context, call, operation):
+        raise Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
 def check_not_internal(name: str) -> None:
     """Groups and transactions live in topics of the node's own, which nobody else may change."""
     if is_internal(name):
@@ -34,9 +53,10 @@ def check_not_internal(name: str) -> None:
         )
 
 
-def check_partition(topic: Topic | None, partition: int) -> None:
+def check_partition(topic: Topic | None, partition: int) -> Topic:
     if topic is None or not has_partition(topic, partition):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return topic
 
 
 def repeated(names: Iterable[str]) -> frozenset[str]:

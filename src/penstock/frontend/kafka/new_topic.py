@@ -53,7 +53,7 @@ def new_stream(
     now_ms = context.clock.wall_ms()
     topic = Topic(
         topic_id=context.entropy(16).hex(),
-        account=context.config.account,
+        account=context.account,
         region=context.config.region,
         name=name,
         kind=Kind.STREAM,

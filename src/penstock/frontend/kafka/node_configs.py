@@ -1,5 +1,5 @@
-"""What DescribeConfigs tells of the node and of groups: a broker's configs under the names that
-clients ask for. All are fixed while the node runs.
+"""What DescribeConfigs tells of the node: a broker's configs under the names that clients ask for.
+All are fixed while the node runs.
 
 The node's own settings are not of Kafka's making and are shown by ``penstock doctor``; here is
 what tools look up before they make topics, and the defaults of topics under their broker names."""
@@ -16,24 +16,6 @@ def node_entries(context: KafkaContext) -> list[ConfigEntry]:
     """Sorted by name."""
     own = (*_of_node(context), *_fixed())
     return sorted((*own, *_topic_defaults()), key=lambda entry: entry.name)
-
-
-def group_entries() -> list[ConfigEntry]:
-    settings = GroupSettings()
-    return [
-        _entry(
-            "consumer.heartbeat.interval.ms",
-            str(settings.consumer_heartbeat_ms),
-            ValueType.INT,
-            "How often a member of a consumer group says that it is there.",
-        ),
-        _entry(
-            "consumer.session.timeout.ms",
-            str(settings.consumer_session_ms),
-            ValueType.INT,
-            "How long a member may be silent before its partitions go to others.",
-        ),
-    ]
 
 
 def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:

@@ -5,7 +5,8 @@ retention time that versions 2 to 4 can ask for is not looked at; all offsets ha
 
 from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import has_partition, locate
+from penstock.frontend.kafka.permissions import Operation, on_group
+from penstock.frontend.kafka.topics import has_partition, locate_id, locate_name
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_commit import (
@@ -26,10 +27,7 @@ Codes = dict[tuple[str, int], int]  # topic id, partition → what came of it
 async def run(
     context: KafkaContext, call: KafkaCall, asked: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    is_id = call.version >= _BY_ID_FROM
-    located = [
-        (each, locate(context, each.name, each.topic_id, is_id=is_id)) for each in asked.topics
-    ]
+    located = [(each, _located(context, call, asked.group_id, each)) for each in asked.topics]
     commits = tuple(
         commit
         for each, topic in located
@@ -54,6 +52,16 @@ async def run(
     return OffsetCommitResponse(
         topics=[_answer(each, topic, codes, default) for each, topic in located]
     )
+
+
+def _located(
+    context: KafkaContext, call: KafkaCall, group_id: str, asked: OffsetCommitRequestTopic
+) -> Topic | ErrorCode:
+    if not on_group(context, call, Operation.READ, group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    if call.version >= _BY_ID_FROM:
+        return locate_id(context, call, Operation.READ, asked.topic_id)
+    return locate_name(context, call, Operation.READ, asked.name)
 
 
 def _commits(topic: Topic, asked: OffsetCommitRequestTopic) -> list[PartitionCommit]:

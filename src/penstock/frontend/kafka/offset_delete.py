@@ -1,7 +1,9 @@
 """OffsetDelete: forget what a group has committed, except for topics its members read."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import find_name
+from penstock.frontend.kafka.permissions import Operation, on_group
+from penstock.frontend.kafka.topics import locate_name
+from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_delete import (
     OffsetDeleteRequest,
@@ -15,13 +17,14 @@ KEY = 47
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: OffsetDeleteRequest
+    context: KafkaContext, call: KafkaCall, asked: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
-    ids = {
-        each.name: topic.topic_id
-        for each in asked.topics
-        if (topic := find_name(context, each.name)) is not None
+    if not on_group(context, call, Operation.DELETE, asked.group_id):
+        return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    located = {
+        each.name: locate_name(context, call, Operation.READ, each.name) for each in asked.topics
     }
+    ids = {name: topic.topic_id for name, topic in located.items() if isinstance(topic, Topic)}
     reply = await context.groups.delete_offsets(
         asked.group_id,
         [
@@ -34,20 +37,19 @@ async def run(
     if reply.code:
         return OffsetDeleteResponse(error_code=reply.code)
     codes = {(topic_id, index): int(code) for topic_id, index, code in reply.partitions}
-    topics = [_answer(each, ids.get(each.name), codes) for each in asked.topics]
+    topics = [_answer(each, located[each.name], codes) for each in asked.topics]
     return OffsetDeleteResponse(topics=topics)
 
 
 def _answer(
-    asked: OffsetDeleteRequestTopic, topic_id: str | None, codes: dict[tuple[str, int], int]
+    asked: OffsetDeleteRequestTopic, topic: Topic | ErrorCode, codes: dict[tuple[str, int], int]
 ) -> OffsetDeleteResponseTopic:
-    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return OffsetDeleteResponseTopic(
         asked.name,
         [
             OffsetDeleteResponsePartition(
                 each.partition_index,
-                unknown if topic_id is None else codes[topic_id, each.partition_index],
+                codes[topic.topic_id, each.partition_index] if isinstance(topic, Topic) else topic,
             )
             for each in asked.partitions
         ],

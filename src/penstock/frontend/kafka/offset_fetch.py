@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from penstock.cursor.group.offsets import FetchedOffset, FetchReply
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import find_id, id_of, locate
+from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
+from penstock.frontend.kafka.topics import find_id, id_of, locate_id, locate_name
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_fetch import (
@@ -55,13 +56,13 @@ async def run(
 async def _group(
     context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequestGroup, requires_stable: bool
 ) -> OffsetFetchResponseGroup:
-    is_id = call.version >= _BY_ID_FROM
+    if not on_group(context, call, Operation.DESCRIBE, asked.group_id):
+        code = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        return OffsetFetchResponseGroup(asked.group_id, error_code=code)
     located: list[tuple[OffsetFetchRequestTopics, Topic | ErrorCode]] | None = None
     wanted: list[tuple[str, int]] | None = None
     if asked.topics is not None:
-        located = [
-            (each, locate(context, each.name, each.topic_id, is_id=is_id)) for each in asked.topics
-        ]
+        located = [(each, _located(context, call, each)) for each in asked.topics]
         wanted = [
             (topic.topic_id, index)
             for each, topic in located
@@ -78,36 +79,48 @@ async def _group(
     if reply.code:
         return OffsetFetchResponseGroup(asked.group_id, error_code=reply.code)
     if located is None:
-        return OffsetFetchResponseGroup(asked.group_id, _everything(context, reply))
+        return OffsetFetchResponseGroup(asked.group_id, _everything(context, call, reply))
     offsets = {(each.topic_id, each.partition): each for each in reply.partitions}
     return OffsetFetchResponseGroup(
         asked.group_id,
-        [_topic(each, topic, offsets, is_id=is_id) for each, topic in located],
+        [_topic(each, topic, offsets) for each, topic in located],
     )
 
 
-def _everything(context: KafkaContext, reply: FetchReply) -> list[OffsetFetchResponseTopics]:
-    """By topic; what belongs to topics deleted a moment ago is left out."""
+def _located(
+    context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequestTopics
+) -> Topic | ErrorCode:
+    """NONE for a topic that is not there, where it is named by its name."""
+    if call.version >= _BY_ID_FROM:
+        return locate_id(context, call, Operation.DESCRIBE, asked.topic_id)
+    topic = locate_name(context, call, Operation.DESCRIBE, asked.name)
+    return ErrorCode.NONE if topic is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else topic
+
+
+def _everything(
+    context: KafkaContext, call: KafkaCall, reply: FetchReply
+) -> list[OffsetFetchResponseTopics]:
+    """By topic; what belongs to topics deleted a moment ago, or to such as are none of the
+    caller's business, is left out."""
     by_topic: dict[str, list[FetchedOffset]] = {}
     for offset in reply.partitions:
         by_topic.setdefault(offset.topic_id, []).append(offset)
     found = []
     for topic_id, offsets in by_topic.items():
         topic = find_id(context, bytes.fromhex(topic_id))
-        if topic is not None:
+        if topic is not None and on_topic(context, call, Operation.DESCRIBE, topic.name, topic):
             rows = [_row(offset) for offset in offsets]
             found.append(OffsetFetchResponseTopics(topic.name, id_of(topic), rows))
     return found
 
 
 def _topic(
-    asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets, *, is_id: bool
+    asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets
 ) -> OffsetFetchResponseTopics:
     if isinstance(topic, Topic):
         rows = [_row(offsets[topic.topic_id, index]) for index in asked.partition_indexes]
     else:
-        code = topic if is_id else ErrorCode.NONE
-        rows = _nothing(asked.partition_indexes, code)
+        rows = _nothing(asked.partition_indexes, topic)
     return OffsetFetchResponseTopics(asked.name, asked.topic_id, rows)
 
 

@@ -2,7 +2,14 @@
 whether what they have read was cut off. There has been one epoch, and it goes to the end."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import code_for, epoch_refusal, find_name, has_partition
+from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.topics import (
+    code_for,
+    epoch_refusal,
+    find_name,
+    has_partition,
+    locate_name,
+)
 from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -18,21 +25,28 @@ KEY = 23
 
 
 async def run(
-    context: KafkaContext, _call: KafkaCall, asked: OffsetForLeaderEpochRequest
+    context: KafkaContext, call: KafkaCall, asked: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
+    is_node = on_cluster(context, call, Operation.CLUSTER_ACTION)
     topics = []
     for each in asked.topics:
-        topic = find_name(context, each.topic)
+        topic: Topic | ErrorCode
+        if is_node:
+            topic = find_name(context, each.topic) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            topic = locate_name(context, call, Operation.DESCRIBE, each.topic)
         partitions = [await _end(context, topic, one) for one in each.partitions]
         topics.append(OffsetForLeaderTopicResult(each.topic, partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
 async def _end(
-    context: KafkaContext, topic: Topic | None, asked: OffsetForLeaderPartition
+    context: KafkaContext, topic: Topic | ErrorCode, asked: OffsetForLeaderPartition
 ) -> EpochEndOffset:
     index = asked.partition
-    if topic is None or not has_partition(topic, index):
+    if isinstance(topic, ErrorCode):
+        return EpochEndOffset(topic, index)
+    if not has_partition(topic, index):
         return EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, index)
     try:
         ends = await context.streams.ends(topic, index)

@@ -1,12 +1,17 @@
 """Start reading here. One Kafka frame in, the buffers of one answer out.
 
-    header → which API → decode → action → encode → meter
+    header → which API → who asks → decode → action → encode → throttle → meter
 
 Kafka has no way to say "no" to a whole request: errors stand in fields of each API's own answer,
 and those are the actions' to fill. What cannot be answered like that ends the connection: a frame
 that is not what it claims to be, an API or version nobody serves, a failure we did not foresee
 (logged here once, with its traceback). The one exception is ApiVersions in a version from the
 future: it is answered in version 0, so that a newer client can choose again.
+
+An action works in the names of its caller's account, and asks itself what the caller may do with
+each thing that is named (``permissions.py``); who the caller is was settled by its log-in
+(``logins.py``). Who asks too much is answered all the same, told how long to pause, and held to it:
+the next request of its connection begins only then.
 
 The listener writes the length in front; a fetch's batches pass through as the buffers they are."""
 
@@ -15,23 +20,36 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from penstock.frontend.kafka import api_versions
+import msgspec
+
+from penstock.frontend.kafka import api_versions, sasl_authenticate, sasl_handshake
 from penstock.frontend.kafka.actions import ACTIONS
+from penstock.frontend.kafka.audited import AUDITED, run_noted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.logins import Login, Logins
 from penstock.model.errors import PenstockError
+from penstock.model.identity import Caller
 from penstock.model.limits import REQUEST_BYTES_MAX
 from penstock.net.kafka import Buffer, HangUp, KafkaConnection
-from penstock.wire.kafka.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api, Codec
+from penstock.wire.kafka.apis import (
+    API_VERSIONS,
+    APIS,
+    FETCH,
+    PRODUCE,
+    SHARE_FETCH,
+    Api,
+    Codec,
+)
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import encode_fetch_reply
 from penstock.wire.kafka.frame import (
-    LENGTH_BYTES,
     RequestHeader,
     is_unknown_api_versions,
     parse_request_header,
-    response_head,
+    response_header,
 )
 from penstock.wire.kafka.malformed import Malformed, UnsupportedVersion
+from penstock.wire.kafka.share_fetch import encode_share_fetch_reply
 
 log = logging.getLogger("penstock.frontend.kafka")
 
@@ -40,10 +58,15 @@ OK: Final = "OK"
 HUNG_UP: Final = "HangUp"
 FAILED: Final = ErrorCode.UNKNOWN_SERVER_ERROR.name
 UNKNOWN_API: Final = "unknown"
+BARE: Final = "SaslToken"  # a frame that is no request, after the oldest handshake
+ACCOUNTS_MAX: Final = 10_000  # remembered; each is about a kilobyte
+BEFORE_LOGIN: Final = frozenset((API_VERSIONS, sasl_handshake.KEY, sasl_authenticate.KEY))
+_STRANGER: Final = Caller("", "")  # has no rights and is not believed
+_CARRYING: Final = frozenset((FETCH, SHARE_FETCH))  # answers that are mostly records
 _PRODUCE_KEY: Final = PRODUCE.to_bytes(2, "big")
 
 
-def is_produce(frame: bytes) -> bool:
+def is_produce(frame: Buffer) -> bool:
     """What a producer has sent is appended even if it does not wait to be told."""
     return frame[:2] == _PRODUCE_KEY
 
@@ -54,6 +77,8 @@ class KafkaFrontend:
     ) -> None:
         """``perf`` is a monotonic clock in seconds."""
         self._context = context
+        self._contexts: dict[str, KafkaContext] = {}  # by account
+        self._logins = context.logins = Logins(context, seed=context.login_seed)
         self._perf = perf
         self._codecs: dict[int, Codec] = {}  # imported when first used
 
@@ -61,11 +86,18 @@ class KafkaFrontend:
         """Answer the fetches that wait, and let no other begin to."""
         self._context.parked.drain()
 
-    async def answer(self, connection: KafkaConnection, frame: bytes) -> Sequence[Buffer] | None:
-        """Raises HangUp and nothing else, except for cancellation: the client has gone."""
+    async def answer(self, connection: KafkaConnection, frame: Buffer) -> Sequence[Buffer] | None:
+        """Raises HangUp and nothing else, except for cancellation: the client has gone. A frame
+        that is a memoryview is a producer's, and not read any more once it is written."""
         started = self._perf()
-        name, code = UNKNOWN_API, HUNG_UP
+        name, code, account = UNKNOWN_API, HUNG_UP, ""
+        login = self._logins.of(connection)
         try:
+            if login.has_tokens_only:
+                name = BARE
+                token = await self._take_token(connection, frame)
+                code = OK
+                return token
             header = parse_request_header(frame)
             api = APIS[header.api_key]
             if is_unknown_api_versions(header):
@@ -73,8 +105,13 @@ class KafkaFrontend:
                 return _framed(header, api, 0, api_versions.encoded_unsupported())
             action = _action_of(header, frame)
             name = api.name
-            call = KafkaCall(header, api, connection)
+            caller = self._caller(login, header.api_key)
+            account = caller.account
+            call = KafkaCall(header, api, connection, caller)
             code, buffers = await self._answer(call, action, frame)
+            if caller.account and not caller.is_trusted:
+                # It may have waited for a minute, and be nobody any more.
+                self._logins.check(login)
         except (Malformed, UnsupportedVersion) as error:
             raise HangUp(str(error)) from None
         except HangUp:
@@ -91,22 +128,76 @@ class KafkaFrontend:
             return buffers
         finally:
             self._context.meter.request(name, PROTOCOL, code, self._perf() - started)
+            if self._context.usage is not None:
+                self._context.usage.answered(account, name, code)
 
     async def _answer(
-        self, call: KafkaCall, action: KafkaAction, frame: bytes
+        self, call: KafkaCall, action: KafkaAction, frame: Buffer
     ) -> tuple[str, Sequence[Buffer] | None]:
         codec = self._codec_of(call.api)
-        version = call.version
-        asked = codec.decode_request(frame, call.header.body_at, version)
-        response = await action.run(self._context, call, asked)
-        if response is None:
-            return OK, None
-        code = _code_of(response)
-        if call.api.key == FETCH:
-            body, _ = encode_fetch_reply(response, version)
-            return code, (_head(call.header, call.api, version), *body)
-        body_bytes = codec.encode_response(response, version)
-        return code, _framed(call.header, call.api, version, body_bytes)
+        asked = codec.decode_request(frame, call.header.body_at, call.version)
+        context = self._context_of(call.caller.account)
+        received_bytes = len(frame) if call.api.key == PRODUCE else 0
+        if context.audit is not None and call.api.key in AUDITED:
+            response = await run_noted(context.audit, context, call, action, asked)
+        else:
+            response = await action.run(context, call, asked)
+        buffers = None if response is None else _encoded(call, codec, response)
+        if not call.caller.is_trusted:
+            pause_ms = self._charge(call, received_bytes, buffers)
+            if pause_ms:
+                call.connection.hold_back(pause_ms / 1_000)
+                if hasattr(response, "throttle_time_ms"):
+                    told = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
+                    buffers = _encoded(call, codec, told)
+        return OK if response is None else _code_of(response), buffers
+
+    def _context_of(self, account: str) -> KafkaContext:
+        context = self._contexts.get(account)
+        if context is None:
+            if len(self._contexts) >= ACCOUNTS_MAX:
+                self._contexts.clear()
+            context = self._contexts[account] = self._context.of(account)
+        return context
+
+    # ── Who asks ─────────────────────────────────────────────────────────────────────────────
+
+    def _caller(self, login: Login, api_key: int) -> Caller:
+        """Raises HangUp for a stranger, and for one whose log-in has ended."""
+        if api_key in BEFORE_LOGIN:
+            return _STRANGER
+        if login.caller is None:
+            raise HangUp("not logged in")
+        self._logins.check(login)
+        return login.caller
+
+    async def _take_token(
+        self, connection: KafkaConnection, frame: Buffer
+    ) -> Sequence[Buffer] | None:
+        reply = await self._logins.take(connection, bytes(frame))
+        if reply.code:
+            raise HangUp(reply.code.message)  # this form has no other way to say so
+        return (reply.token,)
+
+    # ── How much ─────────────────────────────────────────────────────────────────────────────
+
+    def _charge(
+        self, call: KafkaCall, received_bytes: int, buffers: Sequence[Buffer] | None
+    ) -> int:
+        """For how many milliseconds the client must pause. Bytes are those of records."""
+        caller, context = call.caller, self._context
+        if not caller.account:
+            return 0
+        size_bytes = received_bytes
+        if buffers is not None and call.api.key in _CARRYING:
+            size_bytes += sum(map(len, buffers))
+        return context.throttler.charge(
+            context.identities.tenant(caller.account),
+            caller,
+            f"kafka:{call.api.name}",
+            size_bytes,
+            now_ms=context.clock.mono_ms(),
+        )
 
     def _codec_of(self, api: Api) -> Codec:
         codec = self._codecs.get(api.key)
@@ -115,7 +206,7 @@ class KafkaFrontend:
         return codec
 
 
-def _action_of(header: RequestHeader, frame: bytes) -> KafkaAction:
+def _action_of(header: RequestHeader, frame: Buffer) -> KafkaAction:
     action = ACTIONS.get(header.api_key)
     if action is None:
         raise HangUp(f"API key {header.api_key} is not served")
@@ -125,10 +216,18 @@ def _action_of(header: RequestHeader, frame: bytes) -> KafkaAction:
     return action
 
 
+def _encoded(call: KafkaCall, codec: Codec, response: Any) -> Sequence[Buffer]:
+    header, api, version = call.header, call.api, call.version
+    if api.key == FETCH:
+        body, _ = encode_fetch_reply(response, version)
+        return (_head(header, api, version), *body)
+    if api.key == SHARE_FETCH:
+        return (_head(header, api, version), *encode_share_fetch_reply(response, version))
+    return _framed(header, api, version, codec.encode_response(response, version))
+
+
 def _head(header: RequestHeader, api: Api, version: int) -> bytes:
-    return response_head(header.correlation_id, api.response_header_version(version), 0)[
-        LENGTH_BYTES:
-    ]
+    return response_header(header.correlation_id, api.response_header_version(version))
 
 
 def _framed(header: RequestHeader, api: Api, version: int, body: bytes) -> Sequence[Buffer]:

@@ -1,8 +1,9 @@
 """Produce: whole batches into partitions, answered once they are committed.
 
 Records stay closed: a batch is judged by its header and its checksum (``wire.kafka.batches``) and
-handed on as the slice of the frame that it is. Each partition succeeds or fails for itself, and
-all of them are under way at once, so that they share one sync.
+handed on as the slice of the frame that it is. Each partition succeeds or fails for itself. First
+all of them are appended, and the connection told that its next request may follow; only then are
+their commits waited for, so that partitions and requests share their syncs.
 
 A queue takes Kafka's records as well; the key of a record is its group. Not a FIFO queue: there
 every message needs a group and a deduplication id, which only opening the records could tell.
@@ -10,20 +11,28 @@ every message needs a group and a deduplication id, which only opening the recor
 With acks=0 the client reads no answer. All that can be done about an error is to hang up, which
 makes it ask for metadata and begin again."""
 
-import asyncio
 from collections.abc import Sequence
+from typing import TypeAlias, cast
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
+from penstock.frontend.kafka.permissions import Operation, on_transaction
 from penstock.frontend.kafka.refusal import Refusal
-from penstock.frontend.kafka.topics import code_for, has_partition, is_of_node, locate
+from penstock.frontend.kafka.topics import (
+    code_for,
+    has_partition,
+    is_of_node,
+    locate_id,
+    locate_name,
+)
 from penstock.frontend.kafka.transaction_guard import check_transaction
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
+from penstock.net.begun import Begun
 from penstock.net.kafka import HangUp
-from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader
+from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
 from penstock.wire.kafka.apis import PRODUCE
@@ -38,6 +47,11 @@ from penstock.wire.kafka.produce import (
 )
 
 _BY_ID_FROM = 13
+Place: TypeAlias = tuple[str, int]  # topic id, partition
+OPENED_MAX = 1_024  # remembered of one connection
+_OPENED = "opened partitions"
+Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
+REFUSALS = (Refusal, BatchRefused, PenstockError)  # those that a partition's answer can tell
 ACKS = (-1, 0, 1)
 NO_ANSWER = 0
 _NO_TIMESTAMP = -1
@@ -46,15 +60,24 @@ _NO_TIMESTAMP = -1
 async def run(
     context: KafkaContext, call: KafkaCall, asked: ProduceRequest
 ) -> ProduceResponse | None:
-    refusal = _refusal_of_all(asked)
-    located = [_target(context, call, each.name, each.topic_id, refusal) for each in asked.topics]
-    jobs = [
-        _appended(context, call.version, asked, target, partition)
-        for each, target in zip(asked.topics, located, strict=True)
-        for partition in each.partitions
-    ]
-    # The usual request is for one partition, and has no use for a task of its own.
-    results = [await jobs[0]] if len(jobs) == 1 else await asyncio.gather(*jobs)
+    refusal = _refusal_of_all(context, call, asked)
+    opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
+    under_way: list[ProducePartitionResponse | Begun[ProducePartitionResponse]] = []
+    for each in asked.topics:
+        target = _target(context, call, each.name, each.topic_id, refusal)
+        for partition in each.partitions:
+            try:
+                topic, batches = await _ready(
+                    context, call.version, asked, target, partition, opened
+                )
+            except REFUSALS as error:
+                under_way.append(_refused(partition.index, error))
+            else:
+                appending = _appended(context, topic, partition.index, batches, acks=asked.acks)
+                under_way.append(Begun(appending))
+    # All of it has its place in the logs: the connection's next request may begin behind it.
+    call.connection.written()
+    results = [one if isinstance(one, ProducePartitionResponse) else await one for one in under_way]
     if asked.acks == NO_ANSWER:
         _hang_up_on_error(results)
         return None
@@ -67,9 +90,16 @@ async def run(
     )
 
 
-def _refusal_of_all(asked: ProduceRequest) -> Refusal | None:
+def _refusal_of_all(
+    context: KafkaContext, call: KafkaCall, asked: ProduceRequest
+) -> Refusal | None:
     if asked.acks not in ACKS:
         return Refusal(ErrorCode.INVALID_REQUIRED_ACKS)
+    transactional_id = asked.transactional_id
+    if transactional_id is not None and not on_transaction(
+        context, call, Operation.WRITE, transactional_id
+    ):
+        return Refusal(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return None
 
 
@@ -79,11 +109,13 @@ def _target(
     """Where a topic's batches go, or why none of them goes anywhere."""
     if refusal is not None:
         return refusal
-    is_id = call.version >= _BY_ID_FROM
-    found = locate(context, name, topic_id, is_id=is_id)
-    if isinstance(found, ErrorCode):
-        if not is_id and not is_topic_name(name):
+    if call.version >= _BY_ID_FROM:
+        found = locate_id(context, call, Operation.WRITE, topic_id)
+    else:
+        found = locate_name(context, call, Operation.WRITE, name)
+        if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not is_topic_name(name):
             return Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if isinstance(found, ErrorCode):
         return Refusal(found)
     if is_of_node(found):
         return Refusal(
@@ -96,38 +128,50 @@ def _target(
     return found
 
 
-async def _appended(
+async def _ready(
     context: KafkaContext,
     version: int,
     asked: ProduceRequest,
     target: Topic | Refusal,
     partition: ProducePartition,
-) -> ProducePartitionResponse:
+    opened: set[Place],
+) -> tuple[Topic, Batches]:
+    """The batches of a partition, checked. It is open by then: an append that is begun before the
+    caller's next await goes into the log without one. ``opened`` are those that this connection
+    has seen open; they stay so for as long as their topic is there."""
+    if isinstance(target, Refusal):
+        raise target
     index = partition.index
+    if not has_partition(target, index):
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    batches = _checked(context, version, target, partition)
+    if context.sealing is not None and context.sealing.is_on(target):
+        batches = await context.sealing.seal_batches(target, batches)
+    place = (target.topic_id, index)
+    if place not in opened:
+        await context.streams.is_in_transaction(target, index, NO_PRODUCER, 0)  # opens it
+        if len(opened) < OPENED_MAX:
+            opened.add(place)
+    for _, header in batches:
+        if header.attributes & ATTR_TRANSACTIONAL:
+            await check_transaction(context, version, asked.transactional_id, target, index, header)
+    return target, batches
+
+
+async def _appended(
+    context: KafkaContext, topic: Topic, index: int, batches: Batches, *, acks: int
+) -> ProducePartitionResponse:
     try:
-        if isinstance(target, Refusal):
-            raise target
-        if not has_partition(target, index):
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        batches = _checked(context, version, target, partition)
-        for _, header in batches:
-            if header.attributes & ATTR_TRANSACTIONAL:
-                await check_transaction(
-                    context, version, asked.transactional_id, target, index, header
-                )
         appended = await context.streams.append_batches(
-            target, index, [batch for batch, _ in batches], acks=asked.acks
+            topic, index, [batch for batch, _ in batches], acks=acks
         )
-    except Refusal as error:
-        return _refused(index, error.code, error.message)
-    except BatchRefused as error:
-        return _refused(index, error.code, str(error))
-    except PenstockError as error:
-        return _refused(index, code_for(error), str(error))
+    except REFUSALS as error:
+        return _refused(index, error)
     if not appended.is_duplicate:
-        context.meter.sent(
-            sum(header.count for _, header in batches), sum(len(batch) for batch, _ in batches)
-        )
+        for batch, header in batches:
+            context.meter.sent(header.count, len(batch))
+            if context.usage is not None:
+                context.usage.produced(topic, header.count, len(batch))
     return ProducePartitionResponse(
         index,
         base_offset=appended.base_offset,
@@ -138,7 +182,7 @@ async def _appended(
 
 def _checked(
     context: KafkaContext, version: int, topic: Topic, partition: ProducePartition
-) -> list[tuple[memoryview, BatchHeader]]:
+) -> Batches:
     settings = settings_of(topic)
     now_ms = context.clock.wall_ms()
     ahead_ms = LONG_MAX if settings.is_append_time else settings.timestamp_after_ms_max
@@ -175,8 +219,11 @@ def _check_age(header: BatchHeader, settings: StreamSettings, now_ms: int) -> No
         )
 
 
-def _refused(index: int, code: ErrorCode, message: str) -> ProducePartitionResponse:
-    return ProducePartitionResponse(index, code, error_message=message)
+def _refused(index: int, error: Exception) -> ProducePartitionResponse:
+    if isinstance(error, Refusal):
+        return ProducePartitionResponse(index, error.code, error_message=error.message)
+    code = error.code if isinstance(error, BatchRefused) else code_for(cast(PenstockError, error))
+    return ProducePartitionResponse(index, code, error_message=str(error))
 
 
 def _hang_up_on_error(results: Sequence[ProducePartitionResponse]) -> None:

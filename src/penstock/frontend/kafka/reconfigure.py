@@ -1,18 +1,20 @@
-"""A topic with other configs: pure, so that the catalog can apply it to the newest value.
+"""A topic with other configs: pure, so that the catalog can apply it to the newest value. And the
+loop over resources that both APIs which change configs have in common.
 
 Also the one place that knows how configs and a queue go together. A topic is opened as a queue by
 ``penstock.queue=true`` and stays one: consumers may hold leases on it. Whatever a queue cannot do
 is refused with a reason instead of being taken and ignored, because what would be ignored here are
 rules about when messages may be lost."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
 from penstock.frontend.context import PARTITIONS_MAX as QUEUE_PARTITIONS_MAX
 from penstock.frontend.kafka.configs import (
     CLEANUP_POLICY,
+    ENCRYPTION,
     FSYNC,
     QUEUE,
     RETENTION_BYTES,
@@ -21,9 +23,19 @@ from penstock.frontend.kafka.configs import (
     read_value,
     row_of,
 )
-from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.kafka.named import check_not_internal, topic_named
-from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.named import (
+    check_cluster,
+    check_group,
+    check_not_internal,
+    check_not_repeated,
+    check_topic,
+    repeated,
+    topic_named,
+)
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.frontend.kafka.resources import ResourceType, check_alterable
 from penstock.model import stream
 from penstock.model.names import FIFO_SUFFIX, is_queue_name
 from penstock.model.topic import Fsync, Kind, QueueSettings, Topic
@@ -33,6 +45,69 @@ from penstock.wire.kafka.faults import ErrorCode
 QUEUE_RETENTION_MS_MIN: Final = 60_000
 QUEUE_RETENTION_MS_MAX: Final = 14 * 24 * 3_600_000
 SECOND_MS: Final = 1_000
+OWN_FIELDS: Final = (QUEUE, FSYNC, ENCRYPTION)  # not among the topic's configs
+
+
+class _Config(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class _Resource(Protocol):
+    """What the requests of the two APIs have in common; the codecs have a class for each."""
+
+    @property
+    def resource_type(self) -> int: ...
+
+    @property
+    def resource_name(self) -> str: ...
+
+    @property
+    def configs(self) -> Sequence[_Config]: ...
+
+
+ResourceT = TypeVar("ResourceT", bound=_Resource)
+AnswerT = TypeVar("AnswerT")
+
+
+async def alter_all(
+    context: KafkaContext,
+    call: KafkaCall,
+    resources: Sequence[ResourceT],
+    alter: Callable[[ResourceT], Awaitable[None]],
+    answer: Callable[[int, str | None, int, str], AnswerT],
+) -> Sequence[AnswerT]:
+    """Alter each resource, one after the other; what is refused does not stop the rest."""
+    twice = repeated(map(_named, resources))
+    answers = []
+    for resource in resources:
+        code, message = ErrorCode.NONE, None
+        try:
+            check_not_repeated(_named(resource), twice)
+            _check_allowed(context, call, resource)
+            check_alterable(resource.resource_type)
+            for name in repeated(config.name for config in resource.configs):
+                raise _invalid(f"{name} is given more than once.")
+            await alter(resource)
+        except REFUSALS as error:
+            refusal = refusal_of(error)
+            code, message = refusal.code, refusal.message
+        answers.append(answer(code, message, resource.resource_type, resource.resource_name))
+    return answers
+
+
+def _check_allowed(context: KafkaContext, call: KafkaCall, resource: _Resource) -> None:
+    operation, name = Operation.ALTER_CONFIGS, resource.resource_name
+    if resource.resource_type == ResourceType.TOPIC:
+        check_topic(context, call, operation, name)
+    elif resource.resource_type == ResourceType.GROUP:
+        check_group(context, call, operation, name)
+    else:
+        check_cluster(context, call, operation)
+
+
+def _named(resource: _Resource) -> str:
+    return f"{resource.resource_type} {resource.resource_name}"
 
 
 def with_configs(
@@ -53,9 +128,9 @@ def with_configs(
     elif FSYNC in removed:
         fsync = None
     configs = {name: text for name, text in topic.configs.items() if name not in removed}
-    configs.update((name, text) for name, text in texts.items() if name not in (QUEUE, FSYNC))
+    configs.update((name, text) for name, text in texts.items() if name not in OWN_FIELDS)
     _check_lags(configs)
-    settings = topic.settings
+    settings = _with_encryption(topic.settings, texts, removed)
     if topic.is_queue or is_opened:
         retention = _queue_retention(topic, configs.pop(RETENTION_MS, None), removed)
         settings = msgspec.structs.replace(settings, retention_ms=retention)
@@ -77,6 +152,20 @@ async def reconfigure(
     change(topic)  # the caller's faults come before the store is asked for anything
     if not is_dry:
         await context.catalog.change(topic.account, topic.region, name, change)
+
+
+def _with_encryption(
+    settings: QueueSettings, texts: Mapping[str, str], removed: Collection[str]
+) -> QueueSettings:
+    """One setting with SQS clients, who may have named a KMS key: that is encrypted as well."""
+    text = texts.get(ENCRYPTION)
+    if text is None:
+        if ENCRYPTION not in removed:
+            return settings
+        return msgspec.structs.replace(settings, kms_key=None, is_sse_managed=None)
+    if text == "true" and settings.kms_key is not None:
+        return settings
+    return msgspec.structs.replace(settings, kms_key=None, is_sse_managed=text == "true")
 
 
 def _is_opened(topic: Topic, texts: Mapping[str, str], removed: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""What configs belong to, as the protocol numbers it, and which of it can be changed: topics."""
+"""What configs belong to, as the protocol numbers it, and which of it can be changed."""
 
 from enum import IntEnum
 from typing import Final
@@ -13,10 +13,7 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-_FIXED: Final = {
-    ResourceType.NODE: "The configs of a node are read when it starts and fixed from then on.",
-    ResourceType.GROUP: "The configs of groups are those of the node, fixed while it runs.",
-}
+_NODE_FIXED: Final = "The configs of a node are read when it starts and fixed from then on."
 
 
 def unknown_resource(resource_type: int) -> Refusal:
@@ -26,10 +23,10 @@ def unknown_resource(resource_type: int) -> Refusal:
 
 
 def check_alterable(resource_type: int) -> None:
-    """Only a topic's configs are kept anywhere. Raises Refusal."""
-    if resource_type == ResourceType.TOPIC:
+    """The configs of topics and groups are kept; a group's are changed by group_configs.py. Raises
+    Refusal."""
+    if resource_type in (ResourceType.TOPIC, ResourceType.GROUP):
         return
-    for known, reason in _FIXED.items():
-        if resource_type == known:
-            raise Refusal(ErrorCode.INVALID_REQUEST, reason)
+    if resource_type == ResourceType.NODE:
+        raise Refusal(ErrorCode.INVALID_REQUEST, _NODE_FIXED)
     raise unknown_resource(resource_type)

@@ -3,6 +3,8 @@
 from penstock.cursor.group.classic_state import SyncRequest
 from penstock.cursor.group.codes import Code
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_group
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.sync_group import SyncGroupRequest, SyncGroupResponse
 
 KEY = 14
@@ -10,6 +12,8 @@ _PROTOCOL_REQUIRED_FROM = 5
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: SyncGroupRequest) -> SyncGroupResponse:
+    if not on_group(context, call, Operation.READ, asked.group_id):
+        return SyncGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     is_unsaid = asked.protocol_type is None or asked.protocol_name is None
     if call.version >= _PROTOCOL_REQUIRED_FROM and is_unsaid:
         return SyncGroupResponse(error_code=Code.INCONSISTENT_GROUP_PROTOCOL)

@@ -1,10 +1,15 @@
 """Topics and partitions as Kafka requests name them, and why one of them cannot be served.
 
-Kafka's names have no owner, so all of them are looked up in the one namespace of the settings. A
-queue is a topic of the same name. From some version of each API on, a topic is named by its id
-alone; an id belongs to one incarnation, so it cannot reach a topic that was made anew."""
+Kafka's names have no owner: they are looked up in the account that the context is of. A queue is a
+topic of the same name. From some version of each API on, a topic is named by its id alone; an id
+belongs to one incarnation, so it cannot reach a topic that was made anew, and an id of another
+account is that of no topic.
 
-from penstock.frontend.kafka.context import KafkaContext
+Whether the caller may do with a topic what it asks is settled before whether there is such a
+topic, except where it knows the topic's id."""
+
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import Operation, on_topic
 from penstock.model.errors import OffsetOutOfRange, PenstockError, ProducerRefused
 from penstock.model.names import is_internal
 from penstock.model.topic import Topic
@@ -16,22 +21,35 @@ LEADER_EPOCH = 0
 
 
 def find_name(context: KafkaContext, name: str) -> Topic | None:
-    return context.catalog.find(context.config.account, context.config.region, name)
+    return context.catalog.find(context.account, context.config.region, name)
 
 
 def find_id(context: KafkaContext, topic_id: bytes) -> Topic | None:
     topic = context.catalog.find_id(topic_id.hex())
-    config = context.config
-    if topic is None or topic.account != config.account or topic.region != config.region:
+    if topic is None or topic.account != context.account or topic.region != context.config.region:
         return None
     return topic
 
 
-def locate(context: KafkaContext, name: str, topic_id: bytes, *, is_id: bool) -> Topic | ErrorCode:
+def locate_name(
+    context: KafkaContext, call: KafkaCall, operation: Operation, name: str
+) -> Topic | ErrorCode:
     """The topic, or what to answer for each of its partitions."""
-    if is_id:
-        return find_id(context, topic_id) or ErrorCode.UNKNOWN_TOPIC_ID
-    return find_name(context, name) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    topic = find_name(context, name)
+    if not on_topic(context, call, operation, name, topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return topic or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def locate_id(
+    context: KafkaContext, call: KafkaCall, operation: Operation, topic_id: bytes
+) -> Topic | ErrorCode:
+    topic = find_id(context, topic_id)
+    if topic is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if not on_topic(context, call, operation, topic.name, topic):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return topic
 
 
 def has_partition(topic: Topic, index: int) -> bool:

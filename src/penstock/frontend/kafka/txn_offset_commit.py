@@ -7,7 +7,8 @@ transaction that is still being completed is a coordinator that is still busy.""
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.topics import find_name, has_partition
+from penstock.frontend.kafka.permissions import Operation, on_group, on_transaction
+from penstock.frontend.kafka.topics import has_partition, locate_name
 from penstock.frontend.kafka.transaction_calls import code_for_version
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -30,9 +31,16 @@ Codes = dict[tuple[str, int], ErrorCode]  # topic id, partition → what came of
 async def run(
     context: KafkaContext, call: KafkaCall, asked: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    located = [(each, find_name(context, each.name)) for each in asked.topics]
+    refusal = _refusal_of_all(context, call, asked)
+    located = [
+        (each, refusal or locate_name(context, call, Operation.READ, each.name))
+        for each in asked.topics
+    ]
     commits = tuple(
-        commit for each, topic in located if topic is not None for commit in _commits(topic, each)
+        commit
+        for each, topic in located
+        if isinstance(topic, Topic)
+        for commit in _commits(topic, each)
     )
     reply = CommitReply()
     if commits:
@@ -58,6 +66,16 @@ async def run(
     )
 
 
+def _refusal_of_all(
+    context: KafkaContext, call: KafkaCall, asked: TxnOffsetCommitRequest
+) -> ErrorCode | None:
+    if not on_transaction(context, call, Operation.WRITE, asked.transactional_id):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if not on_group(context, call, Operation.READ, asked.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    return None
+
+
 def _commits(topic: Topic, asked: TxnOffsetCommitRequestTopic) -> list[PartitionCommit]:
     return [
         PartitionCommit(
@@ -79,14 +97,16 @@ def _code(code: Code, version: int) -> ErrorCode:
 
 
 def _answer(
-    asked: TxnOffsetCommitRequestTopic, topic: Topic | None, codes: Codes, default: ErrorCode
+    asked: TxnOffsetCommitRequestTopic, topic: Topic | ErrorCode, codes: Codes, default: ErrorCode
 ) -> TxnOffsetCommitResponseTopic:
     """``default``: for partitions the coordinator did not answer one by one."""
     partitions = []
     for each in asked.partitions:
         index = each.partition_index
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if topic is not None and has_partition(topic, index):
+        if isinstance(topic, ErrorCode):
+            code = topic
+        elif has_partition(topic, index):
             code = codes.get((topic.topic_id, index), default)
         partitions.append(TxnOffsetCommitResponsePartition(index, code))
     return TxnOffsetCommitResponseTopic(asked.name, partitions)

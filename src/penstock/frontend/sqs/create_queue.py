@@ -7,12 +7,18 @@ so: a new queue of the same name could otherwise be reached with URLs of the old
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.sqs.naming import url_of
-from penstock.frontend.sqs.queue_attributes import NewQueue, first_difference, read_new
+from penstock.frontend.sqs.queue_attributes import (
+    NewQueue,
+    first_difference,
+    is_encryption_new,
+    read_new,
+)
 from penstock.frontend.sqs.redrive import check_target
+from penstock.frontend.sqs.share_queue import create_share
 from penstock.frontend.sqs.tags import check_tags, merged
 from penstock.model.errors import TopicDeletedRecently, TopicExists
 from penstock.model.limits import DELETED_NAME_MS
-from penstock.model.names import is_queue_name
+from penstock.model.names import is_queue_name, is_share_name
 from penstock.model.topic import Topic
 from penstock.wire.aws.faults import fault, missing
 from penstock.wire.aws.shapes import CreateQueueReply, CreateQueueRequest
@@ -24,6 +30,8 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
     name = asked.queue_name
     if name is None:
         raise missing("QueueName")
+    if is_share_name(name):
+        return await create_share(context, call, asked, name)
     if not is_queue_name(name):
         raise fault(
             "InvalidParameterValue",
@@ -55,6 +63,11 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
             "QueueNameExists",
             "A queue already exists with the same name and a different value for attribute "
             f"{different}",
+        )
+    if is_encryption_new(given, topic):
+        now_ms = context.clock.wall_ms()
+        await context.catalog.change(
+            account, region, name, lambda t: t.with_settings(now_ms=now_ms, is_sse_managed=True)
         )
     return CreateQueueReply(queue_url=url_of(context, call, topic))
 

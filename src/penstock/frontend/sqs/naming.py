@@ -7,9 +7,10 @@ from the path; the region comes from the signature, else from the URL, else from
 from penstock.frontend.call import Call
 from penstock.frontend.context import Context
 from penstock.model.errors import TopicNotFound
+from penstock.model.names import SHARE_MARK
 from penstock.model.topic import Topic
 from penstock.wire.aws import queue_urls
-from penstock.wire.aws.faults import missing
+from penstock.wire.aws.faults import Fault, fault, missing
 
 
 def topic_of(context: Context, call: Call, queue_url: str | None) -> Topic:
@@ -22,6 +23,11 @@ def topic_of(context: Context, call: Call, queue_url: str | None) -> Topic:
     if topic is None:
         raise TopicNotFound(address.name)
     return topic
+
+
+def read_only(topic: Topic) -> Fault:
+    source, _, _ = topic.name.partition(SHARE_MARK)
+    return fault("UnsupportedOperation", f"{topic.name} is a way to read: send to {source}.")
 
 
 def base_url_of(context: Context, call: Call) -> str:

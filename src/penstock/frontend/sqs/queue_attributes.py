@@ -123,6 +123,11 @@ def _flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def _sse_text(value: object) -> str:
+    """Where it was never said, the original says true."""
+    return "false" if value is False else "true"
+
+
 def _optional(value: str | None) -> str | None:
     return value or None
 
@@ -192,7 +197,13 @@ _ROWS = (
         # Hidden while it is the default, as in recorded answers.
         lambda value: None if value == QueueSettings().kms_reuse_s else str(value),
     ),
-    _setting("SqsManagedSseEnabled", "is_sse_managed", _bool("SqsManagedSseEnabled"), _flag),
+    _setting(
+        "SqsManagedSseEnabled",
+        "is_sse_managed",
+        _bool("SqsManagedSseEnabled"),
+        _sse_text,
+        same=lambda given, current: _sse_text(given) == _sse_text(current),
+    ),
     QueueAttribute(
         "FifoQueue",
         of=lambda s: s.topic.is_fifo,
@@ -375,6 +386,13 @@ def first_difference(given: Mapping[str, str], topic: Topic) -> str | None:
         if not row.same(_value(row, text), row.of(subject)):
             return name
     return None
+
+
+def is_encryption_new(given: Mapping[str, str], topic: Topic) -> bool:
+    """Whether encryption is asked for by name now and never was: no difference in what is shown,
+    but messages are encrypted from here on."""
+    text = given.get("SqsManagedSseEnabled")
+    return text is not None and text.lower() == "true" and topic.settings.is_sse_managed is None
 
 
 def check_settable(topic: Topic, given: Mapping[str, str]) -> None:

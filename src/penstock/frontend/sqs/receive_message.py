@@ -17,6 +17,8 @@ async def run(context: Context, call: Call, asked: ReceiveMessageRequest) -> Rec
     request = _lease_request(asked, topic)
     system = system_attributes(asked.attribute_names, asked.message_system_attribute_names)
     deliveries = await context.backend.lease(topic, request)
+    if context.sealing is not None:
+        deliveries = await context.sealing.opened(topic, deliveries)
     if not deliveries:
         context.meter.received(0, 0)
         return ReceiveMessageReply()

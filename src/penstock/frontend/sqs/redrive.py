@@ -20,6 +20,8 @@ def check_target(catalog: Catalog, source: Topic, redrive: Redrive) -> None:
 def _objection(target: Topic, source: Topic) -> str | None:
     if (target.account, target.region) != (source.account, source.region):
         return "Dead-letter target owner should be same as the source."
+    if target.is_share:
+        return "Dead-letter target must be a queue that messages can be sent to."
     if target.kind is not source.kind:
         return "Dead-letter target must be same type of queue as the source."
     if target.name == source.name and source.is_fifo:

@@ -3,7 +3,7 @@
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.route import sequence_number
-from penstock.frontend.sqs.naming import topic_of
+from penstock.frontend.sqs.naming import read_only, topic_of
 from penstock.frontend.sqs.outgoing import TRACE_ID, outgoing
 from penstock.model.names import uuid_text
 from penstock.model.partitioning import partition_of_group
@@ -13,6 +13,8 @@ from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
 
 async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMessageReply:
     topic = topic_of(context, call, asked.queue_url)
+    if topic.source_id is not None:
+        raise read_only(topic)
     trace_id = trace_of_request(call.request.headers.get(TRACE_ID))
     out = outgoing(asked, topic, sender=call.sender, entropy=context.entropy, trace_id=trace_id)
     is_fifo = topic.is_fifo
@@ -21,7 +23,10 @@ async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMe
         partition = partition_of_group(out.message.group, topic.partition_count)
     else:
         partition = context.rotation.next(topic)
-    [appended] = await context.backend.append(topic, partition, (out.message,))
+    message = out.message
+    if context.sealing is not None and context.sealing.is_on(topic):
+        message = await context.sealing.seal(topic, message)
+    [appended] = await context.backend.append(topic, partition, (message,))
     context.meter.sent(1, out.size_bytes)
     return SendMessageReply(
         md5_of_message_body=out.md5_of_body,

@@ -6,7 +6,7 @@ from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.route import sequence_number
 from penstock.frontend.sqs.entries import check_entries, check_total, failed
-from penstock.frontend.sqs.naming import topic_of
+from penstock.frontend.sqs.naming import read_only, topic_of
 from penstock.frontend.sqs.outgoing import TRACE_ID, Outgoing, check_ordered, outgoing, size_of
 from penstock.frontend.sqs.spread import spread
 from penstock.model.errors import PenstockError
@@ -31,6 +31,8 @@ async def run(
     context: Context, call: Call, asked: SendMessageBatchRequest
 ) -> SendMessageBatchReply:
     topic = topic_of(context, call, asked.queue_url)
+    if topic.source_id is not None:
+        raise read_only(topic)
     entries = asked.entries or []
     check_entries(entries, entry_name="SendMessageBatchRequestEntry")
     check_total(sum(size_of(entry) for entry in entries))
@@ -40,6 +42,9 @@ async def run(
     drafts, failures = _draft(context, call, topic, entries)
     if not drafts:
         return SendMessageBatchReply(failed=failures)
+    if context.sealing is not None and context.sealing.is_on(topic):
+        for draft in drafts.values():
+            draft.message = await context.sealing.seal(topic, draft.message)
 
     async def append(partition: int, messages: Sequence[Message]) -> Sequence[Appended]:
         return await context.backend.append(topic, partition, messages)

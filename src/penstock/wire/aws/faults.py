@@ -102,6 +102,7 @@ _CODES: Mapping[str, tuple[str, int]] = {
     "MalformedInput": ("MalformedInput", 400),
     "MalformedQueryString": ("MalformedQueryString", 400),
     "RequestEntityTooLarge": ("RequestEntityTooLarge", 413),
+    "MalformedPolicyDocumentException": ("MalformedPolicyDocument", 400),
     # unmodelled: who is asking
     "AccessDeniedException": ("AccessDenied", 403),
     "MissingAuthenticationTokenException": ("MissingAuthenticationToken", 403),
@@ -166,6 +167,7 @@ _TEXTS: Mapping[str, str] = {
     "MalformedInput": "The request could not be read.",
     "MalformedQueryString": "The query string could not be read.",
     "RequestEntityTooLarge": "The request is too large.",
+    "MalformedPolicyDocumentException": "The policy document is not valid.",
     "AccessDeniedException": "Access to the resource is denied.",
     "MissingAuthenticationTokenException": "Request is missing Authentication Token",
     "IncompleteSignatureException": "The request signature does not conform to AWS standards.",
@@ -233,6 +235,7 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.InvalidReceipt: _Mapped("ReceiptHandleIsInvalid"),
     errors.ExpiredReceipt: _Mapped("InvalidParameterValue"),
     errors.NotLeased: _Mapped("InvalidParameterValue"),
+    errors.QuotaExceeded: _Mapped("OverLimit"),
     errors.InvalidRequest: _Mapped("InvalidParameterValue"),
     errors.TopicNotFound: _Mapped("QueueDoesNotExist", QUEUE_DOES_NOT_EXIST),
     errors.NotFound: _Mapped("ResourceNotFoundException"),
@@ -243,6 +246,7 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
         "ServiceUnavailable", "The resource was changed at the same time.", 1
     ),
     errors.Conflict: _Mapped("InvalidParameterValue"),
+    errors.AccessDenied: _Mapped("AccessDeniedException"),
     errors.InFlightLimit: _Mapped("OverLimit"),
     errors.DiskFull: _Mapped(
         "ServiceUnavailable", "The server has no room left for new messages.", 5

@@ -1,7 +1,7 @@
 """JSON documents that queues carry: the access policy and the two redrive policies.
 
 Pure edits and checks of text. Whether a dead-letter target exists and is of the right kind needs
-the catalog, so the actions see to that; who may do what is decided where requests are authorized.
+the catalog, so the actions see to that; what an access policy means is ``access``'s.
 """
 
 import re
@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.model.names import is_account
 from penstock.model.topic import Redrive
+from penstock.wire.aws import access
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
 from penstock.wire.aws.queue_urls import parse_arn
 from penstock.wire.aws.shapes import OPERATIONS
@@ -19,10 +20,10 @@ from penstock.wire.aws.shapes import OPERATIONS
 ACTIONS_MAX = 7
 ATTEMPTS_MAX = 1_000
 SOURCE_ARNS_MAX = 10
-STATEMENTS_MAX = 20  # as AWS; it also bounds what AddPermission can make of a policy
+STATEMENTS_MAX = access.STATEMENTS_MAX[access.Kind.RESOURCE]
 
 # What a policy cannot give away: SQS refuses to grant these to another account.
-_OWNER_ONLY = frozenset(
+OWNER_ONLY = frozenset(
     (
         "AddPermission",
         "CancelMessageMoveTask",
@@ -46,11 +47,13 @@ _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
 def check_policy(text: str) -> None:
-    """Raises InvalidAttributeValue unless ``text`` is a policy with statements."""
-    document = _json_object(text)
-    statements = None if document is None else _statements(document)
-    if not statements or not all(_is_statement(one) for one in statements):
-        raise fault("InvalidAttributeValue", "Invalid value for the parameter Policy.")
+    """Raises InvalidAttributeValue unless a queue can have the policy ``text``."""
+    try:
+        access.compile_policy(text, access.Kind.RESOURCE)
+    except access.MalformedPolicy as error:
+        raise fault(
+            "InvalidAttributeValue", f"Invalid value for the parameter Policy. Reason: {error}"
+        ) from None
 
 
 def add_permission(
@@ -77,7 +80,9 @@ def add_permission(
         "Action": _one_or_many([f"SQS:{one}" for one in actions]),
         "Resource": arn,
     }
-    return _text(document | {"Statement": [*statements, statement]})
+    text = _text(document | {"Statement": [*statements, statement]})
+    check_policy(text)
+    return text
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
@@ -109,7 +114,7 @@ def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) ->
         if not is_account(account):
             raise invalid_value(account, "PrincipalId", "Unable to verify.")
     for action in actions:
-        if action in _OWNER_ONLY:
+        if action in OWNER_ONLY:
             raise invalid_value(
                 f"SQS:{action}",
                 "ActionName",
@@ -127,10 +132,6 @@ def _statements(document: dict[str, Any]) -> list[Any]:
     """A policy with a single statement may have it without the list."""
     statement = document.get("Statement", [])
     return statement if isinstance(statement, list) else [statement]
-
-
-def _is_statement(statement: object) -> bool:
-    return isinstance(statement, dict) and statement.get("Effect") in ("Allow", "Deny")
 
 
 def _sid(statement: object) -> object:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import msgspec
 
-from penstock.model.names import is_account, is_queue_name, is_region
+from penstock.model.names import is_account, is_queue_name, is_region, is_share_name
 from penstock.wire.aws.faults import fault
 
 _URL_CHARS_MAX = 1_024
@@ -74,20 +74,24 @@ def build(base_url: str, *, account: str, name: str) -> str:
 
 def parse_arn(arn: str) -> QueueAddress | None:
     """``arn:aws:sqs:<region>:<account>:<name>``; None when it is not the ARN of a queue."""
-    parts = arn.split(":", 6)
+    parts = arn.split(":", 5)  # a share's name has a colon
     if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
         return None
     region, account, name = parts[3:]
-    if not (is_region(region) and is_account(account) and is_queue_name(name)):
+    if not (is_region(region) and is_account(account) and _is_name(name)):
         return None
     return QueueAddress(account, region, name)
 
 
 def _address(account: str | None, region: str | None, name: str) -> QueueAddress:
-    if not is_queue_name(name):
+    if not _is_name(name):
         raise fault("QueueDoesNotExist")
     return QueueAddress(account, region, name)
 
 
 def _not_an_address(url: str) -> Exception:
     return fault("InvalidAddress", f"The address {url} is not valid for this endpoint.")
+
+
+def _is_name(text: str) -> bool:
+    return is_queue_name(text) or is_share_name(text)

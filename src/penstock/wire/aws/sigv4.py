@@ -1,12 +1,25 @@
-"""Who says they signed a request: the SigV4 credential scope, from a header or a presigned URL.
+"""SigV4: who says they signed a request, from a header or a presigned URL, and whether they did.
 
-Only reading, no checking: the scope also names the region, which chooses the namespace of queue
-names, so it is needed whether or not signatures are enforced. That is also why an implausible
-signature is let through here: whoever verifies it will refuse it with the better error.
+``parse`` only reads: the scope also names the region, which chooses the namespace of queue names,
+so it is needed whether or not signatures are enforced, and an implausible one is let through.
+
+``check`` and ``is_genuine`` verify. What is signed is rebuilt from the request as it came in: the
+path and the query string still percent-encoded, the body itself and never what a header claims of
+it. Wherever two different requests could give the same text to sign, the request is refused, since
+otherwise a signature for the one would be good for the other. Names and values of the query are
+read here exactly as ``query`` reads them, a plus sign included.
+
+Pure: the clock and the secret are arguments. Which secret belongs to whom is ``frontend``'s.
 """
 
+import hashlib
+import hmac
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final, NoReturn, Protocol
+from urllib.parse import parse_qsl, quote
 
 import msgspec
 
@@ -18,6 +31,18 @@ _DATE = re.compile(r"[0-9]{8}\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ACCESS_KEY_MAX = 128  # what AWS allows for its own
 _SIGNED_HEADERS_MAX = 100
+
+SKEW_MS_MAX: Final = 15 * 60_000  # how far a client's clock may be off
+EXPIRES_S_MAX: Final = 604_800  # a week
+_REMEMBERED_MAX = 1_024  # timestamps and paths; each of at most a kilobyte
+_REMEMBERED_CHARS_MAX = 1_024
+_PRESIGNED = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-SignedHeaders", "X-Amz-Signature")
+_HTTP_DATE = re.compile(
+    r"[A-Z][a-z]{2}, ([0-9]{2}) ([A-Z][a-z]{2}) ([0-9]{4}) ([0-9]{2}):([0-9]{2}):([0-9]{2}) "
+    r"(?:GMT|UTC|[+-]0000)\Z"
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_UNRESERVED = "-_.~"
 
 
 class CredentialScope(msgspec.Struct, frozen=True, gc=False):
@@ -99,3 +124,221 @@ def _scope(
 
 def _incomplete(message: str) -> Fault:
     return fault("IncompleteSignature", message)
+
+
+# ── Verifying ────────────────────────────────────────────────────────────────────────────────
+
+
+class SignedRequest(Protocol):
+    """What came over the wire; ``net.exchange.HttpRequest`` is one."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def query(self) -> str: ...
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Names in lower case; what came several times is joined by commas."""
+        ...
+
+    @property
+    def body(self) -> bytes: ...
+
+
+def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
+    """Everything about a signature that needs no secret. Returns the time it was made, in the form
+    that was signed; raises IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
+    headers = request.headers
+    fields = _query_fields(request.query) if request.query else {}
+    if _is_signed_twice(scope, headers, fields):
+        raise _incomplete(
+            "Only one auth mechanism allowed: the Authorization header or the X-Amz-* parameters "
+            "of the query string."
+        )
+    if "x-amz-security-token" in headers or "X-Amz-Security-Token" in fields:
+        raise fault("InvalidClientTokenId")  # temporary credentials are not issued here
+    signed = scope.signed_headers
+    if "host" not in signed:
+        _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
+    if "x-amz-target" in headers and "x-amz-target" not in signed:
+        _mismatch("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization.")
+    if scope.service != service:
+        _mismatch(f"Credential should be scoped to correct service: '{service}'.")
+    timestamp = _timestamp(scope, headers, fields)
+    at_ms = _at_ms(timestamp)
+    if timestamp[:8] != scope.date:
+        _mismatch(
+            "Date in Credential scope does not match YYYYMMDD from ISO-8601 version of date from "
+            f"HTTP: '{scope.date}' != '{timestamp[:8]}', from '{timestamp}'."
+        )
+    good_ms = _good_ms(fields) if scope.is_presigned else SKEW_MS_MAX
+    if not now_ms - good_ms <= at_ms <= now_ms + SKEW_MS_MAX:
+        _mismatch(_wrong_time(timestamp, at_ms, good_ms, now_ms))
+    return timestamp
+
+
+def signing_key(secret: bytes, scope: CredentialScope) -> bytes:
+    """Good for a day, a region and a service; four rounds, so it is worth keeping."""
+    key = b"AWS4" + secret
+    for part in (scope.date, scope.region, scope.service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+def is_genuine(
+    request: SignedRequest, scope: CredentialScope, *, timestamp: str, key: bytes
+) -> bool:
+    """Whether the holder of ``key`` signed exactly this request. Takes as long when not."""
+    digest = hashlib.sha256(request.body).hexdigest()
+    claimed = request.headers.get("x-amz-content-sha256", digest)
+    canonical = hashlib.sha256(_canonical(request, scope, digest)).hexdigest()
+    text = (
+        f"{ALGORITHM}\n{timestamp}\n"
+        f"{scope.date}/{scope.region}/{scope.service}/aws4_request\n{canonical}"
+    )
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    is_same = hmac.compare_digest(signature.encode(), scope.signature.encode("utf-8", "replace"))
+    return is_same and claimed == digest  # UNSIGNED-PAYLOAD, too, is not the body's hash
+
+
+def _canonical(request: SignedRequest, scope: CredentialScope, digest: str) -> bytes:
+    names = scope.signed_headers
+    headers = request.headers
+    lines = "".join([f"{name}:{headers.get(name, '')}\n" for name in names])
+    if "  " in lines or " \n" in lines or ": " in lines or "\t" in lines:  # seldom
+        lines = "".join([f"{name}:{_trimmed(headers.get(name, ''))}\n" for name in names])
+    path = request.path
+    if path != "/":
+        path = _kept_path(path) if len(path) <= _REMEMBERED_CHARS_MAX else _canonical_path(path)
+    query = _canonical_query(request.query) if request.query else ""
+    text = f"{request.method}\n{path}\n{query}\n{lines}\n{';'.join(names)}\n{digest}"
+    # Latin-1 is how the listener read the bytes, so this is what was sent.
+    return text.encode("latin-1", "replace")
+
+
+def _trimmed(value: str) -> str:
+    if "\t" in value:
+        value = value.replace("\t", " ")
+    while "  " in value:
+        value = value.replace("  ", " ")
+    return value.strip(" ")
+
+
+def _canonical_path(path: str) -> str:
+    """Empty and dot segments resolved, then encoded once more, as the SDKs do for all services but
+    S3."""
+    kept: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del kept[-1:]
+        elif segment and segment != ".":
+            kept.append(segment)
+    tail = "/" if kept and path.endswith("/") else ""
+    return quote(f"/{'/'.join(kept)}{tail}".encode("latin-1"), safe="/~")
+
+
+_kept_path = lru_cache(maxsize=_REMEMBERED_MAX)(_canonical_path)
+
+
+def _canonical_query(query: str) -> str:
+    pairs = [
+        (quote(name, safe=_UNRESERVED), quote(value, safe=_UNRESERVED))
+        for name, value in parse_qsl(query, keep_blank_values=True)
+        if name != "X-Amz-Signature"
+    ]
+    return "&".join(f"{name}={value}" for name, value in sorted(pairs))
+
+
+def _query_fields(query: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        # They are signed in sorted order and read in the order they came: two meanings.
+        _mismatch("A parameter of the query string is given twice.")
+    return fields
+
+
+def _is_signed_twice(
+    scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
+) -> bool:
+    if scope.is_presigned:
+        return "authorization" in headers
+    return bool(fields) and any(name in fields for name in _PRESIGNED)
+
+
+# ── When it was signed ───────────────────────────────────────────────────────────────────────
+
+
+def _timestamp(
+    scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
+) -> str:
+    if scope.is_presigned:
+        return _required(fields, "X-Amz-Date", "AWS query-string")
+    text = headers.get("x-amz-date")
+    if text is not None:
+        return text
+    date = headers.get("date")
+    if date is None:
+        raise _incomplete(
+            "Authorization header requires existence of either a 'X-Amz-Date' or a 'Date' header."
+        )
+    match = _HTTP_DATE.match(date)
+    if match is None:
+        return date  # perhaps in the other form; whoever reads it says if not
+    day, month, year, *clock = match.groups()
+    number = _MONTHS.index(month) + 1 if month in _MONTHS else 0
+    return f"{year}{number:02}{day}T{''.join(clock)}Z"
+
+
+def _good_ms(fields: Mapping[str, str]) -> int:
+    text = fields.get("X-Amz-Expires", str(SKEW_MS_MAX // 1_000))
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise _incomplete("X-Amz-Expires should be a number of seconds.")
+    if int(text) > EXPIRES_S_MAX:
+        raise _incomplete(f"X-Amz-Expires must be at most a week: {EXPIRES_S_MAX} seconds.")
+    return int(text) * 1_000
+
+
+def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
+    if at_ms < now_ms:
+        return (
+            f"Signature expired: {timestamp} is now earlier than {_text(now_ms - good_ms)} "
+            f"({_text(now_ms)} - {_span(good_ms)})"
+        )
+    return (
+        f"Signature not yet current: {timestamp} is still later than "
+        f"{_text(now_ms + SKEW_MS_MAX)} ({_text(now_ms)} + {_span(SKEW_MS_MAX)})"
+    )
+
+
+@lru_cache(maxsize=_REMEMBERED_MAX)
+def _at_ms(text: str) -> int:
+    """``20260102T030405Z`` as milliseconds since 1970. Requests of one second share theirs."""
+    day, clock = text[:8], text[9:15]
+    if len(text) == 16 and text[8] == "T" and text[15] == "Z":
+        digits = day + clock
+        if digits.isascii() and digits.isdigit():
+            try:
+                date = (int(day[:4]), int(day[4:6]), int(day[6:]))
+                time = (int(clock[:2]), int(clock[2:4]), int(clock[4:]))
+                return int(datetime(*date, *time, tzinfo=UTC).timestamp()) * 1_000
+            except ValueError:
+                pass  # no such day or hour
+    raise _incomplete(f"Date must be in ISO-8601 'basic format'. Got '{text[:64]}'.")
+
+
+def _text(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _span(good_ms: int) -> str:
+    return f"{good_ms // 60_000} min." if good_ms % 60_000 == 0 else f"{good_ms // 1_000} s."
+
+
+def _mismatch(message: str) -> NoReturn:
+    raise fault("SignatureDoesNotMatch", message)

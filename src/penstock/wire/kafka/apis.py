@@ -21,6 +21,7 @@ from penstock.wire.kafka.primitives import Buffer, Message
 PRODUCE = 0
 FETCH = 1
 API_VERSIONS = 18
+SHARE_FETCH = 78
 
 _GENERATED = "penstock.wire.kafka.generated."
 _BY_HAND: Mapping[int, str] = {
@@ -97,6 +98,7 @@ _ROWS: tuple[tuple[int, str, int, int, int | None], ...] = (
     (24, "AddPartitionsToTxn", 0, 5, 3),
     (25, "AddOffsetsToTxn", 0, 4, 3),
     (26, "EndTxn", 0, 5, 3),
+    (27, "WriteTxnMarkers", 1, 2, 1),
     (28, "TxnOffsetCommit", 0, 5, 3),
     (29, "DescribeAcls", 1, 3, 2),
     (30, "CreateAcls", 1, 3, 2),

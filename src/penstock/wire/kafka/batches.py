@@ -27,6 +27,7 @@ from penstock.record.batch import (
     ATTR_CODEC_MASK,
     ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
+    ATTR_SEALED,
     ATTR_TRANSACTIONAL,
     CRC_FROM,
     HEADER_BYTES,
@@ -135,9 +136,11 @@ def _header_at(view: memoryview, position: int) -> BatchHeader:
 
 def _check_rules(header: BatchHeader, version: int, timestamp_max: int) -> None:
     attributes = header.attributes
-    if attributes & (ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME):
+    if attributes & (ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME | ATTR_SEALED):
         if attributes & ATTR_APPEND_TIME and not attributes & ATTR_CONTROL:
             raise TimestampInvalid("append time is set by the log, not by a producer")
+        if attributes & ATTR_SEALED:
+            raise BatchInvalid("only this server seals records")
         raise BatchInvalid("only the log writes control batches and delete horizons")
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
         raise BatchInvalid(

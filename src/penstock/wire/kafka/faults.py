@@ -139,6 +139,7 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
     {
         errors.PenstockError: ErrorCode.UNKNOWN_SERVER_ERROR,
         errors.InvalidRequest: ErrorCode.INVALID_REQUEST,
+        errors.QuotaExceeded: ErrorCode.POLICY_VIOLATION,
         errors.InvalidMessage: ErrorCode.INVALID_RECORD,
         errors.InvalidReceipt: ErrorCode.INVALID_RECORD_STATE,
         errors.ExpiredReceipt: ErrorCode.INVALID_RECORD_STATE,
@@ -152,6 +153,7 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
         errors.PurgeInProgress: ErrorCode.OPERATION_NOT_ATTEMPTED,
         # Someone else was faster each time we tried: asking again is right.
         errors.VersionConflict: ErrorCode.REQUEST_TIMED_OUT,
+        errors.AccessDenied: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         errors.Overloaded: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         errors.DiskFull: ErrorCode.KAFKA_STORAGE_ERROR,
         # Makes clients ask for metadata, which by then names another node.

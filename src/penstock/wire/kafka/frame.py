@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from penstock.wire.kafka.generated.api_versions import ApiVersion
 
 _LENGTH = struct.Struct(">i")
+_KEY_VERSION = struct.Struct(">hh")
 _HEAD = struct.Struct(">hhi")
 _HEAD_1 = struct.Struct(">hhih")  # with the length of the client id
 _CLIENT_ID = struct.Struct(">h")
 _RESPONSE_HEAD = (struct.Struct(">ii"), struct.Struct(">iix"))  # by header version
 _RESPONSE_HEADER = (4, 5)
+_RESPONSE_HEADERS = (struct.Struct(">i"), struct.Struct(">ix"))
 
 LENGTH_BYTES = _LENGTH.size
 REQUEST_BYTES_MIN = _HEAD.size
@@ -84,7 +86,7 @@ def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
     ``is_unknown_api_versions`` tells, and ``unsupported_api_versions`` is the answer to it."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
-    key, version, _ = _HEAD.unpack_from(buffer, position)
+    key, version = _KEY_VERSION.unpack_from(buffer, position)
     api = APIS.get(key)
     if api is None or not (api.serves(version) or (key == API_VERSIONS and version >= 0)):
         raise UnknownApi(key, version)
@@ -145,6 +147,11 @@ def response_head(correlation_id: int, header_version: int, body_bytes: int) -> 
     """Length and header of a reply whose body is ``body_bytes`` long."""
     length = _RESPONSE_HEADER[header_version] + body_bytes
     return _RESPONSE_HEAD[header_version].pack(length, correlation_id)
+
+
+def response_header(correlation_id: int, header_version: int) -> bytes:
+    """The header alone, for whoever counts the length of a reply by itself."""
+    return _RESPONSE_HEADERS[header_version].pack(correlation_id)
 
 
 def encode_response_frame(api: Api, version: int, correlation_id: int, body: bytes) -> bytes:

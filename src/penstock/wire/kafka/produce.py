@@ -71,6 +71,7 @@ _RESULT_3 = struct.Struct(">ihqq")
 _RESULT_5 = struct.Struct(">ihqqq")
 # the usual end of a version 9+ result: no bad records, no text, no tagged fields
 _PLAIN_END = b"\x01\x00\x00"
+_USUAL_END = struct.Struct(">xix")  # of the topic and of the reply: no tagged fields; throttle
 
 
 class ProducePartition(Message, frozen=True, gc=False):
@@ -324,6 +325,12 @@ def _plain_response(value: ProduceResponse, version: int) -> bytes:
 
 
 def _compact_response(value: ProduceResponse, version: int) -> bytes:
+    if len(value.topics) == 1 and not value.node_endpoints:
+        (topic,) = value.topics
+        if len(topic.partitions) == 1 and version < _TOPIC_ID_FROM:
+            (one,) = topic.partitions
+            if not (one.record_errors or one.error_message is not None or one.current_leader):
+                return _usual_response(topic.name, one, value.throttle_time_ms, version)
     parts = [UVARINT[len(value.topics) + 1]]
     for topic in value.topics:
         parts += (
@@ -356,6 +363,17 @@ def _compact_response(value: ProduceResponse, version: int) -> bytes:
     else:
         parts.append(b"\x00")
     return b"".join(parts)
+
+
+def _usual_response(
+    name: str, one: ProducePartitionResponse, throttle_ms: int, version: int
+) -> bytes:
+    """One partition and nothing to say about it: what nearly every request is answered with."""
+    raw = name.encode()
+    result = _result(one, version)
+    size = UVARINT[len(raw) + 1]
+    end = _USUAL_END.pack(throttle_ms)
+    return b"".join((b"\x02", size, raw, b"\x02", result, _PLAIN_END, end))
 
 
 def _result(each: ProducePartitionResponse, version: int) -> bytes:

@@ -1,5 +1,9 @@
-"""The catalog as the SQS view sees it: queues only. A topic that is read by offsets alone has no
-attributes, no leases and no place in ListQueues until somebody opens it as a queue."""
+"""The catalog as one protocol sees it.
+
+SQS sees queues only: a topic that is read by offsets alone has no attributes, no leases and no
+place in ListQueues until somebody opens it as a queue. Kafka sees whatever has records of its own:
+a share is a way to read a topic and no topic.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -8,26 +12,32 @@ from penstock.model.ports import Catalog
 from penstock.model.topic import Topic
 
 
-class QueueCatalog:
+class CatalogView:
     """Implements ``model.ports.Catalog`` over another one."""
 
-    def __init__(self, everything: Catalog) -> None:
+    def __init__(self, everything: Catalog, *, shows: Callable[[Topic], bool]) -> None:
         self.everything = everything
         self._find = everything.find
+        self._shows = shows
+
+    def _shown(self, topic: Topic | None) -> Topic | None:
+        return topic if topic is None or self._shows(topic) else None
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         topic = self._find(account, region, name)
-        return topic if topic is None or topic.is_queue else None
+        return topic if topic is None or self._shows(topic) else None
 
     def find_arn(self, arn: str) -> Topic | None:
-        topic = self.everything.find_arn(arn)
-        return topic if topic is None or topic.is_queue else None
+        return self._shown(self.everything.find_arn(arn))
+
+    def find_id(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.find_id(topic_id))
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        return [t for t in self.everything.topics(account, region, prefix) if t.is_queue]
+        return [t for t in self.everything.topics(account, region, prefix) if self._shows(t)]
 
     def all_topics(self) -> Sequence[Topic]:
-        return [topic for topic in self.everything.all_topics() if topic.is_queue]
+        return [topic for topic in self.everything.all_topics() if self._shows(topic)]
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
         return self.everything.recently_deleted(account, region, name, now_ms=now_ms)
@@ -49,3 +59,19 @@ class QueueCatalog:
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
         self.everything.on_change(listener)
+
+
+def queues_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=_is_queue)
+
+
+def streams_of(everything: Catalog) -> CatalogView:
+    return CatalogView(everything, shows=_has_records)
+
+
+def _is_queue(topic: Topic) -> bool:
+    return topic.is_queue
+
+
+def _has_records(topic: Topic) -> bool:
+    return topic.source_id is None

@@ -1,0 +1,503 @@
+"""One lease cursor at work on one partition: its read-ahead, its parked receives, its counts.
+
+A partition has one of these for itself, the queue that the topic is, and one for each share: a
+named cursor that a group reads the same records through. They differ only in how their events are
+marked in the log, and in that nobody sends to a share.
+
+Every call is the same three steps: the cursor decides on the spot (no await between a decision and
+the change it licenses), the journal appends the event at the end of the turn, and the caller is
+answered when the event is as safe as the call promises:
+
+==========  =====================================================================================
+lease       written (standard: a lost lease only means another delivery) or committed (FIFO)
+ack, purge  committed: an acknowledged delete never comes back
+extend      committed
+==========  =====================================================================================
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from penstock.broker.journal import Flush, Journal
+from penstock.broker.surroundings import Surroundings
+from penstock.broker.taken import Taken
+from penstock.broker.waits import Waits
+from penstock.cursor.events import AckReason, Event, encode, encode_shared
+from penstock.cursor.lease import LeaseCursor
+from penstock.cursor.outcome import Pick
+from penstock.log.log import Log
+from penstock.model import limits
+from penstock.model.errors import Damaged
+from penstock.model.message import Claim, Delivery, Message, Record
+from penstock.model.ports import LeaseRequest, Peeked
+from penstock.model.topic import Topic
+from penstock.record.batch import BatchHeader, parse_header
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_at, decode_batch
+
+log_ = logging.getLogger(__name__)
+
+UNREADABLE_RECORDS_MAX = 100_000  # of one batch that are counted as expired one by one
+_UNREADABLE = Message(message_id=bytes(16), body=b"")
+OLDEST_READ_BYTES = 4 * limits.KIB
+PEEK_BYTES_MAX = 8 * limits.READ_BYTES_MAX
+EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
+FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
+
+
+class _Fresh:
+    """A batch just appended, still as messages: a cursor that is caught up takes them from here
+    instead of decoding what was encoded a moment ago."""
+
+    __slots__ = ("base_offset", "messages", "next_offset", "now_ms", "previous_end")
+
+    def __init__(
+        self,
+        previous_end: int,
+        base_offset: int,
+        next_offset: int,
+        now_ms: int,
+        messages: Sequence[Message],
+    ) -> None:
+        self.previous_end = previous_end  # between it and base_offset stand only events
+        self.base_offset = base_offset
+        self.next_offset = next_offset
+        self.now_ms = now_ms
+        self.messages = messages
+
+
+class Leases:
+    def __init__(
+        self,
+        topic: Topic,
+        index: int,
+        log: Log,
+        journal: Journal,
+        cursor: LeaseCursor,
+        waits: Waits,
+        surroundings: Surroundings,
+        *,
+        origin: bytes,
+        on_damage: Callable[[Damaged], None],
+    ) -> None:
+        self.topic = topic  # a share's own entry, where this is one
+        self.index = index
+        self.waits = waits
+        self.received_count = self.acked_count = 0
+        self.dead_count = self.expired_count = 0
+        self.cursor = cursor
+        self._log = log
+        self._journal = journal
+        self._origin = origin
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._meter = surroundings.meter
+        self._on_damage = on_damage
+        self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
+        self._loop = asyncio.get_running_loop()
+        self._fresh: deque[_Fresh] = deque()
+        self._fresh_count = 0
+        self._ahead: deque[Record] = deque()
+        self._ahead_end = 0
+        self._messages_end = log.end_offset  # behind the last batch of messages
+        self._oldest: tuple[int, int] | None = None  # low offset, when its record was sent
+        self._listeners: set[Callable[[], None]] = set()
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self._wake_at_ms = 0
+
+    # ── what the partition tells ─────────────────────────────────────────────────────────────
+
+    def appended(
+        self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
+    ) -> None:
+        if self.topic.is_fifo:
+            delay_ms = self.topic.settings.delay_ms
+            delays = [(base_offset + i, delay_ms) for i in range(len(messages))] if delay_ms else ()
+        else:
+            delays = [
+                (base_offset + i, message.delay_ms)
+                for i, message in enumerate(messages)
+                if message.delay_ms
+            ]
+        self.cursor.appended(
+            base_offset,
+            len(messages),
+            next_offset=next_offset,
+            delays=delays,
+            appended_at_ms=now_ms,
+            now_ms=self._clock.mono_ms(),
+        )
+        previous_end, self._messages_end = self._messages_end, next_offset
+        if self._fresh_count < limits.WINDOW_RECORDS_MAX:
+            self._fresh.append(_Fresh(previous_end, base_offset, next_offset, now_ms, messages))
+            self._fresh_count += len(messages)
+
+    def batch_appended(self, header: BatchHeader) -> None:
+        """A producer's batch, which nobody has opened: its delays, if any, are not known yet."""
+        self.cursor.appended(
+            header.base_offset,
+            header.count,
+            next_offset=header.next_offset,
+            now_ms=self._clock.mono_ms(),
+        )
+        self._messages_end = header.next_offset
+
+    def replace_cursor(self, cursor: LeaseCursor) -> None:
+        """The log refused what the cursor had already decided: as the log says, again."""
+        self.cursor = cursor
+        self._forget_ahead()
+        self._messages_end = self._log.end_offset
+
+    def _forget_ahead(self) -> None:
+        self._fresh.clear()
+        self._fresh_count = 0
+        self._ahead.clear()
+
+    # ── lease ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def retention_ms(self) -> int:
+        return FOREVER_MS if self.topic.is_share else self.topic.settings.retention_ms
+
+    def take(self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int) -> Taken:
+        """Lease up to ``request.count`` records now. The caller answers once ``taken.flush`` is as
+        safe as the topic asks."""
+        queue_delay_ms = self.topic.settings.delay_ms
+        retention_ms = self.retention_ms
+        now_ms = self._clock.mono_ms()
+        wall_ms = self._clock.wall_ms()
+        taken = Taken([], [])
+        deliveries = taken.deliveries
+        is_dry = False
+        while True:
+            outcome = self.cursor.lease(
+                count=request.count - len(deliveries),
+                lease_ms=request.lease_ms + self._surroundings.grain_ms if request.lease_ms else 0,
+                attempts_max=attempts_max,
+                retention_ms=retention_ms,
+                queue_delay_ms=queue_delay_ms,
+                in_flight_max=in_flight_max,
+                attempt_id=request.attempt_id,
+                now_ms=now_ms,
+                wall_ms=wall_ms,
+            )
+            if outcome.event is not None:
+                taken.flush = self._journal_event(outcome.event)
+            for pick in outcome.picks:
+                record = pick.record or self.read(pick.offset)
+                if record is not None:
+                    deliveries.append(self._delivery(pick, record))
+            taken.dead.extend(outcome.dead)
+            if outcome.expired:
+                self._count_expired(outcome.expired)
+            if not outcome.needs_feed or len(deliveries) >= request.count or is_dry:
+                break
+            if not self._feed(now_ms, wall_ms):
+                # Nothing more to read: let the cursor make do with what it has seen.
+                self.cursor.feed((), self.cursor.scan_from, now_ms=now_ms, wall_ms=wall_ms)
+                is_dry = True
+        taken.is_over_limit = outcome.is_over_limit
+        self.received_count += len(deliveries)
+        return taken
+
+    def _delivery(self, pick: Pick, record: Record) -> Delivery:
+        return Delivery(
+            partition=self.index,
+            record=record,
+            lease_seq=pick.lease_seq,
+            attempt=pick.attempt + record.message.attempts,
+            first_leased_at_ms=pick.first_leased_at_ms,
+        )
+
+    def _feed(self, now_ms: int, wall_ms: int) -> bool:
+        """Read ahead of the cursor. False when there is nothing more below the high watermark."""
+        cursor = self.cursor
+        scan_from = cursor.scan_from
+        high_watermark = self._journal.high_watermark
+        fresh = self._fresh
+        while fresh and fresh[0].base_offset < scan_from:
+            self._fresh_count -= len(fresh.popleft().messages)
+        if scan_from >= high_watermark or scan_from >= self._messages_end:
+            return False
+        if (
+            fresh
+            and fresh[0].previous_end <= scan_from <= fresh[0].base_offset
+            and fresh[0].next_offset <= high_watermark
+        ):
+            batch = fresh.popleft()
+            self._fresh_count -= len(batch.messages)
+            base, at_ms = batch.base_offset, batch.now_ms
+            records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
+            cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
+            return True
+        ahead = self._ahead
+        while ahead and ahead[0].offset < scan_from:
+            ahead.popleft()
+        if not ahead and not self._read_ahead(scan_from, high_watermark):
+            return False
+        cursor.feed(ahead, self._ahead_end, now_ms=now_ms, wall_ms=wall_ms)
+        return True
+
+    def _read_ahead(self, scan_from: int, high_watermark: int) -> bool:
+        """Decode a stretch of the log. The cursor takes what fits into its window; the rest waits
+        here, so that nothing is decoded twice."""
+        try:
+            batches = self._log.read(
+                scan_from, bytes_max=limits.READ_BYTES_MAX, up_to=high_watermark
+            )
+        except Damaged as damage:
+            self._on_damage(damage)
+            return False
+        for data in batches:
+            header = parse_header(data)
+            self._ahead_end = header.next_offset
+            if not header.is_control:
+                self._ahead.extend(self._decode(data, header, scan_from))
+        return bool(batches)
+
+    def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
+        """The records of a batch. One that a stream took unopened may turn out to be unreadable
+        when it is opened as a queue: its records are then given times so old that they count as
+        expired, and the queue goes on behind them."""
+        try:
+            return decode_batch(data, origin=self._origin, from_offset=from_offset)
+        except MalformedBatch as error:
+            log_.error(
+                "unreadable batch passed over",
+                extra={
+                    "topic": self.topic.name,
+                    "partition": self.index,
+                    "offset": header.base_offset,
+                    "records": header.count,
+                    "reason": str(error),
+                },
+            )
+            start = max(from_offset, header.base_offset)
+            count = min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
+            return [Record(start + n, -FOREVER_MS, _UNREADABLE) for n in range(count)]
+
+    def read(self, offset: int) -> Record | None:
+        """One record again, for a later lease of it. None, and the damage noted, if it cannot be
+        read: the lease then simply runs out."""
+        try:
+            batches = self._log.read(offset, bytes_max=1)
+        except Damaged as damage:
+            self._on_damage(damage)
+            return None
+        return decode_at(batches[0], offset, origin=self._origin)
+
+    # ── ack, extend, purge, start ────────────────────────────────────────────────────────────
+
+    async def ack(
+        self,
+        claims: Sequence[Claim],
+        *,
+        reason: AckReason = AckReason.ACKED,
+        is_strict: bool = False,
+    ) -> Sequence[Exception | None]:
+        outcome = self.cursor.ack(
+            claims, now_ms=self._clock.mono_ms(), reason=reason, is_strict=is_strict
+        )
+        flush = self._journal_events(outcome.events)
+        if self.topic.is_fifo:
+            self.wake()  # the group may go on
+        if flush is not None:
+            await flush.committed.wait()
+        elif self._journal.high_watermark < self._log.end_offset:
+            # Gone already, but perhaps by an ack that is not committed yet.
+            await self._journal.join().committed.wait()
+        if reason is AckReason.ACKED:
+            self.acked_count += sum(result is None for result in outcome.reply)
+        return outcome.reply
+
+    async def extend(
+        self, claims: Sequence[tuple[Claim, int]], *, is_strict: bool = False
+    ) -> Sequence[Exception | None]:
+        grain_ms = self._surroundings.grain_ms
+        rounded = [
+            (claim, lease_ms + grain_ms if 0 < lease_ms < limits.LEASE_MS_MAX else lease_ms)
+            for claim, lease_ms in claims
+        ]
+        outcome = self.cursor.extend(rounded, now_ms=self._clock.mono_ms(), is_strict=is_strict)
+        flush = self._journal_events(outcome.events)
+        self.wake()  # a release makes records available; any change may move the next wake
+        if flush is not None:
+            await flush.committed.wait()
+        return outcome.reply
+
+    async def purge(self) -> None:
+        self._journal.flush()  # messages of this turn stand before the purge
+        await self._settled(self.cursor.purge(end_offset=self._log.end_offset).events)
+
+    async def start(self, offset: int, *, backlog: int) -> None:
+        """Begin at an offset. ``backlog`` counts the messages between it and the log's end, all of
+        them appended: the caller has flushed the journal in this turn."""
+        self._forget_ahead()
+        events = self.cursor.start(offset, backlog=backlog).events
+        self._oldest = None
+        self.wake()
+        await self._settled(events)
+
+    async def trim(self, start_offset: int, *, passed: int, is_expiry: bool) -> None:
+        """Nothing below is left; ``passed`` of the messages there lay behind the head."""
+        outcome = self.cursor.trim(start_offset, passed=passed)
+        if outcome.events:
+            if is_expiry:
+                self._count_expired(passed)
+            await self._settled(outcome.events)
+
+    async def _settled(self, events: Sequence[Event]) -> None:
+        flush = self._journal_events(events)
+        if flush is not None:
+            await flush.committed.wait()
+
+    def _journal_events(self, events: Sequence[Event]) -> Flush | None:
+        flush = None
+        for event in events:
+            flush = self._journal_event(event)
+        return flush
+
+    def _journal_event(self, event: Event) -> Flush:
+        share_id = self._share_id
+        return self._journal.add_event(
+            encode(event) if share_id is None else encode_shared(share_id, event)
+        )
+
+    # ── waking ───────────────────────────────────────────────────────────────────────────────
+
+    def wake(self) -> None:
+        """Something may have become available: serve the waits, then sleep until the next time
+        something does."""
+        if self._listeners:
+            for listener in tuple(self._listeners):
+                listener()
+        elif not self.waits:
+            return
+        self.waits.serve(self.take_for_wait)
+        self.arm()
+
+    take_for_wait: Callable[[LeaseRequest], Taken]  # set by the queue, which knows the limits
+
+    def on_available(self, listener: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.add(listener)
+        self.arm()
+        return lambda: self._listeners.discard(listener)
+
+    def arm(self) -> None:
+        """Wake again when the next lease or delay ends, as long as somebody waits."""
+        if not self.waits and not self._listeners:
+            return
+        at_ms = self.cursor.next_wake_ms()
+        if at_ms is None:
+            return
+        if self._wake_timer is not None:
+            if self._wake_at_ms <= at_ms:
+                return
+            self._wake_timer.cancel()
+        self._wake_at_ms = at_ms
+        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
+        self._wake_timer = self._loop.call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._wake_timer = None
+        self.wake()
+
+    def disarm(self) -> None:
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+
+    # ── looking ──────────────────────────────────────────────────────────────────────────────
+
+    def counts(self) -> tuple[int, int, int]:
+        stats = self.cursor.stats(
+            now_ms=self._clock.mono_ms(), queue_delay_ms=self.topic.settings.delay_ms
+        )
+        return stats.visible, stats.in_flight, stats.delayed
+
+    @property
+    def in_flight(self) -> int:
+        return self.cursor.stats(now_ms=self._clock.mono_ms()).in_flight
+
+    def oldest_sent_at_ms(self) -> int | None:
+        """When the oldest record that is not gone was sent; None when there is none."""
+        if not any(self.counts()):
+            return None
+        low = self.cursor.low_offset()
+        if self._oldest is None or self._oldest[0] != low:
+            try:
+                peeked, _ = self.peek(start=low, count=1, read_bytes_max=OLDEST_READ_BYTES)
+            except Damaged as damage:
+                self._on_damage(damage)
+                return None
+            if not peeked:
+                return None
+            # Asked for again and again by dashboards, while the low offset moves only with acks.
+            self._oldest = low, peeked[0].record.sent_at_ms
+        return self._oldest[1]
+
+    def peek(
+        self, *, start: int, count: int, read_bytes_max: int = limits.READ_BYTES_MAX
+    ) -> tuple[list[Peeked], int]:
+        """Records from ``start`` on that are not gone, and where to look next. Looks through a
+        bounded stretch of the log: an answer with nothing in it may still have more behind it."""
+        end = self._journal.high_watermark
+        if start < 0:
+            return [], end
+        offset = max(start, self._log.start_offset)
+        found: list[Peeked] = []
+        read_bytes = 0
+        while offset < end and len(found) < count and read_bytes < PEEK_BYTES_MAX:
+            batches = self._log.read(offset, bytes_max=read_bytes_max, up_to=end)
+            if not batches:
+                break
+            for data in batches:
+                header = parse_header(data)
+                read_bytes += len(data)
+                if not header.is_control:
+                    for record in decode_batch(data, origin=self._origin, from_offset=offset):
+                        if len(found) == count:
+                            return found, record.offset
+                        peeked = self._peeked(record)
+                        if peeked is not None:
+                            found.append(peeked)
+                offset = header.next_offset
+        return found, offset
+
+    def _peeked(self, record: Record) -> Peeked | None:
+        state = self.cursor.state_of(
+            record.offset,
+            now_ms=self._clock.mono_ms(),
+            wall_ms=self._clock.wall_ms(),
+            queue_delay_ms=self.topic.settings.delay_ms,
+            record=record,
+        )
+        if state is None:
+            return None
+        return Peeked(self.index, record, state, self.cursor.attempts_of(record.offset))
+
+    # ── cleaning ─────────────────────────────────────────────────────────────────────────────
+
+    async def expire(self) -> None:
+        """Forget what is past its retention although nobody asks for it."""
+        for _ in range(EXPIRY_ROUNDS_MAX):
+            now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+            if self.cursor.wants_feed:
+                self._feed(now_ms, wall_ms)
+            outcome = self.cursor.expire(
+                retention_ms=self.retention_ms, now_ms=now_ms, wall_ms=wall_ms
+            )
+            if outcome.events:
+                self._count_expired(outcome.reply)
+                await self._settled(outcome.events)
+            if not outcome.reply:
+                return
+
+    def _count_expired(self, count: int) -> None:
+        self.expired_count += count
+        self._meter.expired(count)
+
+    def count_dead(self, count: int) -> None:
+        self.dead_count += count
+        self._meter.dead_lettered(count)

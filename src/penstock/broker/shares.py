@@ -1,0 +1,237 @@
+"""Shares: ``model.ports.Shares`` for the partitions of this node.
+
+A share is a named lease cursor over a topic. Its entry in the catalog says that it exists and how
+it behaves; where it stands is in the log of each partition, as everything else is. So a share is
+replicated, restored and deleted with no machinery of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.broker.leases import Leases
+from penstock.broker.partitions import Partitions
+from penstock.broker.queue import Queue
+from penstock.broker.redrive import ATTEMPTS_CONFIG, Redriver
+from penstock.broker.surroundings import Surroundings
+from penstock.cursor.outcome import Pick
+from penstock.model.errors import Damaged, InvalidRequest, TopicExists, TopicNotFound
+from penstock.model.message import Claim, Delivery
+from penstock.model.names import share_name
+from penstock.model.ports import (
+    NO_TAGS,
+    SETTINGS_DEFAULT,
+    Acquired,
+    LeaseRequest,
+)
+from penstock.model.stream import settings_of
+from penstock.model.topic import Kind, QueueSettings, Topic
+from penstock.record.batch import parse_header
+
+RECEIPT_KEY_BYTES = 32
+SHARES_PER_TOPIC_MAX = 100  # each is told of every append
+NAME_CHARS_MAX = 512
+
+
+class ShareCalls:
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        partitions: Partitions,
+        redriver: Redriver,
+        *,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._surroundings = surroundings
+        self._catalog = surroundings.catalog
+        self._partitions = partitions
+        self._redriver = redriver
+        self._entropy = entropy
+
+    # ── making and ending ────────────────────────────────────────────────────────────────────
+
+    def find_share(self, source: Topic, group: str) -> Topic | None:
+        name = share_name(source.name, group)
+        share = self._catalog.find(source.account, source.region, name)
+        return share if share is not None and share.source_id == source.topic_id else None
+
+    async def open_share(
+        self,
+        source: Topic,
+        group: str,
+        *,
+        start: int,
+        settings: QueueSettings = SETTINGS_DEFAULT,
+        tags: Mapping[str, str] = NO_TAGS,
+        attempts_max: int | None = None,
+    ) -> Topic:
+        share = self.find_share(source, group)
+        if share is not None:
+            return share
+        self._check(source, group)
+        now_ms = self._surroundings.clock.wall_ms()
+        share = Topic(
+            topic_id=self._entropy(16).hex(),
+            account=source.account,
+            region=source.region,
+            name=share_name(source.name, group),
+            kind=Kind.STANDARD,
+            partition_count=source.partition_count,
+            created_at_ms=now_ms,
+            modified_at_ms=now_ms,
+            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
+            settings=settings,
+            tags=dict(tags),
+            configs={} if attempts_max is None else {ATTEMPTS_CONFIG: str(attempts_max)},
+            source_id=source.topic_id,
+        )
+        partitions = (await self._open(source)).partitions
+        # The log first: an entry of the catalog without a beginning in the log would be taken
+        # for one whose beginning was dropped with its segment.
+        for partition in partitions:
+            await partition.begin_share(share, start)
+        try:
+            return await self._catalog.create(share)
+        except TopicExists:
+            for partition in partitions:
+                partition.end_share(share.topic_id)
+            found = self.find_share(source, group)  # somebody was faster
+            if found is None:
+                raise
+            return found
+        except BaseException:
+            for partition in partitions:
+                partition.end_share(share.topic_id)
+            raise
+
+    def _check(self, source: Topic, group: str) -> None:
+        if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
+            raise InvalidRequest("A share needs the name of a group, and not too long a one.")
+        if source.is_share:
+            raise InvalidRequest(f"{source.name} is a share itself: share the topic that it reads.")
+        if source.is_fifo:
+            raise InvalidRequest(f"{source.name} is a FIFO queue: shares keep no order.")
+        if settings_of(source).is_compacted:
+            raise InvalidRequest(
+                f"{source.name} is compacted: a share needs a topic that keeps its records."
+            )
+        if len(self._catalog.shares_of(source.topic_id)) >= SHARES_PER_TOPIC_MAX:
+            raise InvalidRequest(f"{source.name} has its maximum of {SHARES_PER_TOPIC_MAX} shares.")
+
+    async def close_share(self, source: Topic, group: str) -> bool:
+        share = self.find_share(source, group)
+        if share is None:
+            return False
+        now_ms = self._surroundings.clock.wall_ms()
+        await self._catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
+        return True
+
+    # ── leasing ──────────────────────────────────────────────────────────────────────────────
+
+    async def acquire(
+        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+    ) -> Acquired:
+        queue = await self._open(share)
+        leases = self._leases(queue, partition)
+        deliveries: list[Delivery] = []
+        size = 0
+        attempts_max = self._redriver.attempts_max(queue.topic)
+        in_flight_max = self._surroundings.in_flight_max
+        wanted = 1
+        while len(deliveries) < count and size < bytes_max:
+            # The first tells how large they are about, and how many more there is room for.
+            taken = leases.take(
+                LeaseRequest(count=min(wanted, count - len(deliveries)), lease_ms=lease_ms),
+                attempts_max=attempts_max,
+                in_flight_max=in_flight_max,
+            )
+            if taken.dead:
+                await self._redriver.move(leases, taken.dead)
+            if taken.flush is not None and taken.deliveries:
+                await taken.flush.written.wait()
+            if not taken.deliveries:
+                break
+            deliveries.extend(taken.deliveries)
+            size += sum(len(each.record.message.body) for each in taken.deliveries)
+            wanted = max(1, (bytes_max - size) * len(deliveries) // max(1, size))
+        deliveries.sort(key=_offset_of)
+        return Acquired(
+            leases.cursor.low_offset(),
+            self._batches(queue, partition, deliveries),
+            [(each.record.offset, each.lease_seq, each.attempt) for each in deliveries],
+        )
+
+    def _batches(self, queue: Queue, partition: int, deliveries: Sequence[Delivery]) -> list[bytes]:
+        """The batches that hold what was leased, each once, as they stand in the log."""
+        log = queue.partitions[partition].log
+        batches: list[bytes] = []
+        covered = -1
+        for delivery in deliveries:
+            offset = delivery.record.offset
+            if offset < covered:
+                continue
+            try:
+                batch = log.read(offset, bytes_max=1)[0]
+            except Damaged as damage:
+                queue.partitions[partition].found_damage(damage)
+                continue
+            batches.append(batch)
+            covered = parse_header(batch).next_offset
+        return batches
+
+    async def finish(
+        self, share: Topic, partition: int, claims: Sequence[Claim], *, is_rejected: bool = False
+    ) -> Sequence[Exception | None]:
+        leases = self._leases(await self._open(share), partition)
+        if not is_rejected or leases.topic.settings.redrive is None:
+            return await leases.ack(claims, is_strict=True)
+        # A short lease more, so that nobody gets them while they are being moved.
+        results = await leases.extend([(claim, REJECT_MS) for claim in claims], is_strict=True)
+        picks = [
+            Pick(claim.offset, claim.lease_seq, leases.cursor.attempts_of(claim.offset), 0, None)
+            for claim, result in zip(claims, results, strict=True)
+            if result is None
+        ]
+        if picks:
+            await self._redriver.move(leases, picks)
+        return results
+
+    async def prolong(
+        self, share: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+    ) -> Sequence[Exception | None]:
+        leases = self._leases(await self._open(share), partition)
+        return await leases.extend(claims, is_strict=True)
+
+    def on_available(
+        self, share: Topic, partition: int, listener: Callable[[], None]
+    ) -> Callable[[], None]:
+        queue = self._partitions.find(share)
+        if queue is None:
+            raise TopicNotFound(share.name)
+        return self._leases(queue, partition).on_available(listener)
+
+    # ── where it stands ──────────────────────────────────────────────────────────────────────
+
+    async def share_start(self, share: Topic, partition: int) -> int:
+        return self._leases(await self._open(share), partition).cursor.low_offset()
+
+    async def share_lag(self, share: Topic, partition: int) -> int:
+        return sum(self._leases(await self._open(share), partition).counts())
+
+    async def restart_share(self, share: Topic, partition: int, offset: int) -> None:
+        queue = await self._open(share)
+        leases = self._leases(queue, partition)
+        await queue.partitions[partition].restart_share(leases, offset)
+
+    async def _open(self, topic: Topic) -> Queue:
+        return self._partitions.find(topic) or await self._partitions.open(topic)
+
+    def _leases(self, queue: Queue, partition: int) -> Leases:
+        if not 0 <= partition < len(queue.leases):
+            raise TopicNotFound(queue.topic.name)
+        return queue.leases[partition]
+
+
+REJECT_MS = 30_000  # to copy rejected records to the dead-letter queue
+
+
+def _offset_of(delivery: Delivery) -> int:
+    return delivery.record.offset

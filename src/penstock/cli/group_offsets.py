@@ -1,0 +1,88 @@
+"""The committed offsets of a consumer group, read and written as somebody outside of it. Writing
+is allowed by the coordinator only while the group has no members."""
+
+from collections.abc import Mapping
+
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.kafka_client import Kafka, Place, by_topic, check
+
+_OFFSET_COMMIT, _OFFSET_FETCH, _LIST_GROUPS, _DESCRIBE_SHARE_OFFSETS = 8, 9, 16, 90
+_COMMIT_BY_NAME_MAX = 9  # newer commits name topics by id
+_ONE_GROUP_MAX = 7  # newer requests ask for several groups
+_IDLE_STATES = frozenset(("empty", "dead"))
+
+
+def committed(kafka: Kafka, group: str) -> dict[Place, int]:
+    """All offsets that a group has committed."""
+    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
+
+    what = f"cannot ask for the offsets of group '{group}'"
+    node = kafka.coordinator(group, what=what)
+    request = OffsetFetchRequest(group_id=group, topics=None)
+    reply = kafka.call(_OFFSET_FETCH, request, node=node, version_max=_ONE_GROUP_MAX)
+    check(what, reply.error_code)
+    found = {}
+    for topic in reply.topics:
+        for part in topic.partitions:
+            check(f"{what}: {topic.name}, {part.partition_index}", part.error_code)
+            if part.committed_offset >= 0:
+                found[Place(topic.name, part.partition_index)] = part.committed_offset
+    return found
+
+
+def share_starts(kafka: Kafka, group: str) -> dict[Place, int]:
+    """For a share group: the first record of each partition that is not finished with."""
+    from penstock.wire.kafka.generated import describe_share_group_offsets as api
+
+    what = f"cannot ask for the offsets of group '{group}'"
+    node = kafka.coordinator(group, what=what)
+    asked = api.DescribeShareGroupOffsetsRequestGroup(group, None)
+    request = api.DescribeShareGroupOffsetsRequest(groups=[asked])
+    (found,) = kafka.call(_DESCRIBE_SHARE_OFFSETS, request, node=node).groups
+    check(what, found.error_code, found.error_message)
+    starts = {}
+    for topic in found.topics:
+        for part in topic.partitions:
+            check(f"{what}: {topic.topic_name}, {part.partition_index}", part.error_code)
+            if part.start_offset >= 0:
+                starts[Place(topic.topic_name, part.partition_index)] = part.start_offset
+    return starts
+
+
+def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str) -> None:
+    from penstock.wire.kafka.generated import offset_commit as api
+
+    topics = [
+        api.OffsetCommitRequestTopic(
+            name=topic,
+            partitions=[
+                api.OffsetCommitRequestPartition(place.partition, offset)
+                for place, offset in offsets.items()
+                if place.topic == topic
+            ],
+        )
+        for topic in by_topic(offsets)
+    ]
+    request = api.OffsetCommitRequest(group_id=group, topics=topics)
+    node = kafka.coordinator(group, what=what)
+    reply = kafka.call(_OFFSET_COMMIT, request, node=node, version_max=_COMMIT_BY_NAME_MAX)
+    for topic in reply.topics:
+        for part in topic.partitions:
+            check(f"{what}: {topic.name}, {part.partition_index}", part.error_code)
+
+
+def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
+    """Before anything is done in its name: a group with members would refuse the commit."""
+    from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+
+    node = kafka.coordinator(group, what=what)
+    reply = kafka.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
+    check(what, reply.error_code)
+    for each in reply.groups:
+        if each.group_id == group and each.group_state.lower() not in _IDLE_STATES:
+            raise Failure(
+                what,
+                f"group '{group}' has members of its own",
+                f"stop them first (`penstock group show {group}` names them), or leave out --group",
+                exit_code=ExitCode.CONFLICT,
+            )

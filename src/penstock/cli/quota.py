@@ -1,0 +1,154 @@
+"""``penstock quota``: how fast a tenant may ask, and how much it may have.
+
+Zero stands for "no limit" everywhere. What is not named in ``set`` stays as it is.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import click
+
+from penstock.cli.client import Json
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.output import Column, size
+from penstock.cli.quantity import bytes_of
+from penstock.cli.session import Noun, Session, pass_session
+
+_COUNT_MAX = 2**53
+
+
+class RateFlags(NamedTuple):
+    field: str
+    flag: str  # of the rate; its burst is next to it
+    burst_flag: str
+    help: str
+
+
+_RATES = (
+    RateFlags("tenant_requests", "--requests-per-second", "--burst", "of the whole tenant"),
+    RateFlags("tenant_bytes", "--bytes-per-second", "--burst-bytes", "of messages, in and out"),
+    RateFlags("user_requests", "--user-requests-per-second", "--user-burst", "of each user"),
+    RateFlags("queue_requests", "--queue-requests-per-second", "--queue-burst", "of each queue"),
+)
+_QUOTAS: Mapping[str, tuple[str, str]] = {
+    "queues_max": ("--queues-max", "queues and topics"),
+    "stored_bytes_max": ("--stored-bytes-max", "bytes on disk"),
+    "connections_max": ("--connections-max", "connections open at once"),
+    "waits_max": ("--waits-max", "long polls waiting at once"),
+}
+
+
+@click.group(cls=Noun)
+def quota() -> None:
+    """Show and set how much and how fast a tenant may."""
+
+
+def _path(name: str) -> str:
+    return f"quotas/{quote(name, safe='')}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,g}"
+
+
+def _print(session: Session, found: Json) -> None:
+    if not session.out.is_table:
+        session.out.one(found)
+        return
+    item: dict[str, Any] = {"tenant": f"{found['name']} ({found['account']})"}
+    for each in _RATES:
+        item[each.flag[2:]] = _rate(found["limits"][each.field])
+    for action, rate in sorted(found["limits"]["operations"].items()):
+        item[action] = _rate(rate)
+    for field, (flag, _) in _QUOTAS.items():
+        value = found["quotas"][field]
+        shown = size(value) if field == "stored_bytes_max" else _number(value)
+        item[flag[2:]] = shown if value else "no limit"
+    session.out.one(item, columns=[Column(key, key) for key in item])
+
+
+def _rate(rate: Mapping[str, float]) -> str:
+    if not rate["per_s"]:
+        return "no limit"
+    burst = f", {_number(rate['burst'])} at once" if rate["burst"] else ""
+    return f"{_number(rate['per_s'])}{burst}"
+
+
+@quota.command()
+@click.argument("name", metavar="TENANT")
+@pass_session
+def show(session: Session, name: str) -> None:
+    """Show the limits and quotas of a tenant."""
+    _print(session, session.admin.get(_path(name), what=f"cannot show the quotas of '{name}'"))
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    rate = click.FloatRange(min=0)
+    for field, (flag, text) in reversed(list(_QUOTAS.items())):
+        kind: Any = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
+        command = click.option(flag, field, type=kind, help=f"{text}; 0: no limit")(command)
+    for each in reversed(_RATES):
+        is_bytes = each.field == "tenant_bytes"
+        kind = bytes_of(0, _COUNT_MAX) if is_bytes else rate
+        command = click.option(each.burst_flag, f"{each.field}_burst", type=kind, help="at once")(
+            command
+        )
+        command = click.option(each.flag, each.field, type=kind, help=f"{each.help}; 0: no limit")(
+            command
+        )
+    return command
+
+
+@quota.command("set")
+@click.argument("name", metavar="TENANT")
+@_options
+@click.option(
+    "--operation",
+    "operations",
+    multiple=True,
+    metavar="ACTION=RATE[:BURST]",
+    help="such as sqs:PurgeQueue=1:5; a rate of 0 removes it; can be given many times",
+)
+@pass_session
+def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags: Any) -> None:
+    """Change limits or quotas of a tenant, such as --requests-per-second 100 --burst 200."""
+    what = f"cannot set the quotas of '{name}'"
+    limits: Json = {}
+    if any(flags[f"{each.field}_burst"] is not None for each in _RATES):
+        known = session.admin.get(_path(name), what=what)["limits"]
+    else:
+        known = {}
+    for each in _RATES:
+        per_s, burst = flags[each.field], flags[f"{each.field}_burst"]
+        if per_s is None and burst is None:
+            continue
+        if per_s is None:
+            per_s = known[each.field]["per_s"]
+            if not per_s:
+                raise click.UsageError(f"{each.burst_flag} needs {each.flag}: there is none yet.")
+        limits[each.field] = {"per_s": per_s, "burst": burst or 0}
+    if operations:
+        limits["operations"] = dict(_operation(text) for text in operations)
+    quotas = {field: flags[field] for field in _QUOTAS if flags[field] is not None}
+    if not (limits or quotas):
+        raise click.UsageError("Nothing to set: name at least one limit.")
+    body = {"limits": limits, "quotas": quotas}
+    _print(session, session.admin.call("PATCH", _path(name), body=body, what=what))
+
+
+def _operation(text: str) -> tuple[str, dict[str, float] | None]:
+    action, equals, numbers = text.partition("=")
+    rate, _, burst = numbers.partition(":")
+    try:
+        per_s, at_once = float(rate), float(burst or 0)
+    except ValueError:
+        equals = ""
+    if not action or not equals:
+        raise Failure(
+            f"'{text}' is no rate of an operation",
+            "expected an action, an equals sign and a number",
+            "write it like sqs:SendMessage=100 or sqs:SendMessage=100:200",
+            exit_code=ExitCode.USAGE,
+        )
+    return action, {"per_s": per_s, "burst": at_once} if per_s else None

@@ -1,0 +1,233 @@
+"""Share groups (KIP-932): who reads which partitions when a partition may have several readers.
+
+Members say with each heartbeat that they are there, and are told their partitions. Nobody owns any
+of them, so nothing has to be given up before another takes it: a new assignment holds at once, and
+members learn of it with their next heartbeat. Who gets which record is not decided here but by the
+lease cursor of the topic and the group.
+
+    epoch in the request:  0 join · -1 leave
+    repeated with the previous epoch: the answer was lost, and is given again
+
+That the group is there, and its epoch, stand in the log. Its members are this node's memory alone:
+after a restart each is told that it is unknown, joins again under the same id, and misses nothing,
+for what the group has read is kept by the cursors.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from penstock.cursor.group.assignors import MemberSpec, Partitions, TopicPartition, assign_uniform
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.consumer import JOIN, LEAVE, Topics
+from penstock.cursor.group.deadlines import Deadlines
+from penstock.cursor.group.decision import Draft, Reply
+from penstock.cursor.group.records import CODEC, ShareKey, ShareValue
+from penstock.cursor.group.settings import GENERATION_MAX, GroupSettings, ShareSettings
+
+ASSIGNOR = "simple"
+
+
+class ShareHeartbeat(msgspec.Struct, frozen=True):
+    """None stands for "as before"."""
+
+    member_id: str  # made by the client
+    member_epoch: int
+    rack_id: str | None = None
+    topic_names: tuple[str, ...] | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+
+class ShareReply(Reply, frozen=True):
+    message: str | None = None
+    member_epoch: int = 0
+    settings: ShareSettings = ShareSettings()
+    assignment: Partitions = frozenset()
+    is_news: bool = False  # whether the member is to be told its assignment
+
+
+class ShareMember(msgspec.Struct):
+    member_id: str
+    epoch: int = 0
+    previous_epoch: int = 0
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topic_names: frozenset[str] = frozenset()
+    assigned: Partitions = frozenset()  # by the group's newest assignment
+    told: Partitions | None = None  # what it was told last
+
+
+def assign_simple(
+    members: Sequence[MemberSpec], topics: Mapping[str, int]
+) -> dict[str, Partitions]:
+    """Every partition to one of its readers, evenly; a reader left without any gets the partition
+    of its topics that has the fewest readers so far. ``topics``: id → partition count."""
+    shares = assign_uniform(members, topics)
+    readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
+    for member in sorted(members, key=lambda each: each.member_id):
+        if shares[member.member_id]:
+            continue
+        choice = [
+            (t, p) for t in sorted(member.topic_ids & topics.keys()) for p in range(topics[t])
+        ]
+        if not choice:
+            continue
+        # What it had before breaks a tie, so that members stay where their records are.
+        best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
+        readers[best] += 1
+        shares[member.member_id] = frozenset((best,))
+    return shares
+
+
+class ShareGroup:
+    def __init__(
+        self, group_id: str, settings: GroupSettings, value: ShareValue | None = None
+    ) -> None:
+        self.group_id = group_id
+        self.value = value or ShareValue(0)
+        self._settings = settings
+        self._members: dict[str, ShareMember] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        self._topics_epoch: int | None = None  # of the topics last looked at
+        self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
+
+    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    @property
+    def epoch(self) -> int:
+        return self.value.epoch
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def state(self) -> str:
+        return "Stable" if self._members else "Empty"
+
+    def members(self) -> tuple[ShareMember, ...]:
+        """As they are: to be copied by who keeps them."""
+        return tuple(self._members.values())
+
+    def subscribed(self) -> frozenset[str]:
+        return frozenset(name for member in self._members.values() for name in member.topic_names)
+
+    def next_wake_ms(self) -> int | None:
+        return self._deadlines.next_ms()
+
+    # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
+    def heartbeat(
+        self,
+        request: ShareHeartbeat,
+        topics: Topics,
+        settings: ShareSettings,
+        draft: Draft,
+        *,
+        ticket: int,
+        now_ms: int,
+    ) -> None:
+        refusal = self._malformed(request) or self._refusal(request)
+        if refusal is not None:
+            draft.answer(ticket, refusal)
+            return
+        if request.member_epoch == LEAVE:
+            self._remove(request.member_id, draft)
+            draft.answer(ticket, ShareReply(member_epoch=LEAVE), after_commit=True)
+            return
+        member, has_changed = self._admit(request)
+        self._refresh(topics, draft, has_changed=has_changed)
+        if member.epoch != self.epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.epoch
+        self._deadlines.set(member.member_id, now_ms + settings.session_ms)
+        is_full = request.topic_names is not None
+        is_news = is_full or member.told != member.assigned
+        member.told = member.assigned
+        reply = ShareReply(
+            member_epoch=member.epoch,
+            settings=settings,
+            assignment=member.assigned,
+            is_news=is_news,
+        )
+        draft.answer(ticket, reply, after_commit=True)
+
+    def _malformed(self, request: ShareHeartbeat) -> ShareReply | None:
+        if not request.member_id:
+            return _refuse(request, Code.INVALID_REQUEST, "A member id is required.")
+        if request.member_epoch < LEAVE:
+            return _refuse(request, Code.INVALID_REQUEST, "The member epoch is below -1.")
+        if request.rack_id is not None and not request.rack_id:
+            return _refuse(request, Code.INVALID_REQUEST, "A rack id is not empty.")
+        if request.member_epoch == JOIN and not request.topic_names:
+            return _refuse(request, Code.INVALID_REQUEST, "A join needs a subscription.")
+        return None
+
+    def _refusal(self, request: ShareHeartbeat) -> ShareReply | None:
+        member = self._members.get(request.member_id)
+        epoch = request.member_epoch
+        if epoch == JOIN:
+            members_max = self._settings.share_members_max
+            if member is None and len(self._members) >= members_max:
+                text = f"The group has {members_max} members."
+                return _refuse(request, Code.GROUP_MAX_SIZE_REACHED, text)
+            return None
+        if member is None:
+            return _refuse(request, Code.UNKNOWN_MEMBER_ID, "The group has no such member.")
+        if epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
+            text = f"The member is at epoch {member.epoch}, not {epoch}."
+            return _refuse(request, Code.FENCED_MEMBER_EPOCH, text)
+        return None
+
+    def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
+        """The member, and whether the assignment must be worked out anew because of it."""
+        member = self._members.get(request.member_id)
+        is_new = member is None
+        if member is None:
+            member = self._members[request.member_id] = ShareMember(request.member_id)
+        if request.member_epoch == JOIN:
+            member.told = None
+        if request.rack_id is not None:
+            member.rack_id = request.rack_id
+        member.client_id = request.client_id or member.client_id
+        member.client_host = request.client_host or member.client_host
+        before = member.topic_names
+        if request.topic_names is not None:
+            member.topic_names = frozenset(request.topic_names)
+        return member, is_new or member.topic_names != before
+
+    def tick(self, draft: Draft, *, now_ms: int) -> None:
+        """Members that were not heard of in time are out."""
+        while (member_id := self._deadlines.pop_due(now_ms)) is not None:
+            self._remove(member_id, draft)
+
+    # ── Assignment ───────────────────────────────────────────────────────────────────────────
+    def _remove(self, member_id: str, draft: Draft) -> None:
+        del self._members[member_id]
+        self._deadlines.drop(member_id)
+        self._assign(draft)
+
+    def _refresh(self, topics: Topics, draft: Draft, *, has_changed: bool) -> None:
+        if topics.epoch != self._topics_epoch or has_changed:
+            self._topics_epoch = topics.epoch
+            names = self.subscribed()
+            found = {name: topics.by_name[name] for name in names if name in topics.by_name}
+            has_changed |= found != self._topics
+            self._topics = found
+        if has_changed:
+            self._assign(draft)
+
+    def _assign(self, draft: Draft) -> None:
+        self.value = ShareValue(min(self.value.epoch + 1, GENERATION_MAX))
+        draft.rows.append(CODEC.encode(ShareKey(self.group_id), self.value))
+        specs = []
+        for member in self._members.values():
+            known = (self._topics[name][0] for name in member.topic_names if name in self._topics)
+            specs.append(MemberSpec(member.member_id, frozenset(known), member.assigned))
+        counts = dict(self._topics.values())
+        for member_id, share in assign_simple(specs, counts).items():
+            self._members[member_id].assigned = share
+
+
+def _refuse(request: ShareHeartbeat, code: Code, message: str) -> ShareReply:
+    return ShareReply(code, message, request.member_epoch)

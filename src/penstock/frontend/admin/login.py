@@ -1,0 +1,144 @@
+"""Who asks the admin API: the operator's token, a token got by logging in, or, where authentication
+is off, anybody.
+
+A log-in trades a key's id and secret for a token that names both and ends after twelve hours. The
+token is signed with a key derived from that very secret, so no node has to keep anything: each can
+check it, and nothing remains to be revoked apart from the key. Disabling or deleting the key, or
+suspending its tenant, ends all its tokens with the next request.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+import msgspec
+
+from penstock.frontend.admin.directory import Directory
+from penstock.model.errors import PenstockError
+from penstock.model.identity import AccessKey, Caller, KeyStatus
+
+TOKEN_MS = 12 * 3_600 * 1_000
+TOKEN_CHARS_MAX = 4_096
+OPERATOR = "operator"  # who holds the configured token, in logs
+
+_SCHEME = "psat1"
+_PURPOSE = b"penstock admin token 1"
+_UNKNOWN = b"\0" * 40  # compared with where there is no key, so that both take the same time
+
+
+class Unauthenticated(PenstockError):
+    """Nobody we know, or no longer."""
+
+
+class _Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key_id: str
+    account: str
+    user: str
+    expires_at_ms: int
+
+
+class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key_id: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.key_id!r})"
+
+
+class Session(msgspec.Struct, frozen=True):
+    token: str
+    expires_at_ms: int
+    account: str
+    user: str
+    is_operator: bool
+
+
+class Gate:
+    def __init__(
+        self, *, token: str, identities: Directory | None, account: str, is_required: bool
+    ) -> None:
+        """``is_required``: authentication is on. Without it, and without a token in the
+        configuration, everybody is believed to be the operator of ``account``."""
+        self._token = token.encode()
+        self._identities = identities
+        self._is_open = not token and not is_required
+        self._operator = Caller(account, OPERATOR, is_operator=True, is_trusted=True)
+
+    def caller(self, authorization: str, *, now_ms: int) -> Caller:
+        """Raises Unauthenticated. A token that is given counts even where none is needed: it says
+        on whose behalf."""
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() == "bearer":
+            # In constant time, so that the token cannot be guessed byte by byte.
+            if self._token and hmac.compare_digest(given.encode(errors="replace"), self._token):
+                return self._operator
+            if given.startswith(f"{_SCHEME}."):
+                return self._by_session(given, now_ms=now_ms)
+        if self._is_open:
+            return self._operator
+        if scheme:
+            raise Unauthenticated("The bearer token is not known here.")
+        raise Unauthenticated("This needs a bearer token: that of admin.token, or one of a log-in.")
+
+    def log_in(self, given: Credentials, *, now_ms: int) -> Session:
+        """Raises Unauthenticated, with one sentence for every reason but a suspension."""
+        identities = self._identities
+        key = None if identities is None else identities.key(given.key_id)
+        secret = _UNKNOWN if key is None or identities is None else identities.secret(key)
+        is_right = hmac.compare_digest(given.secret.encode(errors="replace"), secret)
+        if key is None or identities is None or not is_right:
+            raise Unauthenticated("The key id or the secret is wrong, or the key is disabled.")
+        caller = self._by_key(key)
+        identities.note_used(key, now_ms=now_ms)
+        claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
+        body = _b64(msgspec.json.encode(claims))
+        token = f"{_SCHEME}.{body}.{_b64(_mac(secret, body))}"
+        return Session(token, claims.expires_at_ms, key.account, key.user, caller.is_operator)
+
+    def _by_session(self, token: str, *, now_ms: int) -> Caller:
+        refusal = Unauthenticated("The token of this log-in is not valid, or no longer: log in.")
+        parts = token.split(".")
+        if len(parts) != 3 or len(token) > TOKEN_CHARS_MAX or self._identities is None:
+            raise refusal
+        _, body, signature = parts
+        try:
+            claims = msgspec.json.decode(_unb64(body), type=_Claims)
+            given = _unb64(signature)
+        except (msgspec.MsgspecError, binascii.Error, ValueError):
+            raise refusal from None
+        key = self._identities.key(claims.key_id)
+        secret = _UNKNOWN if key is None else self._identities.secret(key)
+        is_right = hmac.compare_digest(given, _mac(secret, body))
+        if (
+            key is None
+            or not is_right
+            or now_ms >= claims.expires_at_ms
+            or (key.account, key.user) != (claims.account, claims.user)
+        ):
+            raise refusal
+        return self._by_key(key)
+
+    def _by_key(self, key: AccessKey) -> Caller:
+        assert self._identities is not None
+        user = self._identities.user(key.account, key.user)
+        tenant = self._identities.tenant(key.account)
+        if key.status is not KeyStatus.ACTIVE or user is None or tenant is None:
+            raise Unauthenticated("The key id or the secret is wrong, or the key is disabled.")
+        # An operator keeps the way back in: otherwise one could suspend oneself for good.
+        if tenant.is_suspended and not user.is_operator:
+            raise Unauthenticated("The tenant is suspended.")
+        return Caller(key.account, key.user, key.key_id, is_operator=user.is_operator)
+
+
+def _mac(secret: bytes, body: str) -> bytes:
+    key = hmac.digest(secret, _PURPOSE, hashlib.sha256)
+    return hmac.digest(key, body.encode(), hashlib.sha256)
+
+
+def _b64(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
+
+
+def _unb64(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,0 +1,93 @@
+"""Who may do what through the admin API.
+
+An operator may do everything, for every tenant. Anybody else is held to their own tenant, and there
+to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:penstock:admin:<region>:
+<account>:user/<name>`` and the like, so that a policy that allows everything makes an administrator
+of the tenant. What belongs to an operator is an operator's to change: a key made for one would be a
+way to become one.
+"""
+
+from penstock.frontend.admin.directory import Directory
+from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.decisions import Decisions
+from penstock.model.errors import AccessDenied, NotFound
+from penstock.model.identity import Circumstances, Tenant, User
+from penstock.model.names import is_account
+
+READ = "admin:Read"
+WRITE = "admin:Write"
+
+
+def directory(context: Context) -> Directory:
+    if context.identities is None:
+        raise NotFound("This node keeps no identities.")
+    return context.identities
+
+
+def decisions(context: Context) -> Decisions:
+    assert context.decisions is not None, "whoever is no operator came in by an identity"
+    return context.decisions
+
+
+def operator_only(call: Call) -> None:
+    if not call.caller.is_operator:
+        raise AccessDenied("Only an operator may do this.")
+
+
+def account_of(context: Context, call: Call, named: str = "") -> str:
+    """The account that a call is about: named by its twelve digits or by its tenant's name, else
+    the caller's own. Somebody else's is refused in the same words whether it exists or not."""
+    caller = call.caller
+    text = named or call.text("tenant")
+    if not text:
+        return caller.account
+    account = text if is_account(text) else _account_by_name(context, text)
+    if account != caller.account and not caller.is_operator:
+        raise AccessDenied("This is not your tenant.")
+    if account is None:
+        raise NotFound(f"There is no tenant {text[:80]}.")
+    return account
+
+
+def _account_by_name(context: Context, name: str) -> str | None:
+    found = [tenant.account for tenant in directory(context).tenants() if tenant.name == name]
+    return found[0] if len(found) == 1 else None
+
+
+def may(context: Context, call: Call, action: str, arn: str) -> None:
+    """Raises AccessDenied. ``arn`` is of the caller's own account."""
+    caller = call.caller
+    if caller.is_operator:
+        return
+    decision = decisions(context).decide(
+        caller,
+        action,
+        arn=arn,
+        owner=caller.account,
+        policy=None,
+        circumstances=lambda: Circumstances(call.peer, call.is_tls, context.clock.wall_ms()),
+    )
+    if not decision.is_allowed:
+        raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+
+
+def admin_arn(context: Context, account: str, kind: str, name: str = "*") -> str:
+    return f"arn:penstock:admin:{context.info.region}:{account}:{kind}/{name}"
+
+
+def known_tenant(context: Context, account: str) -> Tenant:
+    tenant = directory(context).tenant(account)
+    if tenant is None:
+        raise NotFound(f"There is no tenant {account}.")
+    return tenant
+
+
+def known_user(context: Context, call: Call, account: str, name: str, action: str) -> User:
+    """The user, once the caller may do ``action`` with it."""
+    may(context, call, action, admin_arn(context, account, "user", name))
+    user = directory(context).user(account, name)
+    if user is None:
+        raise NotFound(f"There is no user {name[:80]} in the tenant {account}.")
+    if action == WRITE and user.is_operator and not call.caller.is_operator:
+        raise AccessDenied("Only an operator may change an operator.")
+    return user

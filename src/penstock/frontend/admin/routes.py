@@ -1,0 +1,111 @@
+"""Every path of the admin API: what is done there, and what it takes to be let in.
+
+Resources about identities look after rights themselves, for they know whom they are about. The
+older ones, which only read, get theirs here: an operator's, or that of an SQS action on the queues
+of the caller's own account.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.frontend.admin import (
+    data_key,
+    keys,
+    metrics,
+    node,
+    policies,
+    probes,
+    queues,
+    tenants,
+    users,
+)
+from penstock.frontend.admin.messages import Messages
+from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.rights import may
+from penstock.model.errors import AccessDenied
+from penstock.model.names import queue_arn
+from penstock.net.exchange import HttpReply
+
+Resource = Callable[[Context, Call], Awaitable[HttpReply]]
+
+ANY = "*"  # stands for one segment of a path
+OPEN = "open"  # to everybody: a machine beside us that learns next to nothing, or who logs in
+KNOWN = "known"  # to everybody we know; the resource sees to the rest
+OPERATOR = "operator"
+# Any other right is an SQS action.
+
+_API = ("api", "v1")
+
+
+class Route(NamedTuple):
+    method: str
+    path: tuple[str, ...]
+    resource: Resource
+    right: str
+
+    def fits(self, path: tuple[str, ...]) -> bool:
+        return len(path) == len(self.path) and all(
+            given if wanted == ANY else given == wanted
+            for given, wanted in zip(path, self.path, strict=True)
+        )
+
+
+def routes(log_in: Resource) -> Sequence[Route]:
+    """Of one node: the tail of messages counts those who wait on it."""
+    return (
+        Route("GET", ("healthz",), probes.healthz, OPEN),
+        Route("GET", ("readyz",), probes.readyz, OPEN),
+        Route("GET", ("startupz",), probes.startupz, OPEN),
+        Route("POST", (*_API, "login"), log_in, OPEN),
+        Route("GET", ("metrics",), metrics.totals, OPERATOR),
+        Route("GET", ("metrics", "objects"), metrics.objects, OPERATOR),
+        Route("GET", (*_API, "info"), node.info, KNOWN),
+        Route("GET", (*_API, "config"), node.config, OPERATOR),
+        Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
+        Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
+        Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),
+        Route("POST", (*_API, "queues", ANY, "rotate"), data_key.rotate, "sqs:SetQueueAttributes"),
+        Route("GET", (*_API, "tenants"), tenants.many, KNOWN),
+        Route("POST", (*_API, "tenants"), tenants.create, KNOWN),
+        Route("GET", (*_API, "tenants", ANY), tenants.one, KNOWN),
+        Route("PATCH", (*_API, "tenants", ANY), tenants.change, KNOWN),
+        Route("DELETE", (*_API, "tenants", ANY), tenants.delete, KNOWN),
+        Route("GET", (*_API, "quotas", ANY), tenants.quotas, KNOWN),
+        Route("PATCH", (*_API, "quotas", ANY), tenants.set_quotas, KNOWN),
+        Route("GET", (*_API, "users"), users.many, KNOWN),
+        Route("POST", (*_API, "users"), users.create, KNOWN),
+        Route("GET", (*_API, "users", ANY), users.one, KNOWN),
+        Route("DELETE", (*_API, "users", ANY), users.delete, KNOWN),
+        Route("PUT", (*_API, "users", ANY, "password"), users.set_password, KNOWN),
+        Route("DELETE", (*_API, "users", ANY, "password"), users.delete_password, KNOWN),
+        Route("GET", (*_API, "keys"), keys.many, KNOWN),
+        Route("POST", (*_API, "keys"), keys.create, KNOWN),
+        Route("GET", (*_API, "keys", ANY), keys.one, KNOWN),
+        Route("PATCH", (*_API, "keys", ANY), keys.change, KNOWN),
+        Route("DELETE", (*_API, "keys", ANY), keys.delete, KNOWN),
+        Route("POST", (*_API, "keys", ANY, "rotate"), keys.rotate, KNOWN),
+        Route("POST", (*_API, "policies", "test"), policies.test, KNOWN),
+        Route("GET", (*_API, "policies", ANY), policies.many, KNOWN),
+        Route("GET", (*_API, "policies", ANY, ANY), policies.one, KNOWN),
+        Route("PUT", (*_API, "policies", ANY, ANY), policies.put, KNOWN),
+        Route("DELETE", (*_API, "policies", ANY, ANY), policies.remove, KNOWN),
+    )
+
+
+def let_in(context: Context, call: Call, right: str) -> Call:
+    """The call as the resource is to see it: held to the caller's own account, unless the caller
+    is an operator. Raises AccessDenied."""
+    caller = call.caller
+    if right in (OPEN, KNOWN) or caller.is_operator:
+        return call
+    if right == OPERATOR:
+        raise AccessDenied("Only an operator may do this.")
+    account = caller.account
+    if call.text("account", account) != account:
+        raise AccessDenied("This is not your tenant.")
+    region = call.text("region") or context.info.region
+    name = call.path[3] if len(call.path) > 3 else "*"
+    may(context, call, right, queue_arn(account, region, name))
+    return msgspec.structs.replace(call, query={**call.query, "account": account})

@@ -1,0 +1,178 @@
+"""``/api/v1/tenants`` and ``/api/v1/quotas``: who pays, how fast and how much.
+
+Tenants are the operators' to make, suspend and limit; a tenant's own administrators see theirs.
+"""
+
+import msgspec
+
+from penstock.frontend.admin.reply import json_reply
+from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.rights import (
+    READ,
+    account_of,
+    admin_arn,
+    directory,
+    known_tenant,
+    may,
+    operator_only,
+)
+from penstock.model.errors import Conflict
+from penstock.model.identity import Limits, Quotas, Rate, Tenant
+from penstock.net.exchange import HttpReply
+
+TENANTS_MAX = 1_000  # in one answer; the rest by ``after``
+
+
+class NewTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    account: str = ""  # empty: one that is free
+
+
+class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    is_suspended: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class RatesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tenant_requests: Rate | msgspec.UnsetType = msgspec.UNSET
+    tenant_bytes: Rate | msgspec.UnsetType = msgspec.UNSET
+    user_requests: Rate | msgspec.UnsetType = msgspec.UNSET
+    queue_requests: Rate | msgspec.UnsetType = msgspec.UNSET
+    operations: dict[str, Rate | None] = {}  # None: without a rate of its own again
+
+
+class QuotasChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queues_max: int | msgspec.UnsetType = msgspec.UNSET
+    stored_bytes_max: int | msgspec.UnsetType = msgspec.UNSET
+    connections_max: int | msgspec.UnsetType = msgspec.UNSET
+    waits_max: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limits: RatesChange = RatesChange()
+    quotas: QuotasChange = QuotasChange()
+
+
+async def many(context: Context, call: Call) -> HttpReply:
+    call.only(("limit", "after"))
+    limit = call.number("limit", default=TENANTS_MAX, least=1, most=TENANTS_MAX)
+    after = call.text("after")
+    if call.caller.is_operator:
+        found = [one for one in directory(context).tenants() if one.account > after]
+    else:
+        may(context, call, READ, admin_arn(context, call.caller.account, "tenant"))
+        found = [known_tenant(context, call.caller.account)]
+    page = found[:limit]
+    is_more = len(found) > len(page)
+    return json_reply(
+        200,
+        {
+            "tenants": [_shown(context, tenant) for tenant in page],
+            "next": page[-1].account if is_more else None,
+        },
+    )
+
+
+async def create(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    operator_only(call)
+    asked = call.json(NewTenant)
+    identities = directory(context)
+    tenant = Tenant(
+        account=asked.account or identities.free_account(),
+        name=asked.name,
+        created_at_ms=context.clock.wall_ms(),
+    )
+    return json_reply(201, _shown(context, await identities.create_tenant(tenant)))
+
+
+async def one(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    return json_reply(200, _shown(context, _readable(context, call)))
+
+
+async def change(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    operator_only(call)
+    account = account_of(context, call, call.path[3])
+    asked = _given(call.json(TenantChange))
+    tenant = await directory(context).change_tenant(
+        account, lambda before: msgspec.structs.replace(before, **asked)
+    )
+    return json_reply(200, _shown(context, tenant))
+
+
+async def delete(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    operator_only(call)
+    account = account_of(context, call, call.path[3])
+    known_tenant(context, account)
+    count = sum(topic.account == account for topic in context.everything.all_topics())
+    if count:
+        raise Conflict(f"The tenant {account} still has {count} queues and topics.")
+    await directory(context).delete_tenant(account)
+    return json_reply(200, {"account": account, "deleted": True})
+
+
+async def quotas(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    return json_reply(200, _limits(_readable(context, call)))
+
+
+async def set_quotas(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    operator_only(call)
+    account = account_of(context, call, call.path[3])
+    asked = call.json(LimitsChange)
+    tenant = await directory(context).change_tenant(account, lambda before: _limited(before, asked))
+    return json_reply(200, _limits(tenant))
+
+
+def _limited(tenant: Tenant, asked: LimitsChange) -> Tenant:
+    changes = _given(asked.limits)
+    operations = {**tenant.limits.operations, **asked.limits.operations}
+    kept = {action: rate for action, rate in operations.items() if rate is not None}
+    return msgspec.structs.replace(
+        tenant,
+        limits=msgspec.structs.replace(tenant.limits, **{**changes, "operations": kept}),
+        quotas=msgspec.structs.replace(tenant.quotas, **_given(asked.quotas)),
+    )
+
+
+def _given(change: msgspec.Struct) -> dict[str, object]:
+    fields = msgspec.structs.asdict(change)
+    return {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+
+
+def _readable(context: Context, call: Call) -> Tenant:
+    account = account_of(context, call, call.path[3])
+    may(context, call, READ, admin_arn(context, account, "tenant"))
+    return known_tenant(context, account)
+
+
+def _shown(context: Context, tenant: Tenant) -> dict[str, object]:
+    return {
+        "account": tenant.account,
+        "name": tenant.name,
+        "created_at_ms": tenant.created_at_ms,
+        "is_suspended": tenant.is_suspended,
+        "user_count": len(directory(context).users(tenant.account)),
+    }
+
+
+def _limits(tenant: Tenant) -> dict[str, object]:
+    """Every field, also those at their default."""
+    limits: Limits = tenant.limits
+    found: Quotas = tenant.quotas
+    rates = {name: _rate(getattr(limits, name)) for name in limits.__struct_fields__[:-1]}
+    operations = {action: _rate(rate) for action, rate in limits.operations.items()}
+    return {
+        "account": tenant.account,
+        "name": tenant.name,
+        "limits": {**rates, "operations": operations},
+        "quotas": msgspec.structs.asdict(found),
+    }
+
+
+def _rate(rate: Rate) -> dict[str, float]:
+    return {"per_s": rate.per_s, "burst": rate.burst}

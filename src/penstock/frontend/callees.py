@@ -1,0 +1,91 @@
+"""Everybody this frontend calls, each behind a bulkhead of its own: the metadata, and every node
+that serves partitions. What a state means to an operator is here too: for the metrics and the
+admin API."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.breaker import BreakerState
+from penstock.frontend.bulkhead import Bulkhead
+from penstock.model.limits import CONNECTIONS_MAX
+from penstock.model.ports import Clock
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+METADATA: Final = "metadata"
+# Shorter than the store waits for its file to be free, and than any client waits for an answer.
+METADATA_DEADLINE_MS: Final = 4_000
+METADATA_CALLS_MAX: Final = 500  # changes are few; each of these waits for a disk
+# A disk may stall for seconds and recover. Clients wait for a minute, proxies for half of one.
+BACKEND_DEADLINE_MS: Final = 15_000
+# Half of the connections there may be, of which each has one call under way: a node that hangs
+# leaves the other half to those who ask another.
+BACKEND_CALLS_MAX: Final = CONNECTIONS_MAX // 2
+_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+
+
+class CalleeState(msgspec.Struct, frozen=True):
+    name: str
+    state: BreakerState
+    in_use: int
+    calls_max: int
+    parked: int
+    refused_count: int
+    opened_count: int
+
+
+class Callees:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        backend_calls_max: int = BACKEND_CALLS_MAX,
+        backend_deadline_ms: int = BACKEND_DEADLINE_MS,
+        metadata_deadline_ms: int = METADATA_DEADLINE_MS,
+    ) -> None:
+        self._clock = clock
+        self._backend_calls_max = backend_calls_max
+        self._backend_deadline_ms = backend_deadline_ms
+        self.metadata = Bulkhead(
+            METADATA, clock, calls_max=METADATA_CALLS_MAX, deadline_ms=metadata_deadline_ms
+        )
+        self._backends: dict[str, Bulkhead] = {}  # by node: as many as a cluster has
+
+    def backend(self, node: str) -> Bulkhead:
+        found = self._backends.get(node)
+        if found is None:
+            found = self._backends[node] = Bulkhead(
+                f"backend:{node}",
+                self._clock,
+                calls_max=self._backend_calls_max,
+                deadline_ms=self._backend_deadline_ms,
+            )
+        return found
+
+    def all(self) -> Sequence[Bulkhead]:
+        return (self.metadata, *self._backends.values())
+
+    def states(self) -> Sequence[CalleeState]:
+        return [
+            CalleeState(
+                name=each.name,
+                state=each.state(),
+                in_use=each.in_use,
+                calls_max=each.calls_max,
+                parked=each.parked,
+                refused_count=each.refused_count,
+                opened_count=each.breaker.opened_count,
+            )
+            for each in self.all()
+        ]
+
+    def samples(self) -> Iterator[tuple[Family, Sample]]:
+        """For the meter: what it asks at each scrape."""
+        for each in self.all():
+            target = (each.name,)
+            yield families.BREAKER_STATE, (target, _STATES[each.state()])
+            yield families.BULKHEAD_REJECTED, (target, each.refused_count)
+            yield families.BULKHEAD_IN_USE, (target, each.in_use)

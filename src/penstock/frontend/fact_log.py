@@ -1,0 +1,229 @@
+"""An internal topic that this node writes facts to: found or made, and each write in the log
+exactly once.
+
+A write is one batch with a producer id, an epoch and a sequence, so the partition knows it again.
+Whatever became of an attempt (refused, failed, done while its answer was lost, cut off in the
+middle), the same bytes are offered again until they are answered, and nothing else before them:
+what was written is never there twice and never in part. A new process takes a new producer id; it
+knows nothing of what the one before had in hand, and cannot repeat it.
+
+One writer to a partition, and one task of it that calls ``settle``. What stands in the facts
+is not known here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.model.errors import PenstockError, ProducerRefused, TopicExists, TopicNotFound
+from penstock.model.limits import BATCH_BYTES_MAX, KIB
+from penstock.model.ports import Catalog, Clock, Streams
+from penstock.model.topic import Kind, Topic
+from penstock.record.batch import encode_batch, parse_header, split_batches
+from penstock.record.compression import Codec
+from penstock.record.record import Header, encode_record, iter_records
+from penstock.wire.kafka.faults import ErrorCode
+
+log_ = logging.getLogger(__name__)
+
+RETENTION_MS_DEFAULT: Final = 30 * 24 * 3_600_000
+ACKS_ALL: Final = -1
+COMPRESSED_BYTES_MIN: Final = KIB  # below, there is nothing to gain
+RETRY_SECONDS: Final = 0.05
+RETRY_SECONDS_MAX: Final = 1.0
+TOPIC_ID_BYTES: Final = 16
+RECEIPT_KEY_BYTES: Final = 32
+_SEQUENCES: Final = 2**31
+_RETENTION: Final = "retention.ms"
+# What does not follow on: the partition has lost something that it had answered for, or this id.
+_LOST_TRACK: Final = frozenset(
+    (
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+    )
+)
+
+
+class Fact(NamedTuple):
+    key: bytes
+    value: bytes
+    headers: Sequence[Header] = ()
+
+
+class FactLog:
+    def __init__(
+        self,
+        name: str,
+        *,
+        streams: Streams,
+        catalog: Catalog,
+        next_producer_id: Callable[[], Awaitable[int]],
+        namespace: tuple[str, str],
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        retention_ms: int = RETENTION_MS_DEFAULT,
+        partition: int = 0,
+    ) -> None:
+        """``namespace``: account and region. ``partition``: the one that is this node's to write;
+        a topic made here has that many and one."""
+        self.name = name
+        self.trouble: str | None = None  # why nothing can be written at the moment
+        self._streams = streams
+        self._catalog = catalog
+        self._next_producer_id = next_producer_id
+        self._namespace = namespace
+        self._clock = clock
+        self._entropy = entropy
+        self._retention_ms = retention_ms
+        self._partition = partition
+        self._producer_id = -1
+        self._sequence = 0
+        # What has no answer yet: the records, and the batch as it was offered.
+        self._pending: list[bytes] | None = None
+        self._batch = b""
+
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, facts: Sequence[Fact]) -> None:
+        """All of them as one batch, written by the next ``settle``. Those before are settled."""
+        assert self._pending is None, "one batch after the other"
+        self._pending = [
+            encode_record(
+                offset_delta=place,
+                timestamp_delta=0,
+                key=fact.key,
+                value=fact.value,
+                headers=fact.headers,
+            )
+            for place, fact in enumerate(facts)
+        ]
+
+    async def settle(self) -> None:
+        """Until what was offered is committed, however long that takes. Interrupted, it goes on
+        where it was when it is called again."""
+        if self._pending is None:
+            return
+        wait_s = RETRY_SECONDS
+        while not await self._is_taken(self._pending):
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_SECONDS_MAX)
+        self._sequence = (self._sequence + len(self._pending)) % _SEQUENCES
+        self._pending, self._batch = None, b""
+        if self.trouble is not None:
+            log_.info("facts are written again", extra={"topic": self.name})
+            self.trouble = None
+
+    async def _is_taken(self, records: Sequence[bytes]) -> bool:
+        try:
+            topic = await self.find_or_make()
+            if self._producer_id < 0:
+                self._producer_id, self._sequence = await self._next_producer_id(), 0
+            if not self._batch:
+                self._batch = self._encoded(records)
+            await self._streams.append_batches(
+                topic, self._partition, (self._batch,), acks=ACKS_ALL
+            )
+        except ProducerRefused as error:
+            if error.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+                return True  # from an attempt too long ago to say where it is
+            if error.code in _LOST_TRACK:
+                # It is not there, so offering it under another id cannot double it.
+                self._producer_id, self._batch = -1, b""
+            self._note(error)
+            return False
+        except PenstockError as error:
+            self._note(error)
+            return False
+        return True
+
+    def _encoded(self, records: Sequence[bytes]) -> bytes:
+        size = sum(map(len, records))
+        assert size < BATCH_BYTES_MAX, "whoever writes keeps to what a batch can hold"
+        wall_ms = self._clock.wall_ms()
+        return encode_batch(
+            records,
+            base_offset=0,  # the log gives it its place
+            leader_epoch=0,
+            base_timestamp=wall_ms,
+            max_timestamp=wall_ms,
+            attributes=Codec.ZSTD if size >= COMPRESSED_BYTES_MIN else Codec.NONE,
+            producer_id=self._producer_id,
+            producer_epoch=0,
+            base_sequence=self._sequence,
+        )
+
+    def _note(self, error: PenstockError) -> None:
+        """Once per trouble, not once per attempt."""
+        if self.trouble is None:
+            log_.warning(
+                "facts cannot be written", extra={"topic": self.name, "reason": str(error)}
+            )
+        self.trouble = f"{self.name}: {error}"
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    async def last_value(self) -> bytes | None:
+        """Of the newest record, None when there is none. Raises PenstockError."""
+        topic = await self.find_or_make()
+        ends = await self._streams.ends(topic, self._partition)
+        if ends.high_watermark <= ends.start_offset:
+            return None
+        fetched = await self._streams.fetch(
+            topic,
+            self._partition,
+            offset=ends.high_watermark - 1,
+            bytes_max=1,
+            is_committed=False,
+        )
+        found: bytes | None = None
+        for batch in split_batches(fetched.buffers):
+            if not parse_header(batch).is_control:
+                for record in iter_records(batch):
+                    found = record.value
+        return found
+
+    # ── The topic ────────────────────────────────────────────────────────────────────────────
+
+    async def find_or_make(self) -> Topic:
+        topic = self._catalog.find(*self._namespace, self.name) or await self._make()
+        if topic.is_queue:
+            raise TopicExists(f"A queue has the name {self.name}, which belongs to the node.")
+        if self._partition >= topic.partition_count:
+            raise TopicNotFound(f"{self.name}, partition {self._partition}")
+        if topic.configs.get(_RETENTION) != str(self._retention_ms):
+            topic = await self._catalog.change(*self._namespace, self.name, self._configured)
+        return topic
+
+    def _configured(self, topic: Topic) -> Topic:
+        return msgspec.structs.replace(
+            topic,
+            configs={**topic.configs, _RETENTION: str(self._retention_ms)},
+            modified_at_ms=self._clock.wall_ms(),
+        )
+
+    async def _make(self) -> Topic:
+        account, region = self._namespace
+        now_ms = self._clock.wall_ms()
+        topic = Topic(
+            topic_id=self._entropy(TOPIC_ID_BYTES).hex(),
+            account=account,
+            region=region,
+            name=self.name,
+            kind=Kind.STREAM,
+            partition_count=self._partition + 1,
+            created_at_ms=now_ms,
+            modified_at_ms=now_ms,
+            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
+            configs={_RETENTION: str(self._retention_ms)},
+        )
+        try:
+            return await self._catalog.create(topic)
+        except TopicExists:  # another node was faster
+            found = self._catalog.find(account, region, self.name)
+            if found is None:
+                raise
+            return found

@@ -1,0 +1,23 @@
+"""What Kafka's administration changes of the identities: users' access rules and passwords. Which
+store that goes to is decided where the node is put together."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.model.identity import ScramCredential, User
+
+
+class IdentityChanges(Protocol):
+    """Implemented by ``metadata/identities.py``. Raises NotFound, Conflict, InvalidRequest and
+    Throttled with a sentence each; a change is seen here when the call returns."""
+
+    async def create_user(self, user: User) -> User: ...
+
+    async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
+        """Apply a pure function to the newest value and store it, again when someone was
+        faster."""
+        ...
+
+    async def put_scram(self, credential: ScramCredential) -> None: ...
+
+    async def delete_scram(self, account: str, name: str, mechanism: str) -> None: ...

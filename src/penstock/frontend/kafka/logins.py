@@ -1,0 +1,287 @@
+"""Who is at the other end of a connection: the log-in, and whether it still counts.
+
+    connected ── handshake names a mechanism ──► tokens go back and forth ──► logged in
+        │                                               │ refused, after the same time for
+        │ authentication is off: believed               ▼ whatever reason
+        ▼                                          the connection ends
+    as good as logged in
+
+A log-in lasts as long as its connection, or as long as the settings say; then its client proves
+itself once more on the same connection, as the same user. It ends early when what it rests on does:
+the key or the password it was made with, its user, its tenant. That is looked at with the first
+request after any change of the identities, and once more for requests that have waited.
+
+With authentication off a client that logs in is believed, and a user name of twelve digits chooses
+the account. SCRAM is the exception: it proves to the client that the server knows the password, so
+it works only for users who have one here.
+
+What a password must fit is ``passwords.py``'s; what a caller may do is ``permissions.py``'s.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.passwords import PasswordRefused, Passwords, Proven
+from penstock.model.errors import PenstockError
+from penstock.model.identity import AccessKey, Caller, KeyStatus, ScramCredential
+from penstock.model.names import is_account
+from penstock.net.kafka import HangUp, KafkaConnection
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.scram import DIGESTS, ScramExchange, ScramRefused
+
+log = logging.getLogger("penstock.frontend.kafka")
+
+PLAIN: Final = "PLAIN"
+ANONYMOUS: Final = "anonymous"
+REAUTHENTICATION_MS_MIN: Final = 1_000  # proving oneself more often is asking for work
+_LOGIN: Final = "login"  # in a connection's session
+_FOREVER: Final = -1
+_NOT_HERE: Final = (
+    "Authentication is off, and this user has no password here. SCRAM proves that the server knows "
+    "the password; PLAIN takes any."
+)
+_TOO_MANY: Final = "The account has as many connections as it may have."
+
+
+class _Told(PasswordRefused):
+    """For a reason that the client gets to read."""
+
+
+class Login:
+    """Of one connection."""
+
+    __slots__ = (
+        "caller",
+        "epoch",
+        "exchange",
+        "expires_at_ms",
+        "has_tokens_only",
+        "mechanism",
+        "proven",
+        "proven_at_ms",
+    )
+
+    def __init__(self, caller: Caller | None) -> None:
+        self.caller = caller  # None: nobody yet
+        self.proven: AccessKey | ScramCredential | None = None
+        self.epoch = 0  # of the identities, when it was last found to count
+        self.proven_at_ms = 0
+        self.expires_at_ms = _FOREVER
+        # The log-in under way:
+        self.mechanism: str | None = None
+        self.exchange: ScramExchange | None = None
+        self.has_tokens_only = False  # frames are tokens, without any header, until it is over
+
+
+class TokenReply(msgspec.Struct, frozen=True):
+    code: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    token: bytes = b""
+    lifetime_ms: int = 0
+
+
+class Logins:
+    """Of all connections of a listener."""
+
+    def __init__(self, context: KafkaContext, *, seed: bytes = b"") -> None:
+        """``seed``: what makes up salts for users that are not there, secret and always the same;
+        drawn if there is none."""
+        self._context = context
+        self._config = context.config
+        self._identities = context.identities
+        self._passwords = Passwords(
+            context.identities,
+            own_account=context.config.account,
+            entropy=context.entropy,
+            seed=seed,
+        )
+        self._counts: Counter[str] = Counter()  # connections, by account
+        self._anonymous = Caller(context.config.account, ANONYMOUS, is_trusted=True)
+
+    def of(self, connection: KafkaConnection) -> Login:
+        login = connection.session.get(_LOGIN)
+        if login is None:
+            login = Login(None if self._config.is_auth_on else self._anonymous)
+            connection.session[_LOGIN] = login
+        assert isinstance(login, Login)
+        return login
+
+    # ── Does it still count? ─────────────────────────────────────────────────────────────────
+
+    def check(self, login: Login) -> None:
+        """Raises HangUp when the log-in has ended."""
+        if login.expires_at_ms != _FOREVER and self._now_ms() >= login.expires_at_ms:
+            raise HangUp("the log-in was good for a time that is over")
+        if login.epoch != self._identities.epoch and login.proven is not None:
+            self._look_again(login, login.proven)
+
+    def _look_again(self, login: Login, proven: AccessKey | ScramCredential) -> None:
+        epoch = self._identities.epoch
+        caller = login.caller
+        assert caller is not None, "it was proven"
+        if not caller.is_trusted:
+            user = self._identities.user(proven.account, proven.user)
+            tenant = self._identities.tenant(proven.account)
+            if user is None or tenant is None or tenant.is_suspended or not self._holds(proven):
+                raise HangUp("what the log-in rests on is gone")
+            if user.is_operator != caller.is_operator:
+                login.caller = msgspec.structs.replace(caller, is_operator=user.is_operator)
+        login.epoch = epoch
+
+    def _holds(self, proven: AccessKey | ScramCredential) -> bool:
+        identities = self._identities
+        if isinstance(proven, AccessKey):
+            key = identities.key(proven.key_id)
+            return (
+                key is not None
+                and key.status is KeyStatus.ACTIVE
+                and (key.account, key.user) == (proven.account, proven.user)
+                and key.created_at_ms == proven.created_at_ms
+            )
+        try:
+            found = identities.scram(proven.account, proven.user, proven.mechanism)
+        except PenstockError:  # what cannot be opened proves nothing
+            return False
+        return found is not None and found.stored_key == proven.stored_key
+
+    # ── The handshake ────────────────────────────────────────────────────────────────────────
+
+    def mechanisms(self, connection: KafkaConnection) -> Sequence[str]:
+        """PLAIN shows the password to whoever listens: with authentication on it needs TLS, or a
+        way that does not leave the machine."""
+        config = self._config
+        is_private = connection.is_tls or config.is_insecure or _is_loopback(connection.peer)
+        return (PLAIN, *DIGESTS) if is_private or not config.is_auth_on else tuple(DIGESTS)
+
+    def begin(
+        self, connection: KafkaConnection, mechanism: str, *, has_tokens_only: bool
+    ) -> ErrorCode:
+        login = self.of(connection)
+        if login.mechanism is not None or not self._may_begin(login):
+            return ErrorCode.ILLEGAL_SASL_STATE
+        if mechanism not in self.mechanisms(connection):
+            return ErrorCode.UNSUPPORTED_SASL_MECHANISM
+        login.mechanism = mechanism
+        login.exchange = None
+        login.has_tokens_only = has_tokens_only
+        return ErrorCode.NONE
+
+    def _may_begin(self, login: Login) -> bool:
+        if login.proven_at_ms == 0:
+            return True  # for the first time
+        if not self._config.login_ms:
+            return False
+        return self._now_ms() - login.proven_at_ms >= REAUTHENTICATION_MS_MIN
+
+    # ── Tokens ───────────────────────────────────────────────────────────────────────────────
+
+    async def take(self, connection: KafkaConnection, token: bytes) -> TokenReply:
+        """The next of a client's tokens. With a code in the reply the log-in is over."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        login = self.of(connection)
+        mechanism = login.mechanism
+        if mechanism is None:
+            return TokenReply(ErrorCode.ILLEGAL_SASL_STATE, ErrorCode.ILLEGAL_SASL_STATE.message)
+        try:
+            if mechanism == PLAIN:
+                return self._let_in(connection, login, await self._plain(token), b"")
+            if login.exchange is None:
+                login.exchange = self._scram_begun(mechanism, token)
+                return TokenReply(token=login.exchange.server_first)
+            proven, last = await self._passwords.scram_finished(login.exchange, token)
+            return self._let_in(connection, login, proven, last)
+        except (PasswordRefused, ScramRefused, PenstockError) as error:
+            # What was sent is not written down: people type passwords into the wrong field.
+            log.info(
+                "log-in refused",
+                extra={"peer": connection.peer, "mechanism": mechanism, "why": str(error)},
+            )
+            self._end(login)
+            # However long it took to find out, it is said after the same time.
+            ends_at = began + self._config.login_refusal_ms / 1_000
+            await asyncio.sleep(max(0.0, ends_at - loop.time()))
+            told = str(error) if isinstance(error, _Told) else None
+            code = ErrorCode.SASL_AUTHENTICATION_FAILED
+            return TokenReply(code, told or code.message)
+
+    async def _plain(self, token: bytes) -> Proven:
+        if self._config.is_auth_on:
+            return await self._passwords.plain(token)
+        name = self._passwords.name_in(token)
+        account = name if is_account(name) else self._config.account
+        return Proven(Caller(account, name, is_trusted=True), None)
+
+    def _scram_begun(self, mechanism: str, token: bytes) -> ScramExchange:
+        exchange, is_known = self._passwords.scram_begun(mechanism, token)
+        if not is_known and not self._config.is_auth_on:
+            raise _Told(_NOT_HERE)
+        return exchange
+
+    def _let_in(
+        self, connection: KafkaConnection, login: Login, proven: Proven, token: bytes
+    ) -> TokenReply:
+        caller = proven.caller
+        if not self._config.is_auth_on and not caller.is_trusted:
+            caller = msgspec.structs.replace(caller, is_trusted=True)
+        before = login.caller
+        is_first = login.proven_at_ms == 0
+        if is_first:
+            self._count(connection, caller)
+        elif before is None or (before.account, before.user) != (caller.account, caller.user):
+            raise PasswordRefused("another user than before")
+        now_ms = self._now_ms()
+        lifetime_ms = self._config.login_ms
+        login.caller = caller
+        login.proven = proven.credential
+        login.epoch = self._identities.epoch
+        login.proven_at_ms = now_ms
+        login.expires_at_ms = now_ms + lifetime_ms if lifetime_ms else _FOREVER
+        self._end(login)
+        connection.admit()
+        if isinstance(proven.credential, AccessKey):
+            wall_ms = self._context.clock.wall_ms()
+            self._identities.note_used(proven.credential, now_ms=wall_ms)
+        return TokenReply(token=token, lifetime_ms=lifetime_ms)
+
+    def _end(self, login: Login) -> None:
+        """Of the log-in under way, with whatever result."""
+        login.mechanism = None
+        login.exchange = None
+        login.has_tokens_only = False
+
+    # ── How many ─────────────────────────────────────────────────────────────────────────────
+
+    def _count(self, connection: KafkaConnection, caller: Caller) -> None:
+        """Raises when the tenant has its connections already."""
+        account = caller.account
+        tenant = self._identities.tenant(account)
+        if tenant is not None and not caller.is_trusted:
+            count_max = tenant.quotas.connections_max
+            if count_max and self._counts[account] >= count_max:
+                raise _Told(_TOO_MANY)
+        self._counts[account] += 1
+        connection.on_lost.append(lambda: self._gone(account))
+
+    def _gone(self, account: str) -> None:
+        self._counts[account] -= 1
+        if not self._counts[account]:
+            del self._counts[account]
+
+    def _now_ms(self) -> int:
+        # One more than the clock's: zero stands for never.
+        return self._context.clock.mono_ms() + 1
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False

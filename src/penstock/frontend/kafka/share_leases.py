@@ -1,0 +1,167 @@
+"""What share sessions plan, carried out: acknowledgements, renewals, releases.
+
+A member's records are released at once when it closes its session, opens another one or loses the
+connection that the session was opened on; others need not wait for its leases to end. That it has
+left the group ends nothing here: a client says so on another connection than the one on which its
+last acknowledgements are still under way.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.share_sessions import (
+    AckBatch,
+    AckPlan,
+    Place,
+    ShareSession,
+    are_valid,
+)
+from penstock.frontend.kafka.topics import code_for, find_id, has_partition
+from penstock.model.errors import PenstockError
+from penstock.model.message import Claim
+from penstock.model.topic import Topic
+from penstock.net.kafka import KafkaConnection
+from penstock.wire.kafka.faults import ErrorCode
+
+log = logging.getLogger("penstock.frontend.kafka")
+
+_WATCHED = "share"  # in a connection's session: its end is listened for
+RELEASED_MS = 0
+
+
+async def open_session(
+    context: KafkaContext,
+    connection: KafkaConnection,
+    group_id: str,
+    member_id: str,
+    places: Sequence[Place],
+) -> ShareSession | ErrorCode:
+    sessions = context.share_sessions
+    code, settings = await context.groups.share_settings(group_id)
+    if code:
+        return ErrorCode(code)
+    account = context.account
+    older = sessions.find(group_id, member_id, account=account)
+    if older is not None:
+        await close_session(context, older)
+        if sessions.find(group_id, member_id, account=account) is not None:
+            return ErrorCode.INVALID_SHARE_SESSION_EPOCH  # two are opened at the same time
+    session = sessions.open(
+        group_id, member_id, connection, lock_ms=settings.lock_ms, account=account
+    )
+    if isinstance(session, ErrorCode):
+        return session
+    if not session.add(places):
+        sessions.close(session)
+        return ErrorCode.INVALID_REQUEST
+    if _WATCHED not in connection.session:
+        connection.session[_WATCHED] = True
+        connection.on_lost.append(lambda: _lost(context, connection))
+    return session
+
+
+def _lost(context: KafkaContext, connection: KafkaConnection) -> None:
+    """Releasing takes a while and a connection that ends does not wait for it."""
+    for session in context.share_sessions.owned_by(connection):
+        context.share_sessions.close(session)
+        task = asyncio.get_running_loop().create_task(
+            release_all(context, session), name="release of a share session"
+        )
+        context.share_releases.add(task)
+        task.add_done_callback(context.share_releases.discard)
+
+
+async def close_session(context: KafkaContext, session: ShareSession) -> None:
+    context.share_sessions.close(session)
+    await release_all(context, session)
+
+
+async def release_all(context: KafkaContext, session: ShareSession) -> None:
+    for place, claims in tuple(session.held()):
+        await release(context, session, place, claims)
+
+
+async def release(
+    context: KafkaContext, session: ShareSession, place: Place, claims: Sequence[Claim]
+) -> None:
+    """What cannot be released any more is not leased any more, or will soon not be."""
+    share = share_at(context, session, place)
+    if isinstance(share, ErrorCode):
+        return
+    given = [(claim, RELEASED_MS) for claim in claims]
+    try:
+        await context.shares.prolong(share, place[1], given)
+    except PenstockError as error:
+        log.info(
+            "records of a share session wait for their leases to end",
+            extra={"group": session.group_id, "count": len(claims), "why": str(error)},
+        )
+    session.let_go(place, claims)
+
+
+def share_at(context: KafkaContext, session: ShareSession, place: Place) -> Topic | ErrorCode:
+    """The queue behind a partition of a session, or what to answer for it."""
+    topic = find_id(context, place[0])
+    if topic is None:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    if not has_partition(topic, place[1]):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # Opened by the heartbeat that assigned it: who does not belong to the group finds none.
+    share = context.shares.find_share(topic, session.group_id)
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if share is None else share
+
+
+async def acknowledge(
+    context: KafkaContext,
+    session: ShareSession,
+    place: Place,
+    batches: Sequence[AckBatch],
+    *,
+    is_renewal: bool,
+) -> ErrorCode:
+    """All of one partition's acknowledgements, or none where a record is not the member's."""
+    if not are_valid(batches, is_renewal=is_renewal):
+        return ErrorCode.INVALID_REQUEST
+    share = share_at(context, session, place)
+    if isinstance(share, ErrorCode):
+        return share
+    plan = session.plan(place, batches)
+    if plan is None:
+        return ErrorCode.INVALID_RECORD_STATE
+    try:
+        return await _carry_out(context, session, place, share, plan)
+    except PenstockError as error:
+        return code_for(error)
+
+
+async def _carry_out(
+    context: KafkaContext, session: ShareSession, place: Place, share: Topic, plan: AckPlan
+) -> ErrorCode:
+    shares, partition = context.shares, place[1]
+    results: list[Exception | None] = []
+    # Let go of only afterwards: who is cancelled half way still releases the rest.
+    for claims, is_rejected in ((plan.accepted, False), (plan.rejected, True)):
+        if claims:
+            results += await shares.finish(share, partition, claims, is_rejected=is_rejected)
+            session.let_go(place, claims)
+    if plan.released:
+        given = [(claim, RELEASED_MS) for claim in plan.released]
+        results += await shares.prolong(share, partition, given)
+        session.let_go(place, plan.released)
+    if plan.renewed:
+        given = [(claim, session.lock_ms) for claim in plan.renewed]
+        renewed = await shares.prolong(share, partition, given)
+        ends_at_ms = context.clock.mono_ms() + session.lock_ms
+        pairs = list(zip(plan.renewed, renewed, strict=True))
+        session.let_go(place, [claim for claim, error in pairs if error is not None])
+        kept = [(claim.offset, claim.lease_seq, 0) for claim, error in pairs if error is None]
+        session.hold(place, kept, ends_at_ms)
+        results += renewed
+    for error in results:
+        if error is not None:
+            if isinstance(error, PenstockError):
+                return code_for(error)
+            return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.NONE

@@ -1,0 +1,238 @@
+"""Share sessions: what each member of a share group reads from this node, and what it holds.
+
+A member names its partitions once, and from then on only what changes; each request of a session
+carries the epoch that the answer to the one before has led to, so a lost request or answer shows at
+once. A session also knows the records that its member holds, for a client acknowledges by offset
+alone: here the offset becomes a claim to one particular lease, which a later lease of the same
+record, to whomever, makes void.
+
+Pure: no clock, no task, no port. ``share_leases.py`` carries out what is planned here.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+
+from penstock.model.message import Claim
+from penstock.wire.kafka.faults import ErrorCode
+
+Place: TypeAlias = tuple[bytes, int]  # topic id, partition
+Picks: TypeAlias = Sequence[tuple[int, int, int]]  # offset, lease_seq, attempt
+
+OPENING: Final = 0
+CLOSING: Final = -1
+EPOCH_MAX: Final = 2**31 - 1
+SESSIONS_MAX: Final = 2_000  # on this node; a member has one
+PLACES_MAX: Final = 20_000  # partitions of one session
+HELD_MAX: Final = 2_000  # records that a member holds of one partition
+
+
+class Ack(IntEnum):
+    GAP = 0  # there is no record at this offset
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+class AckBatch(Protocol):
+    """The batches of both requests that acknowledge."""
+
+    @property
+    def first_offset(self) -> int: ...
+
+    @property
+    def last_offset(self) -> int: ...
+
+    @property
+    def acknowledge_types(self) -> Sequence[int]: ...
+
+
+class AckPlan(msgspec.Struct, gc=False):
+    """One partition's acknowledgements, as claims."""
+
+    accepted: list[Claim] = []
+    rejected: list[Claim] = []
+    released: list[Claim] = []
+    renewed: list[Claim] = []
+
+    def add(self, ack: int, claim: Claim) -> None:
+        if ack <= Ack.ACCEPT:
+            self.accepted.append(claim)
+        elif ack == Ack.RELEASE:
+            self.released.append(claim)
+        elif ack == Ack.REJECT:
+            self.rejected.append(claim)
+        else:
+            self.renewed.append(claim)
+
+
+def are_valid(batches: Iterable[AckBatch], *, is_renewal: bool) -> bool:
+    """Ascending, each with one type for all of its offsets or one for each. A record is renewed
+    only by a request that says it renews."""
+    last = -1
+    ack_max = Ack.RENEW if is_renewal else Ack.REJECT
+    for batch in batches:
+        acks = batch.acknowledge_types
+        if not last < batch.first_offset <= batch.last_offset or not acks:
+            return False
+        if len(acks) > 1 and len(acks) != batch.last_offset - batch.first_offset + 1:
+            return False
+        if min(acks) < Ack.GAP or max(acks) > ack_max:
+            return False
+        last = batch.last_offset
+    return True
+
+
+class ShareSession:
+    __slots__ = (
+        "_held",
+        "_places",
+        "account",
+        "epoch",
+        "group_id",
+        "is_open",
+        "lock_ms",
+        "member_id",
+        "owner",
+    )
+
+    def __init__(
+        self, group_id: str, member_id: str, owner: object, lock_ms: int, account: str = ""
+    ) -> None:
+        """``owner``: the connection that ends it by ending."""
+        self.account = account  # in which the group and what it reads are
+        self.group_id = group_id
+        self.member_id = member_id
+        self.owner = owner
+        self.lock_ms = lock_ms
+        self.epoch = OPENING + 1  # of the next request
+        self.is_open = True
+        self._places: dict[Place, None] = {}
+        self._held: dict[Place, dict[int, tuple[int, int]]] = {}  # offset → lease_seq, ends at
+
+    # ── What it reads ────────────────────────────────────────────────────────────────────────
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, places: Iterable[Place]) -> bool:
+        """False: that would be too many, and none is added."""
+        merged = {**self._places, **dict.fromkeys(places)}
+        if len(merged) > PLACES_MAX:
+            return False
+        self._places = merged
+        return True
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Read no longer; what is held there may still be acknowledged."""
+        for place in places:
+            self._places.pop(place, None)
+
+    def places(self) -> list[Place]:
+        """Beginning with another one each time, so that none is always served last."""
+        places = list(self._places)
+        turn = self.epoch % len(places) if places else 0
+        return places[turn:] + places[:turn]
+
+    # ── What its member holds ────────────────────────────────────────────────────────────────
+    def room(self, place: Place, now_ms: int) -> int:
+        """How many more records of a partition the member may hold."""
+        held = self._held.get(place)
+        if held is None:
+            return HELD_MAX
+        if len(held) >= HELD_MAX:
+            for offset in [o for o, (_, ends_at_ms) in held.items() if ends_at_ms <= now_ms]:
+                del held[offset]
+        return HELD_MAX - len(held)
+
+    def hold(self, place: Place, picks: Picks, ends_at_ms: int) -> None:
+        held = self._held.setdefault(place, {})
+        for offset, lease_seq, _attempt in picks:
+            held[offset] = (lease_seq, ends_at_ms)
+
+    def let_go(self, place: Place, claims: Iterable[Claim]) -> None:
+        held = self._held.get(place)
+        if held is None:
+            return
+        for claim in claims:
+            held.pop(claim.offset, None)
+        if not held:
+            del self._held[place]
+
+    def held(self) -> Iterator[tuple[Place, list[Claim]]]:
+        for (topic_id, partition), held in self._held.items():
+            claims = [Claim(partition, offset, seq) for offset, (seq, _) in held.items()]
+            yield (topic_id, partition), claims
+
+    def plan(self, place: Place, batches: Sequence[AckBatch]) -> AckPlan | None:
+        """What valid batches mean; None when the member does not hold one of the records. A range
+        may be as long as numbers go: it is not walked further than what is held."""
+        held = self._held.get(place, {})
+        plan = AckPlan([], [], [], [])
+        for batch in batches:
+            acks, first, last = batch.acknowledge_types, batch.first_offset, batch.last_offset
+            is_each = len(acks) > 1
+            if not is_each and last - first + 1 > len(held):
+                if acks[0] != Ack.GAP:
+                    return None
+                offsets: Iterable[int] = sorted(o for o in held if first <= o <= last)
+            else:
+                offsets = range(first, last + 1)
+            for offset in offsets:
+                ack = acks[offset - first] if is_each else acks[0]
+                found = held.get(offset)
+                if found is not None:
+                    plan.add(ack, Claim(place[1], offset, found[0]))
+                elif ack != Ack.GAP:
+                    return None
+        return plan
+
+
+class ShareSessions:
+    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
+        self._sessions_max = sessions_max
+        self._sessions: dict[tuple[str, str, str], ShareSession] = {}  # account, group, member
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def find(self, group_id: str, member_id: str, *, account: str = "") -> ShareSession | None:
+        return self._sessions.get((account, group_id, member_id))
+
+    def owned_by(self, owner: object) -> list[ShareSession]:
+        return [session for session in self._sessions.values() if session.owner is owner]
+
+    def open(
+        self, group_id: str, member_id: str, owner: object, *, lock_ms: int, account: str = ""
+    ) -> ShareSession | ErrorCode:
+        """The member's older session, if it has one, has been closed."""
+        place = (account, group_id, member_id)
+        assert place not in self._sessions, "closed before"
+        if len(self._sessions) >= self._sessions_max:
+            return ErrorCode.SHARE_SESSION_LIMIT_REACHED
+        session = ShareSession(group_id, member_id, owner, lock_ms, account)
+        self._sessions[place] = session
+        return session
+
+    def go_on(
+        self, group_id: str, member_id: str, epoch: int, *, account: str = ""
+    ) -> ShareSession | ErrorCode:
+        """The session of a request that does not open one. ``CLOSING`` leaves its epoch alone."""
+        session = self._sessions.get((account, group_id, member_id))
+        if session is None:
+            return ErrorCode.SHARE_SESSION_NOT_FOUND
+        if epoch == CLOSING:
+            return session
+        if epoch != session.epoch:
+            return ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        session.epoch = 1 if epoch == EPOCH_MAX else epoch + 1
+        return session
+
+    def close(self, session: ShareSession) -> None:
+        """Its member still holds what it holds, which is for the caller to release."""
+        session.is_open = False
+        key = (session.account, session.group_id, session.member_id)
+        if self._sessions.get(key) is session:
+            del self._sessions[key]

@@ -1,0 +1,39 @@
+"""The identities of a node that asks nobody who they are: there are none."""
+
+from collections.abc import Sequence
+
+from penstock.model.errors import NotFound
+from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
+
+
+class Nobody:
+    """Implements ``model.ports.Identities``."""
+
+    epoch = 0
+
+    def tenant(self, account: str) -> Tenant | None:  # noqa: ARG002
+        return None
+
+    def tenants(self) -> Sequence[Tenant]:
+        return ()
+
+    def user(self, account: str, name: str) -> User | None:  # noqa: ARG002
+        return None
+
+    def users(self, account: str) -> Sequence[User]:  # noqa: ARG002
+        return ()
+
+    def key(self, key_id: str) -> AccessKey | None:  # noqa: ARG002
+        return None
+
+    def keys(self, account: str, user: str) -> Sequence[AccessKey]:  # noqa: ARG002
+        return ()
+
+    def secret(self, key: AccessKey) -> bytes:
+        raise NotFound(f"There is no key {key.key_id}.")
+
+    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:  # noqa: ARG002
+        return None
+
+    def note_used(self, key: AccessKey, *, now_ms: int) -> None:
+        pass

@@ -1,0 +1,233 @@
+"""Producers' batches, sealed record by record on their way in and opened on their way out.
+
+A record keeps its key, its offset and its time; its value and headers become one sealed value. The
+batch keeps what its producer is judged by (id, epoch, sequence, transaction) and is stored without
+compression, for what is sealed cannot be compressed. A broker that opens such a batch, to lease its
+records or to compact it by their keys, finds ordinary records. On the way out the very bytes of
+each value and its headers come back to their place.
+
+A record without a value and without headers has nothing to seal. One without a value keeps none, or
+compaction would not know it for a tombstone: its sealed content stands in a header.
+
+A batch may have many thousand records. So the work is a generator that stops now and then: it
+yields None for others to have their turn, or the place of a data key to be looked for first.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Final, NamedTuple
+
+from penstock.frontend.seal import (
+    NONCE_BYTES,
+    TopicKey,
+    Unopenable,
+    open_message,
+    place_of,
+    seal,
+    unseal,
+)
+from penstock.record.batch import ATTR_CODEC_MASK, ATTR_SEALED, BatchHeader, parse_header, repacked
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import (
+    FOREIGN,
+    SEALED_HEADER,
+    decode_message,
+    encode_message,
+    group_of,
+)
+from penstock.record.record import records_blob
+from penstock.record.varint import decode_varint, encode_varint
+
+STEP_RECORDS: Final = 128  # about a millisecond
+RECORD_BYTES_MIN: Final = 7  # its length, and six fields of at least a byte each
+Find = Callable[[bytes], TopicKey | None]  # by place, from memory
+Quarantine = list[tuple[int, str]]  # offsets and why
+_NOTHING: Final = b"\x01\x00"  # no value, no headers
+_NO_VALUE: Final = b"\x01"
+_NO_HEADERS: Final = b"\x00"
+_SEALED_NAME: Final = encode_varint(len(SEALED_HEADER)) + SEALED_HEADER
+_ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its name
+
+
+class _Slice(NamedTuple):
+    """Where a record's parts lie among the bytes of all."""
+
+    offset_delta: int
+    time_delta: int
+    key: bytes | None
+    start: int  # of the length in front
+    fields_at: int
+    key_at: int
+    value_at: int
+    end: int
+
+
+def records_of(batch: bytes | memoryview, header: BatchHeader) -> bytes:
+    """All records, decompressed. That there are as many as the header says may be believed from
+    here on: a key's uses are counted by it. Raises MalformedBatch."""
+    blob = records_blob(bytes(batch), header)
+    if header.count * RECORD_BYTES_MIN > len(blob):
+        raise MalformedBatch(f"{header.count} records in {len(blob)} bytes")
+    return blob
+
+
+def seal_records(
+    blob: bytes, header: BatchHeader, key: TopicKey, entropy: Callable[[int], bytes]
+) -> Generator[None, None, bytes]:
+    """The batch of these records. Raises MalformedBatch."""
+    sealed: list[bytes] = []
+    nonces, nonce_at = b"", 0
+    for one in _slices(blob, header):
+        if nonce_at == len(nonces):
+            if sealed:
+                yield None
+            left = min(STEP_RECORDS, header.count - len(sealed))
+            nonces, nonce_at = entropy(NONCE_BYTES * left), 0
+        nonce = nonces[nonce_at : nonce_at + NONCE_BYTES]
+        nonce_at += NONCE_BYTES
+        sealed.append(_sealed(blob, one, key, nonce))
+    attributes = header.attributes & ~ATTR_CODEC_MASK | ATTR_SEALED
+    return repacked(header._replace(attributes=attributes), sealed)
+
+
+def _sealed(blob: bytes, one: _Slice, key: TopicKey, nonce: bytes) -> bytes:
+    value_at = one.value_at
+    content = blob[value_at : one.end]
+    if content == _NOTHING:
+        return blob[one.start : one.end]
+    value = seal(FOREIGN + content, _bound(one.key), key, nonce)
+    is_null = content.startswith(_NO_VALUE)
+    front = blob[one.fields_at : value_at]
+    size = encode_varint(len(value))
+    fields = (front, _ONLY_SEALED, size, value) if is_null else (front, size, value, _NO_HEADERS)
+    return _framed(b"".join(fields))
+
+
+def _framed(fields: bytes) -> bytes:
+    return encode_varint(len(fields)) + fields
+
+
+def _bound(key: bytes | None) -> bytes | None:
+    """The key as a message of the record would have it: a copy of it as a message, a dead letter
+    say, must open under that."""
+    return key if key is None or key.isascii() else group_of(key).encode()
+
+
+def open_batch(
+    batch: bytes, find: Find, owner: bytes, quarantine: Quarantine
+) -> Generator[bytes | None, None, bytes]:
+    """The batch as it was produced, without compression. Records that do not open are left out, and
+    noted with the reason. Yields the place of a key that ``find`` does not know: to be learned now
+    or never."""
+    header = parse_header(batch)
+    blob = records_blob(batch, header)
+    opened: list[bytes] = []
+    for number, one in enumerate(_slices(blob, header), 1):
+        if number % STEP_RECORDS == 0:
+            yield None
+        try:
+            sealed, is_producers = _sealed_part(blob, one)
+            if sealed is None:
+                opened.append(blob[one.start : one.end])
+                continue
+            place = place_of(sealed)
+            key = find(place)
+            if key is None:
+                yield place
+                key = find(place)
+                if key is None:
+                    raise Unopenable("its data key is not known here")
+            if is_producers:
+                content = unseal(sealed, _bound(one.key), key, owner)
+                fields = blob[one.fields_at : one.value_at] + content[len(FOREIGN) :]
+                opened.append(_framed(fields))
+            else:
+                opened.append(_opened_message(blob, one, key, owner))
+        except Unopenable as error:
+            quarantine.append((header.base_offset + one.offset_delta, str(error)))
+        except UnicodeDecodeError as error:
+            raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+    attributes = header.attributes & ~(ATTR_CODEC_MASK | ATTR_SEALED)
+    return repacked(header._replace(attributes=attributes), opened)
+
+
+def _sealed_part(blob: bytes, one: _Slice) -> tuple[bytes | None, bool]:
+    """What is sealed of a record, None if nothing is, and whether a producer has made it. Others
+    are messages, and say so in their header."""
+    size, at = decode_varint(blob, one.value_at)
+    if size >= 0 and blob[at + size : one.end] == _NO_HEADERS:
+        return blob[at : at + size], True
+    if size < 0:
+        if not blob.startswith(_ONLY_SEALED, one.value_at):
+            return None, True
+        size, at = decode_varint(blob, one.value_at + len(_ONLY_SEALED))
+        return blob[at : at + size], True
+    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED)
+    return message.body if message.is_sealed else None, False
+
+
+def _opened_message(blob: bytes, one: _Slice, key: TopicKey, owner: bytes) -> bytes:
+    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED)
+    return encode_message(
+        open_message(message, key, owner),
+        offset_delta=one.offset_delta,
+        timestamp_delta=one.time_delta,
+    )
+
+
+def _slices(blob: bytes, header: BatchHeader) -> Iterator[_Slice]:
+    """One loop with the short varints inlined: a call per field would double the time."""
+    last_delta, total = header.last_offset_delta, len(blob)
+    make, position = tuple.__new__, 0
+    try:
+        for _ in range(header.count):
+            start = position
+            size, fields_at = decode_varint(blob, start)
+            end = fields_at + size
+            if size < 0 or end > total:
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            time_delta, position = blob[fields_at + 1], fields_at + 2
+            if time_delta < 0x80:
+                time_delta = (time_delta >> 1) ^ -(time_delta & 1)
+            else:
+                time_delta, position = decode_varint(blob, fields_at + 1)
+            delta = blob[position]
+            if delta < 0x80:
+                delta, key_at = (delta >> 1) ^ -(delta & 1), position + 1
+            else:
+                delta, key_at = decode_varint(blob, position)
+            if not 0 <= delta <= last_delta:
+                raise MalformedBatch(f"offset delta {delta} is outside of the batch")
+            key_size, value_at = decode_varint(blob, key_at)
+            key = None
+            if key_size >= 0:
+                key = blob[value_at : value_at + key_size]
+                value_at += key_size
+            value_size, headers_at = decode_varint(blob, value_at)
+            if min(key_size, value_size) < -1 or headers_at + max(0, value_size) >= end:
+                raise MalformedBatch("a record's fields do not add up to its length")
+            fields = (delta, time_delta, key, start, fields_at, key_at, value_at, end)
+            yield make(_Slice, fields)
+            position = end
+    except IndexError:
+        raise MalformedBatch("a record runs past the end of the batch") from None
+    if position != total:
+        raise MalformedBatch(f"{total - position} bytes behind the last record")
+
+
+def sealed_stretches(
+    buffer: bytes | memoryview,
+) -> Iterator[tuple[bool, bytes | memoryview]]:
+    """A buffer of whole batches, cut into single sealed batches and runs of others."""
+    begin = position = 0
+    end = len(buffer)
+    while position < end:
+        header = parse_header(buffer, position)
+        stop = position + header.total_bytes
+        if header.is_sealed:
+            if begin < position:
+                yield False, buffer[begin:position]
+            yield True, buffer[position:stop]
+            begin = stop
+        position = stop
+    if begin < end:
+        yield False, buffer if not begin else buffer[begin:]

@@ -1,0 +1,124 @@
+"""How fast: a leaky bucket for each tenant, user, queue and operation that has a limit.
+
+A request passes all its buckets or none: they are asked first and filled afterwards, so that one
+that is refused has cost nobody anything. Bytes are known only when a reply is made; they are poured
+in then and hold back the next request. Limits are a tenant's and shared by all frontends: each
+takes its part of them by how many are alive.
+
+Which buckets a request has to pass is the same for all requests of one sort, so it is worked out
+once and remembered until the tenant's limits change."""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, NamedTuple
+
+from penstock.frontend.leaky_bucket import LeakyBucket
+from penstock.model.errors import Throttled
+from penstock.model.identity import Caller, Limits, Rate, Tenant
+
+BUCKETS_MAX: Final = 100_000  # beyond it those that are empty go: they are as good as new
+WAYS_MAX: Final = 20_000  # about 400 bytes each; beyond it all are worked out anew
+BYTES: Final = "bytes"
+_NOTHING: Final = 0.0
+
+
+class _Way(NamedTuple):
+    """What requests of one sort have to pass."""
+
+    limits: Limits
+    buckets: tuple[tuple[str, LeakyBucket, float], ...]  # which limit, and what a request costs
+
+
+class Throttler:
+    def __init__(self, *, frontends: Callable[[], int] = lambda: 1) -> None:
+        """``frontends``: how many of them are alive, this one included."""
+        self._frontends = frontends
+        self._frontend_count = 1
+        self._buckets: dict[Hashable, LeakyBucket] = {}
+        self._ways: dict[tuple[str, str, str, str | None], _Way] = {}
+        self._refused: dict[tuple[str, str], int] = {}  # by account and limit
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        """How many requests, by account and which limit it was."""
+        return self._refused
+
+    def check(
+        self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
+    ) -> None:
+        """Raises Throttled, with the time after which asking again may help."""
+        if tenant is None:
+            return
+        if self._frontends() != self._frontend_count:
+            self._share_anew()
+        way = self._ways.get((tenant.account, caller.user, action, arn))
+        if way is None or way.limits is not tenant.limits:
+            way = self._work_out(tenant, caller, action, arn, now_ms)
+        wait_ms, limit = 0, ""
+        for name, bucket, cost in way.buckets:
+            over_ms = bucket.wait_ms(cost, now_ms=now_ms)
+            if over_ms > wait_ms:
+                wait_ms, limit = over_ms, name
+        if wait_ms:
+            self._refuse(tenant.account, limit, wait_ms)
+        for _, bucket, cost in way.buckets:
+            if cost:
+                bucket.add(cost, now_ms=now_ms)
+
+    def note_bytes(self, tenant: Tenant | None, size_bytes: int, *, now_ms: float) -> None:
+        if tenant is not None and tenant.limits.tenant_bytes.per_s > 0 and size_bytes:
+            bucket = self._bucket((BYTES, tenant.account), tenant.limits.tenant_bytes, now_ms)
+            bucket.add(size_bytes, now_ms=now_ms)
+
+    def _refuse(self, account: str, limit: str, wait_ms: int) -> None:
+        # Accounts are tenants that somebody has entered, so these are few.
+        self._refused[account, limit] = self._refused.get((account, limit), 0) + 1
+        raise Throttled(
+            f"The rate of requests is above the limit ({limit}).", retry_after_ms=wait_ms
+        )
+
+    def _work_out(
+        self, tenant: Tenant, caller: Caller, action: str, arn: str | None, now_ms: float
+    ) -> _Way:
+        limits, account = tenant.limits, tenant.account
+        wanted: list[tuple[str, Hashable, Rate, float]] = [
+            ("tenant", ("tenant", account), limits.tenant_requests, 1),
+            ("user", ("user", account, caller.user), limits.user_requests, 1),
+        ]
+        if arn is not None:
+            # By who asks as well: the limits are theirs, not those of the queue's owner.
+            wanted.append(("queue", ("queue", account, arn), limits.queue_requests, 1))
+        operation = limits.operations.get(action)
+        if operation is not None:
+            wanted.append(("operation", ("operation", account, action), operation, 1))
+        # Paid for afterwards: whoever is in debt waits until the bucket has room again.
+        wanted.append((BYTES, (BYTES, account), limits.tenant_bytes, _NOTHING))
+        buckets = tuple(
+            (name, self._bucket(key, rate, now_ms), cost)
+            for name, key, rate, cost in wanted
+            if rate.per_s > 0
+        )
+        if len(self._ways) >= WAYS_MAX:
+            self._ways.clear()
+        way = self._ways[account, caller.user, action, arn] = _Way(limits, buckets)
+        return way
+
+    def _bucket(self, key: Hashable, rate: Rate, now_ms: float) -> LeakyBucket:
+        bucket = self._buckets.get(key)
+        if bucket is None or bucket.rate != rate:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._drop_idle(now_ms)
+            share = 1.0 / max(1, self._frontend_count)
+            bucket = self._buckets[key] = LeakyBucket(rate, share=share)
+        return bucket
+
+    def _share_anew(self) -> None:
+        """Another frontend came or went: all parts are new."""
+        self._frontend_count = self._frontends()
+        self._buckets.clear()
+        self._ways.clear()
+
+    def _drop_idle(self, now_ms: float) -> None:
+        self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}
+        if len(self._buckets) >= BUCKETS_MAX:
+            self._buckets.clear()  # somebody has that many busy: forgetting favours them once
+        self._ways.clear()  # they may lead to buckets that are gone

@@ -1,0 +1,49 @@
+"""Fourth stage: not faster than the caller's tenant may, and not on more connections.
+
+It stands behind authorization: who is refused there costs the queue's bucket nothing. A caller
+whose account nobody has entered as a tenant is asked nothing, which is everybody's case while
+authentication is off and no tenants are made. The buckets are ``throttle.py``'s."""
+
+from penstock.frontend.call import Call
+from penstock.frontend.context import Context
+from penstock.frontend.metering import OPERATIONS
+from penstock.model.names import queue_arn
+from penstock.wire.aws import queue_urls
+from penstock.wire.aws.faults import Fault
+from penstock.wire.aws.shapes import QueueRequest
+
+
+def throttle(context: Context, call: Call) -> None:
+    """Raises Throttled."""
+    tenant = context.identities.tenant(call.caller.account)
+    if tenant is None:
+        return
+    if tenant.quotas.connections_max and context.quotas is not None:
+        connection = call.request.connection
+        if connection is not None:
+            context.quotas.claim(connection, tenant)
+    action = call.action
+    assert action is not None, "decode found an action or raised"
+    arn: str | None = call.arn
+    if not arn and tenant.limits.queue_requests.per_s > 0:
+        arn = _arn_of(call)  # a caller who is believed was asked for no permission on it
+    context.throttler.check(
+        tenant,
+        call.caller,
+        OPERATIONS[action.name],
+        arn or None,
+        now_ms=context.clock.mono_ms(),
+    )
+    if tenant.limits.tenant_bytes.per_s > 0:
+        call.payer = tenant
+
+
+def _arn_of(call: Call) -> str | None:
+    asked = call.asked
+    if not isinstance(asked, QueueRequest) or not asked.queue_url:
+        return None
+    try:
+        address = queue_urls.parse(asked.queue_url)
+    except Fault:
+        return None  # no queue has it, and the action says so
+    return queue_arn(address.account or call.account, call.region, address.name)

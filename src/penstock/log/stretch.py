@@ -1,0 +1,252 @@
+"""Many whole batches as one buffer: what a reader by offset gets.
+
+Such a reader passes on what it reads as it is, so nothing is gained by cutting a file into batches
+and much is lost: an object, a copy and a walk per batch. A stretch is read with one call, verified
+in place and handed on as it lies there.
+
+    a known stretch ──────────────► one read, nothing more
+    any other ──► one read ──► every header, check and CRC ──► known from now on
+                                   │ something is wrong with the first batch
+                                   └► None: ``Segment.read`` goes batch by batch and says what
+
+A stretch is known once it has passed its checksums, for as long as the segment's files are open and
+for TRUSTED_READS further reads; then it is verified again. What a disk does to a stretch behind our
+back is thus found after a bounded number of reads instead of at once, and by every client that
+checks the batches' own CRCs. ``docs/adr/0015-fetches-verify-once.md`` weighs that; all other
+readers, the lease cursor first of them, verify whatever they read.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.log.check import header_check, read_checks
+from penstock.log.index import Place
+from penstock.model.limits import BATCH_BYTES_MAX, MIB
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    MAGIC,
+)
+from penstock.record.crc32c import crc32c
+
+if TYPE_CHECKING:
+    from penstock.log.segment import Segment
+
+Buffer = bytes | memoryview
+
+STRETCH_BYTES_MAX = 4 * MIB  # of one read: longer ones would keep everybody else waiting
+TRUSTED_READS = 15  # between two verifications of one stretch
+KNOWN_MAX = 512  # stretches remembered per open segment, 400 bytes each
+_CHECKS_FIRST = 64  # enough for a MiB of batches of ordinary size
+_CHECKS_AHEAD = 1_024
+_COUNT_AT = slice(57, 61)
+_ATTRIBUTES_LOW_AT = 22
+
+
+class Stretch(NamedTuple):
+    buffers: Sequence[Buffer]  # whole batches, in order; the first may begin below what was asked
+    next_offset: int  # behind the last batch
+    record_count: int  # without those of control batches
+    is_hollow: bool = False  # nothing but what compaction has left of batches without a record
+
+
+class Known:
+    """What stands at an offset: where its batch begins and, if it has been read from there, what
+    was found up to where."""
+
+    __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.size = 0
+        self.next_offset = 0
+        self.record_count = 0
+        self.trusted_reads = 0
+
+
+class KnownStretches:
+    """Of one open segment, by the offset they were asked for at. Readers mostly go on where they
+    stopped and ask for as much as others did before them, so exact matches are what counts; the
+    oldest give way."""
+
+    __slots__ = ("_by_offset",)
+
+    def __init__(self) -> None:
+        self._by_offset: dict[int, Known] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_offset)
+
+    def find(self, offset: int) -> Known | None:
+        return self._by_offset.get(offset)
+
+    def at(self, offset: int, place: Place) -> Known:
+        known = self._by_offset.get(offset)
+        if known is None:
+            if len(self._by_offset) >= KNOWN_MAX:
+                del self._by_offset[next(iter(self._by_offset))]
+            known = self._by_offset[offset] = Known(place)
+        return known
+
+    def clear(self) -> None:
+        self._by_offset.clear()
+
+
+def stretch_of(batches: Sequence[bytes], start: int) -> Stretch:
+    """Batches that are there one by one: from memory, or read with care."""
+    count = 0
+    next_offset = start
+    filled: Sequence[bytes] = batches
+    if any(len(batch) == HEADER_BYTES for batch in batches):
+        filled = [batch for batch in batches if len(batch) > HEADER_BYTES]
+    for batch in filled:
+        if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
+            count += int.from_bytes(batch[_COUNT_AT], "big")
+    if batches:
+        last = HEADER.unpack_from(batches[-1])
+        next_offset = last[0] + last[6] + 1
+    if batches and not filled:
+        return Stretch(batches[-1:], next_offset, 0, is_hollow=True)
+    return Stretch(filled, next_offset, count)
+
+
+def read_stretch(segment: "Segment", start: int, *, bytes_max: int, up_to: int) -> Stretch | None:
+    """Some whole batches from the one that holds ``start``: as ``Segment.read``, but perhaps fewer.
+    None when the first of them is not in order, or not to be had this way."""
+    bytes_max = min(bytes_max, STRETCH_BYTES_MAX)
+    stretches = segment.files.stretches
+    known = stretches.find(start)
+    if known is not None and known.trusted_reads:
+        found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to)
+        if found is not None:
+            return found
+    # What has to be passed over, where only the index is to go by, is less than its interval.
+    place, ahead = (
+        (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
+    )
+    walk = _Walk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
+    found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
+    if found is None and walk.wanted_bytes:
+        walk = _Walk(segment, place, walk.wanted_bytes)
+        found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
+    if found is not None:
+        known = stretches.at(start, walk.first)
+        if not walk.is_gapped:
+            known.size = len(found.buffers[0])
+            known.next_offset = found.next_offset
+            known.record_count = found.record_count
+            known.trusted_reads = TRUSTED_READS
+        if found.next_offset < segment.end_offset:
+            stretches.at(found.next_offset, walk.end)
+    return found
+
+
+def _read_known(segment: "Segment", first: Known, *, bytes_max: int, up_to: int) -> Stretch | None:
+    """As many stretches in a row as are known and fit."""
+    find = segment.files.stretches.find
+    position = first.place.position
+    size = count = next_offset = 0
+    known: Known | None = first
+    while (
+        known is not None
+        and known.trusted_reads
+        and known.next_offset <= up_to
+        and size + known.size <= bytes_max
+        and known.place.position == position + size
+    ):
+        known.trusted_reads -= 1
+        size += known.size
+        count += known.record_count
+        next_offset = known.next_offset
+        known = find(next_offset)
+    if not size:
+        return None
+    data = segment.disk.pread(segment.files.log_fd, size, position)
+    return Stretch((data,), next_offset, count) if len(data) == size else None
+
+
+class _Walk:
+    """From batch to batch through one read of the file, as long as everything is in order."""
+
+    __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
+
+    def __init__(self, segment: "Segment", place: Place, size: int) -> None:
+        self._segment = segment
+        self._place = place
+        size = min(size, segment.bytes - place.position)
+        self._data = segment.disk.pread(segment.files.log_fd, size, place.position)
+        self.first = self.end = place  # of what was found, and behind it
+        self.is_gapped = False  # there are emptied batches in it
+        self.wanted_bytes = 0  # nothing was found, because the first batch is as long as this
+
+    def run(self, start: int, *, bytes_max: int, up_to: int) -> Stretch | None:
+        """Flat, and without a call that can be had in place: with small batches this is what a
+        reader waits for."""
+        segment, data, checks_file = self._segment, self._data, self._segment.files.checks
+        view = memoryview(data)
+        size, place = len(data), self._place
+        offset = segment.base_offset + place.relative
+        checks = read_checks(checks_file, place.ordinal, _CHECKS_FIRST)
+        at = ordinal = count = 0
+        first = -1
+        hollow: list[int] = []
+        while at + HEADER_BYTES <= size:
+            header = HEADER.unpack_from(data, at)
+            end = at + header[1] + LENGTH_FROM
+            next_offset = offset + header[6] + 1
+            if ordinal == len(checks):
+                checks += read_checks(checks_file, place.ordinal + ordinal, _CHECKS_AHEAD)
+                if ordinal == len(checks):
+                    break
+            if (
+                header[0] != offset
+                or header[3] != MAGIC
+                or not HEADER_BYTES <= end - at <= BATCH_BYTES_MAX
+                or next_offset <= offset
+                or header_check(view[at : at + HEADER_BYTES]) != checks[ordinal]
+            ):
+                break
+            if next_offset > start:
+                if first < 0:
+                    first = at
+                    self.first = Place(
+                        offset - segment.base_offset, place.position + at, place.ordinal + ordinal
+                    )
+                if end > size or next_offset > up_to or (end - first > bytes_max and at > first):
+                    self.wanted_bytes = end if at == first and end > size else 0
+                    break
+                if crc32c(view[at + CRC_FROM : end]) != header[4]:
+                    break
+                if end - at == HEADER_BYTES:
+                    hollow.append(at)
+                elif not header[5] & ATTR_CONTROL:
+                    count += header[12]
+            at, offset, ordinal = end, next_offset, ordinal + 1
+        if first < 0 or at == first:
+            return None
+        self.end = Place(offset - segment.base_offset, place.position + at, place.ordinal + ordinal)
+        if hollow:
+            self.is_gapped = True
+            return _without(view, first, at, hollow, offset, count)
+        whole = data if at - first == size else view[first:at]
+        return Stretch((whole,), offset, count)
+
+
+def _without(
+    view: memoryview, first: int, end: int, hollow: Sequence[int], next_offset: int, count: int
+) -> Stretch:
+    """Nobody is served what compaction has emptied, unless there is nothing else."""
+    buffers: list[Buffer] = []
+    for at in hollow:
+        if at > first:
+            buffers.append(view[first:at])
+        first = at + HEADER_BYTES
+    if first < end:
+        buffers.append(view[first:end])
+    if not buffers:
+        last = view[hollow[-1] : hollow[-1] + HEADER_BYTES]
+        return Stretch((last,), next_offset, 0, is_hollow=True)
+    return Stretch(buffers, next_offset, count)

@@ -1,0 +1,194 @@
+"""What the store keeps of tenants, users, keys and passwords: where each entry lies, what names may
+look like, and how many of everything there may be.
+
+    /tenants/{account}                     the tenant, and how many users it has
+    /users/{account}/{name}                the user, with the ids of its keys and its mechanisms
+    /keys/{key_id}                         the key, its secret sealed
+    /scram/{account}/{user}/{mechanism}    what checks a password, sealed
+
+The count in a tenant and the ids in a user are what makes one compare-and-swap enough: whoever adds
+a user changes the tenant's entry, whoever adds a key changes the user's, so a bound cannot be
+overrun by two at once, and nothing can be added to what is being deleted. They also say which keys
+count: one that its user does not name is no key, however long a watch takes to bring its end.
+
+Values are JSON. Secrets are sealed with the entry's own key as context: moved to another entry they
+cannot be opened. Nothing here touches the store; ``identities.py`` does.
+"""
+
+import base64
+import math
+import re
+
+import msgspec
+
+from penstock.model.errors import InvalidRequest
+from penstock.model.identity import AccessKey, Limits, Rate, ScramCredential, Tenant, User
+from penstock.model.limits import KIB
+from penstock.model.names import is_account
+
+TENANTS_PREFIX = "/tenants/"
+USERS_PREFIX = "/users/"
+KEYS_PREFIX = "/keys/"
+SCRAM_PREFIX = "/scram/"
+
+TENANTS_MAX = 10_000
+USERS_PER_TENANT_MAX = 1_000
+USERS_MAX = 100_000  # over all tenants: everything here is in the memory of every node
+KEYS_PER_USER_MAX = 4  # two in use, two being rotated
+POLICIES_PER_USER_MAX = 20
+POLICY_BYTES_MAX = 20 * KIB
+# The one policy that is a list of Kafka's access rules, a statement each.
+ACLS_POLICY = "kafka-acls"
+ACLS_BYTES_MAX = 128 * KIB
+# Of all policies of one user. As JSON in JSON a text can double, and must still fit one entry.
+POLICIES_BYTES_MAX = 200 * KIB
+OPERATION_RATES_MAX = 100  # more than there are actions
+
+KEY_ID_PREFIX = "PSAK"
+KEY_ID_ENTROPY_BYTES = 10  # sixteen characters of base32
+SECRET_ENTROPY_BYTES = 30  # forty characters of base64
+
+KEY_BYTES_BY_MECHANISM = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
+ITERATIONS_MIN = 4_096  # below it the RFC calls a password badly kept
+ITERATIONS_MAX = 1_000_000  # what a client has to compute at each log-in
+SALT_BYTES_MIN = 8
+SALT_BYTES_MAX = 255
+
+_TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?\Z")
+_USER_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,64}\Z")
+_POLICY_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,128}\Z")
+_KEY_ID = re.compile(r"[A-Za-z0-9_]{16,128}\Z")
+_SECRET = re.compile(r"[!-~]{16,128}\Z")
+_ACTION = re.compile(r"[a-z]{1,32}:[A-Za-z]{1,64}\Z")
+
+
+class TenantEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    tenant: Tenant
+    user_count: int = 0
+
+
+class UserEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    user: User
+    key_ids: tuple[str, ...] = ()  # oldest first
+    mechanisms: tuple[str, ...] = ()
+
+
+def tenant_key(account: str) -> str:
+    return f"{TENANTS_PREFIX}{account}"
+
+
+def user_key(account: str, name: str) -> str:
+    return f"{USERS_PREFIX}{account}/{name}"
+
+
+def key_key(key_id: str) -> str:
+    return f"{KEYS_PREFIX}{key_id}"
+
+
+def scram_key(account: str, user: str, mechanism: str) -> str:
+    return f"{SCRAM_PREFIX}{account}/{user}/{mechanism}"
+
+
+decode_tenant = msgspec.json.Decoder(TenantEntry).decode
+decode_user = msgspec.json.Decoder(UserEntry).decode
+decode_key = msgspec.json.Decoder(AccessKey).decode
+decode_scram = msgspec.json.Decoder(ScramCredential).decode
+encode = msgspec.json.Encoder().encode
+
+
+def new_key_id(entropy: bytes) -> str:
+    assert len(entropy) == KEY_ID_ENTROPY_BYTES
+    return KEY_ID_PREFIX + base64.b32encode(entropy).decode("ascii")
+
+
+def new_secret(entropy: bytes) -> str:
+    assert len(entropy) == SECRET_ENTROPY_BYTES
+    return base64.urlsafe_b64encode(entropy).decode("ascii")
+
+
+def new_account(entropy: bytes) -> str:
+    """Twelve digits, the first no zero: apart from the account of callers who have none."""
+    span = 900_000_000_000
+    return str(100_000_000_000 + int.from_bytes(entropy, "big") % span)
+
+
+# ── What may be stored ───────────────────────────────────────────────────────────────────────
+
+
+def check_tenant(tenant: Tenant) -> None:
+    if not is_account(tenant.account):
+        raise InvalidRequest("An account is twelve digits.")
+    if _TENANT_NAME.match(tenant.name) is None:
+        raise InvalidRequest(
+            "The name of a tenant is 1 to 64 letters, digits, spaces and ._- and begins with a"
+            " letter or digit."
+        )
+    _check_limits(tenant.limits)
+    for field in msgspec.structs.fields(tenant.quotas):
+        if getattr(tenant.quotas, field.name) < 0:
+            raise InvalidRequest(f"{field.name} is zero, which is no limit, or more.")
+
+
+def _check_limits(limits: Limits) -> None:
+    if len(limits.operations) > OPERATION_RATES_MAX:
+        raise InvalidRequest(f"At most {OPERATION_RATES_MAX} operations have a rate of their own.")
+    for action in limits.operations:
+        if _ACTION.match(action) is None:
+            raise InvalidRequest(f"{action!r} is no action such as sqs:SendMessage.")
+    named: dict[str, Rate] = {
+        "tenant_requests": limits.tenant_requests,
+        "tenant_bytes": limits.tenant_bytes,
+        "user_requests": limits.user_requests,
+        "queue_requests": limits.queue_requests,
+        **limits.operations,
+    }
+    for name, rate in named.items():
+        for value in (rate.per_s, rate.burst):
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidRequest(f"The rate {name} is zero, which is no limit, or more.")
+        if rate.burst and not rate.per_s:
+            raise InvalidRequest(f"The rate {name} has a burst but nothing per second.")
+
+
+def check_user_name(name: str) -> None:
+    if _USER_NAME.match(name) is None:
+        raise InvalidRequest("The name of a user is 1 to 64 letters, digits and _+=,.@-")
+
+
+def check_policies(user: User) -> None:
+    """Everything about a user's policies but what they say."""
+    if len(user.policies) > POLICIES_PER_USER_MAX:
+        raise InvalidRequest(f"A user has at most {POLICIES_PER_USER_MAX} policies.")
+    total_bytes = 0
+    for name, text in user.policies.items():
+        if _POLICY_NAME.match(name) is None:
+            raise InvalidRequest("The name of a policy is 1 to 128 letters, digits and _+=,.@-")
+        size_bytes = len(text.encode())
+        bytes_max = ACLS_BYTES_MAX if name == ACLS_POLICY else POLICY_BYTES_MAX
+        if size_bytes > bytes_max:
+            raise InvalidRequest(f"The policy {name} is longer than {bytes_max} bytes.")
+        total_bytes += size_bytes
+    if total_bytes > POLICIES_BYTES_MAX:
+        raise InvalidRequest(
+            f"The policies of a user have at most {POLICIES_BYTES_MAX} bytes together."
+        )
+
+
+def check_key(key_id: str, secret: str) -> None:
+    if _KEY_ID.match(key_id) is None:
+        raise InvalidRequest("A key id is 16 to 128 letters, digits and _")
+    if _SECRET.match(secret) is None:
+        raise InvalidRequest("A secret is 16 to 128 printable ASCII characters without spaces.")
+
+
+def check_scram(credential: ScramCredential) -> None:
+    key_bytes = KEY_BYTES_BY_MECHANISM.get(credential.mechanism)
+    if key_bytes is None:
+        known = " or ".join(KEY_BYTES_BY_MECHANISM)
+        raise InvalidRequest(f"The mechanism is {known}.")
+    if not ITERATIONS_MIN <= credential.iterations <= ITERATIONS_MAX:
+        raise InvalidRequest(f"The iterations are {ITERATIONS_MIN} to {ITERATIONS_MAX}.")
+    if not SALT_BYTES_MIN <= len(credential.salt) <= SALT_BYTES_MAX:
+        raise InvalidRequest(f"The salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes.")
+    if len(credential.stored_key) != key_bytes or len(credential.server_key) != key_bytes:
+        raise InvalidRequest(f"The keys of {credential.mechanism} have {key_bytes} bytes.")

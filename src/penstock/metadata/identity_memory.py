@@ -1,0 +1,179 @@
+"""Tenants, users, keys and policies in the memory of this node: the reading half of identities.
+
+Reading is a dict lookup. A watch per kind brings what other nodes changed and raises ``epoch``, so
+that decisions remembered elsewhere are void within the time a watch takes. What is sealed stays so
+here, too, and is opened for whoever asks. Changes are in ``identities.py``.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.metadata import identity_entries as entries
+from penstock.metadata.cache import Cache
+from penstock.metadata.identity_entries import (
+    TenantEntry,
+    UserEntry,
+    key_key,
+    scram_key,
+    tenant_key,
+    user_key,
+)
+from penstock.metadata.store import Store
+from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
+from penstock.model.ports import KeyRing
+
+
+class IdentityMemory:
+    def __init__(self, store: Store, ring: KeyRing) -> None:
+        self._store = store
+        self._ring = ring
+        self._tenants = Cache(
+            store,
+            entries.TENANTS_PREFIX,
+            decode=entries.decode_tenant,
+            on_change=self._on_tenant_change,
+        )
+        self._users = Cache(
+            store,
+            entries.USERS_PREFIX,
+            decode=entries.decode_user,
+            on_change=self._on_user_change,
+        )
+        self._keys = Cache(
+            store, entries.KEYS_PREFIX, decode=entries.decode_key, on_change=self._on_key_change
+        )
+        self._scrams = Cache(
+            store,
+            entries.SCRAM_PREFIX,
+            decode=entries.decode_scram,
+            on_change=self._on_scram_change,
+        )
+        self._caches = (self._tenants, self._users, self._keys, self._scrams)
+        # Views of the entries:
+        self._by_account: dict[str, dict[str, User]] = {}
+        self._live_keys: dict[str, AccessKey] = {}  # those that their user names
+        self._epoch = 1
+
+    async def start(self) -> None:
+        """Returns when everything is in memory."""
+        for cache in self._caches:
+            await cache.start()
+
+    async def stop(self) -> None:
+        for cache in self._caches:
+            await cache.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be behind the store (for the health endpoint), or None."""
+        return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
+
+    # ── Reading: from memory ─────────────────────────────────────────────────────────────────
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def tenant(self, account: str) -> Tenant | None:
+        entry = self._tenants.get(tenant_key(account))
+        return None if entry is None else entry.tenant
+
+    def tenants(self) -> Sequence[Tenant]:
+        found = [entry.tenant for entry in self._tenants.values()]
+        found.sort(key=lambda tenant: tenant.account)
+        return found
+
+    def user(self, account: str, name: str) -> User | None:
+        entry = self._users.get(user_key(account, name))
+        return None if entry is None else entry.user
+
+    def users(self, account: str) -> Sequence[User]:
+        users = self._by_account.get(account, {})
+        return [users[name] for name in sorted(users)]
+
+    @property
+    def has_users(self) -> bool:
+        """Whether there is any user of any tenant: a node without one has yet to be set up."""
+        return len(self._users) > 0
+
+    def key(self, key_id: str) -> AccessKey | None:
+        return self._live_keys.get(key_id)
+
+    def keys(self, account: str, user: str) -> Sequence[AccessKey]:
+        """Oldest first."""
+        entry = self._users.get(user_key(account, user))
+        ids = () if entry is None else entry.key_ids
+        return [self._live_keys[key_id] for key_id in ids if key_id in self._live_keys]
+
+    def secret(self, key: AccessKey) -> bytes:
+        return self._ring.unwrap(key.sealed_secret, context=key_key(key.key_id).encode())
+
+    def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:
+        if mechanism not in self.mechanisms(account, user):
+            return None
+        at = scram_key(account, user, mechanism)
+        sealed = self._scrams.get(at)
+        return None if sealed is None else convert_scram(sealed, at, self._ring.unwrap)
+
+    def mechanisms(self, account: str, user: str) -> Sequence[str]:
+        """Those for which the user has a password."""
+        entry = self._users.get(user_key(account, user))
+        return () if entry is None else entry.mechanisms
+
+    # ── Following: own changes and those of others, each once ────────────────────────────────
+
+    def _on_tenant_change(
+        self, _at: str, before: TenantEntry | None, after: TenantEntry | None
+    ) -> None:
+        if before is None or after is None or before.tenant != after.tenant:
+            self._epoch += 1  # another count of users changes nobody's rights
+
+    def _on_user_change(self, _at: str, before: UserEntry | None, after: UserEntry | None) -> None:
+        self._epoch += 1
+        if after is not None:
+            self._by_account.setdefault(after.user.account, {})[after.user.name] = after.user
+        elif before is not None:
+            users = self._by_account[before.user.account]
+            del users[before.user.name]
+            if not users:
+                del self._by_account[before.user.account]
+        for entry in (before, after):
+            for key_id in () if entry is None else entry.key_ids:
+                self._look_at_key(key_id)
+
+    def _on_key_change(self, _at: str, before: AccessKey | None, after: AccessKey | None) -> None:
+        key = after or before
+        assert key is not None
+        self._look_at_key(key.key_id)
+        if before is None or after is None or not _is_same_but_used(before, after):
+            self._epoch += 1
+
+    def _on_scram_change(
+        self, _at: str, _before: ScramCredential | None, _after: ScramCredential | None
+    ) -> None:
+        self._epoch += 1
+
+    def _look_at_key(self, key_id: str) -> None:
+        """A key counts while its user names it."""
+        key = self._keys.get(key_key(key_id))
+        entry = None if key is None else self._users.get(user_key(key.account, key.user))
+        if key is not None and entry is not None and key_id in entry.key_ids:
+            self._live_keys[key_id] = key
+        else:
+            self._live_keys.pop(key_id, None)
+
+
+def _is_same_but_used(before: AccessKey, after: AccessKey) -> bool:
+    return before == msgspec.structs.replace(after, last_used_at_ms=before.last_used_at_ms)
+
+
+def convert_scram(
+    credential: ScramCredential, at: str, convert: Callable[..., bytes]
+) -> ScramCredential:
+    """With both keys sealed, opened or sealed anew, as ``convert(key, context=...)`` does."""
+    return msgspec.structs.replace(
+        credential,
+        stored_key=convert(credential.stored_key, context=f"{at}#stored".encode()),
+        server_key=convert(credential.server_key, context=f"{at}#server".encode()),
+    )

@@ -1,0 +1,344 @@
+"""One prefix of the store as a metadata node keeps it for others: raw values, all of them or the
+part that is this node's, and the latest changes of all of them.
+
+Values are kept as they stand in the store: they are handed on and not looked at, which costs a
+third of the memory and none of the time of decoded ones. The latest changes are kept whole
+whatever part is held, so that any node can serve any watch; who asks for older ones is told to list
+again.
+
+``revision`` is what the watch has passed, ``known_revision`` what the held values stand for:
+reading the store anew may put them ahead of the watch, which then brings nothing new.
+"""
+
+import asyncio
+import logging
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+
+from penstock.metadata.ring import place_of
+from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store
+from penstock.model.errors import PenstockError, Throttled
+from penstock.model.limits import MIB
+
+HISTORY_CHANGES_MAX = 8_192
+HISTORY_BYTES_MAX = 16 * MIB
+REPLY_CHANGES_MAX = 1_024  # of one watch's answer, and those of the last one's revision
+REPLY_BYTES_MAX = 4 * MIB
+RETRY_SECONDS_MIN = 0.1
+RETRY_SECONDS_MAX = 5.0
+SLICE = 2_000  # entries taken over without letting others run
+LOADS_MAX = 8  # in a row that came too late to be joined to the watch
+
+Keeps = Callable[[int], bool]  # whether what stands at a place of the ring is this node's
+
+log = logging.getLogger(__name__)
+
+
+class _Held:
+    """Entries by key, in key order, and by the label that their values carry."""
+
+    def __init__(self, label: Callable[[bytes], str] | None) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.keys: list[str] = []  # sorted
+        self.labels: dict[str, str] = {}  # label to key
+        self._label = label
+
+    def put(self, entry: Entry) -> None:
+        before = self.entries.get(entry.key)
+        if before is None:
+            insort(self.keys, entry.key)
+        elif self._label is not None:
+            self.labels.pop(self._label(before.value), None)
+        self.entries[entry.key] = entry
+        if self._label is not None:
+            self.labels[self._label(entry.value)] = entry.key
+
+    def remove(self, key: str) -> None:
+        entry = self.entries.pop(key, None)
+        if entry is None:
+            return
+        del self.keys[bisect_left(self.keys, key)]
+        if self._label is not None:
+            self.labels.pop(self._label(entry.value), None)
+
+
+class Mirror:
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        *,
+        label: Callable[[bytes], str] | None = None,
+        on_change: Callable[[Change], None] = lambda _change: None,
+        on_gap: Callable[[], None] = lambda: None,
+        history_changes_max: int = HISTORY_CHANGES_MAX,
+    ) -> None:
+        """``label``: a second name that a value carries. ``on_change``: called with each change,
+        of what is held and of what is not, when it has been taken over; ``on_gap`` when there were
+        some of which nobody told."""
+        self.prefix = prefix
+        self.revision = 0
+        self.trouble: str | None = None  # why this may be behind the store
+        self.troubled_at = 0.0
+        self._store = store
+        self._label = label
+        self._on_change = on_change
+        self._on_gap = on_gap
+        self._held = _Held(label)
+        self._keeps: Keeps | None = None  # None: everything
+        self._places: set[int] = set()  # of all keys there are, while not all are held
+        self._floor = 0  # what is held was read at this revision; older changes are in it
+        self._history: list[Change] = []
+        self._history_bytes = 0
+        self._history_start = 1  # from here on it is whole
+        self._history_changes_max = history_changes_max
+        self._moved = asyncio.Event()
+        self._is_stopped = False
+        self._task: asyncio.Task[None] | None = None
+        self._loading = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Returns when everything is in memory. Raises what the store raises."""
+        assert self._task is None, "a mirror starts once"
+        await self._fill()
+        self._task = asyncio.create_task(self._follow(), name=f"mirror {self.prefix}")
+
+    async def stop(self) -> None:
+        """Who waits for a change is answered that there is none."""
+        self._is_stopped = True
+        self._moved.set()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def known_revision(self) -> int:
+        return max(self.revision, self._floor)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._keeps is None
+
+    @property
+    def entry_count(self) -> int:
+        """Of all there are, held or not."""
+        return len(self._held.entries) if self._keeps is None else len(self._places)
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held.entries)
+
+    def holds(self, key: str) -> bool:
+        """Whether ``get`` knows of this key, be it that there is none."""
+        return self._keeps is None or self._keeps(place_of(key))
+
+    def get(self, key: str) -> Entry | None:
+        return self._held.entries.get(key)
+
+    def find_label(self, label: str) -> Entry | None:
+        key = self._held.labels.get(label)
+        return None if key is None else self._held.entries[key]
+
+    def page(
+        self, prefix: str, *, after: str, count_max: int, bytes_max: int
+    ) -> tuple[Sequence[Entry], bool]:
+        """Held entries under a prefix behind a key, in order; whether they are the last."""
+        keys, entries = self._held.keys, self._held.entries
+        at = bisect_left(keys, prefix)
+        if after:
+            at = max(at, bisect_right(keys, after))
+        return take_page(
+            (entries[key] for key in _from(keys, at)),
+            prefix,
+            count_max=count_max,
+            bytes_max=bytes_max,
+        )
+
+    def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
+        """From a revision on, as many as one answer takes, and the revision to ask for next.
+        Raises Compacted."""
+        if from_revision < self._history_start:
+            raise Compacted(self._history_start)
+        history = self._history
+        start = end = bisect_left(history, from_revision, key=_version)
+        size = 0
+        while end < len(history):
+            is_new = end == start or history[end].version != history[end - 1].version
+            if is_new and (end - start >= REPLY_CHANGES_MAX or size >= REPLY_BYTES_MAX):
+                break  # never within a revision
+            size += len(history[end].value)
+            end += 1
+        if end < len(history):
+            return history[start:end], history[end].version
+        return history[start:], max(from_revision, self.revision + 1)
+
+    async def wait(self, from_revision: int, *, seconds: float) -> None:
+        """Until the watch has passed a revision, or for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.revision < from_revision and not self._is_stopped:
+                    if from_revision < self._history_start:
+                        return  # that will never come: ``changes`` says so
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+
+    # ── Which part is held ───────────────────────────────────────────────────────────────────
+
+    async def hold(self, keeps: Keeps | None) -> None:
+        """Hold another part, or all (None). What was held is served until then. Who has everything
+        need not ask the store for a part of it."""
+        async with self._loading:
+            await self._load(keeps, is_at_hand=self._keeps is None)
+
+    async def catch_up(self, revision: int, *, seconds: float) -> None:
+        """To a revision that somebody has seen: by the watch, which may only be a little late, or
+        from the store. The watch tells of changes alone, so it cannot say that there were none."""
+        await self.wait(revision, seconds=seconds)
+        async with self._loading:
+            if self.known_revision < revision:
+                await self._load(self._keeps, is_at_hand=False)
+
+    async def _load(self, keeps: Keeps | None, *, is_at_hand: bool) -> None:
+        for _ in range(LOADS_MAX):
+            if is_at_hand:
+                entries: Sequence[Entry] = [self._held.entries[key] for key in self._held.keys]
+                revision = self.known_revision
+            else:
+                entries, revision = await self._store.list(self.prefix)
+            held, places = await self._sift(entries, keeps)
+            if revision + 1 < self._history_start:
+                continue  # the watch has gone on by more than is remembered
+            self._held, self._places, self._keeps = held, places, keeps
+            self._floor = revision
+            for change in self._history[bisect_right(self._history, revision, key=_version) :]:
+                self._apply(change)
+            return
+        raise Throttled("The catalog changes faster than it can be read.")
+
+    async def _sift(self, entries: Sequence[Entry], keeps: Keeps | None) -> tuple[_Held, set[int]]:
+        held, places = _Held(self._label), set[int]()
+        for at, entry in enumerate(entries, 1):
+            if keeps is not None:
+                place = place_of(entry.key)
+                places.add(place)
+            if keeps is None or keeps(place):
+                held.put(entry)
+            if at % SLICE == 0:
+                await asyncio.sleep(0)
+        return held, places
+
+    # ── Following ────────────────────────────────────────────────────────────────────────────
+
+    async def _fill(self) -> None:
+        async with self._loading:
+            entries, revision = await self._store.list(self.prefix)
+            self._held, self._places = await self._sift(entries, self._keeps)
+        self._floor = self.revision = revision
+        self._history.clear()
+        self._history_bytes = 0
+        self._history_start = revision + 1
+        self._on_gap()
+        self._wake()
+
+    async def _follow(self) -> None:
+        is_behind = False
+        retry_seconds = RETRY_SECONDS_MIN
+        while True:
+            try:
+                if is_behind:
+                    await self._fill()
+                    is_behind, self.trouble = False, None
+                watch = self._store.watch(self.prefix, from_revision=self.revision + 1)
+                async with aclosing(watch):
+                    async for changes in watch:
+                        self._take(changes)
+                        retry_seconds = RETRY_SECONDS_MIN
+                return  # the store was closed
+            except Compacted:
+                is_behind = True
+            except PenstockError as error:
+                if self.trouble is None:
+                    self.troubled_at = asyncio.get_running_loop().time()
+                is_behind, self.trouble = True, str(error)
+                log.warning(
+                    "metadata mirror failed", extra={"prefix": self.prefix, "why": str(error)}
+                )
+                await asyncio.sleep(retry_seconds)
+                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        self._history += changes
+        self._history_bytes += sum(len(change.value) for change in changes)
+        self.revision = changes[-1].version
+        for change in changes:
+            if change.version > self._floor:
+                self._apply(change)
+            self._on_change(change)
+        self._trim()
+        self._wake()
+
+    def _apply(self, change: Change) -> None:
+        key, is_put = change.key, change.kind is ChangeKind.PUT
+        if self._keeps is not None:
+            place = place_of(key)
+            if is_put:
+                self._places.add(place)
+            else:
+                self._places.discard(place)
+            if not self._keeps(place):
+                return
+        if not is_put:
+            self._held.remove(key)
+            return
+        before = self._held.entries.get(key)
+        created = change.version if before is None else before.create_revision
+        self._held.put(Entry(key, change.value, change.version, created))
+
+    def _trim(self) -> None:
+        """A quarter more than promised may stand there, so that not every change moves a list."""
+        history = self._history
+        many = self._history_changes_max * 5 // 4
+        if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:
+            return
+        drop = max(0, len(history) - self._history_changes_max)
+        gone = sum(len(change.value) for change in history[:drop])
+        while drop < len(history) and self._history_bytes - gone > HISTORY_BYTES_MAX:
+            gone += len(history[drop].value)
+            drop += 1
+        self._history_start = history[drop - 1].version + 1
+        self._history_bytes -= gone
+        del history[:drop]
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+def take_page(
+    entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
+) -> tuple[list[Entry], bool]:
+    """The first of entries in key order that are under a prefix, one at least; whether that is
+    all."""
+    page: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if not entry.key.startswith(prefix):
+            break
+        if page and (len(page) >= count_max or size + len(entry.value) > bytes_max):
+            return page, False
+        page.append(entry)
+        size += len(entry.value)
+    return page, True
+
+
+def _from(keys: Sequence[str], at: int) -> Iterable[str]:
+    return (keys[position] for position in range(at, len(keys)))
+
+
+def _version(change: Change) -> int:
+    return change.version

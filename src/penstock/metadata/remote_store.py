@@ -1,0 +1,328 @@
+"""The catalog's part of the store, by calls to the metadata role: a ``store.Store`` for a node that
+has none.
+
+A catalog over it keeps everything in memory as over any store, while everything is little enough
+for this node. Above that bound this store shows the catalog a part: the topics that were asked
+for. Its list holds only those, its watch tells of changes to those, and when they become too many
+the oldest go, as a delete that the watch makes up (``is_dropping`` tells it from a real one). The
+oldest and not the least used: to know the latter, every message would have to leave a trace.
+
+A lost connection or a service that is away is nobody's business above: the watch goes on from where
+it was when the service is back, and says meanwhile since when it has heard nothing. Only history
+that is gone makes the catalog list again.
+
+Answers come by several ways, and a get may be overtaken by a change that the watch brings. Such a
+get is asked again, or the catalog would keep for good what had just been deleted.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.metadata.calls import (
+    GET,
+    LIST,
+    TXN,
+    WATCH,
+    Get,
+    Listed,
+    ListPage,
+    Txn,
+    Watch,
+    Watched,
+)
+from penstock.metadata.catalog import TOPICS_PREFIX
+from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, StoreUnusable
+from penstock.model.errors import PenstockError, Throttled, VersionConflict
+from penstock.model.ports import Clock
+from penstock.wire.internal.calls import Caller
+
+GETS_MAX = 8  # of one value that keeps changing under the question
+DROPS_PER_TURN_MAX = 1_024
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 1.0
+WHOLE_AGAIN = 0.8  # of the bound, so that a catalog about its size is not listed over and over
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteConfig:
+    entries_max: int = 50_000  # topics in memory; with more of them only those asked for are kept
+    call_ms: int = 5_000
+    watch_ms: int = 2_000  # for a watch to be answered although nothing has changed
+    stale_ms_max: int = 10_000  # after so long without the service nothing is known to be absent
+    negative_ms: int = 1_000  # for how long an absent topic is not asked for again
+    negatives_max: int = 10_000
+    lookups_max: int = 1_024  # topics asked for at once
+
+
+class _Question:
+    """Gets of one key that are under way."""
+
+    __slots__ = ("count", "is_deleted", "version")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.version = 0  # of the newest change that has passed meanwhile
+        self.is_deleted = False  # by that change
+
+
+class RemoteStore:
+    """Implements ``store.Store`` for the catalog's keys."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        clock: Clock,
+        config: RemoteConfig,
+        on_put: Callable[[str], None] = lambda _key: None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """``on_put``: called with the key of every topic put anywhere, kept here or not."""
+        self.is_whole = True  # every topic is in memory
+        self.is_dropping = False  # the deletes just told of are made up
+        self.trouble: str | None = None  # why nothing is heard from the service
+        self._caller = caller
+        self._clock = clock
+        self._config = config
+        self._on_put = on_put
+        self._chance = chance
+        self._kept: dict[str, int] = {}  # topics in memory, oldest first: key to version
+        self._passed: dict[str, int] = {}  # by prefix: the revision that memory stands for
+        self._heard_at_ms: dict[str, int] = {}  # by prefix
+        self._questions: dict[str, _Question] = {}
+        self._doubted: set[str] = set()  # keys that a conflict says are newer than anyone told
+        self._is_closed = False
+
+    @property
+    def staleness_ms(self) -> int:
+        """For how long memory may have missed changes, at most."""
+        now_ms = self._clock.mono_ms()
+        return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
+
+    @property
+    def kept_count(self) -> int:
+        return len(self._kept)
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────
+
+    async def get(self, key: str) -> Entry | None:
+        is_topic = key.startswith(TOPICS_PREFIX)
+        if is_topic and key not in self._kept:
+            self._check_room()
+            self._kept[key] = 0  # from now on its changes are let through
+        question = self._questions.setdefault(key, _Question())
+        question.count += 1
+        entry: Entry | None = None
+        try:
+            entry = await self._get(key, question)
+        finally:
+            question.count -= 1
+            if question.count == 0:
+                del self._questions[key]
+            if is_topic and entry is not None:
+                self._kept[key] = max(entry.version, self._kept.get(key, 0))
+            elif is_topic and question.count == 0:
+                self._forget_absent(key, question)
+        return entry
+
+    def _forget_absent(self, key: str, question: _Question) -> None:
+        # Not if the catalog has it: then its delete is on the way, and must be let through.
+        if question.is_deleted or (self._kept.get(key) == 0 and question.version == 0):
+            self._kept.pop(key, None)
+
+    async def _get(self, key: str, question: _Question) -> Entry | None:
+        for _ in range(GETS_MAX):
+            # A doubted key's mark stays until there was an answer.
+            is_fresh = key in self._doubted or question.version > 0
+            request = Get(key, min_revision=self._passed.get(_prefix(key), 0), is_fresh=is_fresh)
+            got = await self._caller.call(GET, request, timeout_ms=self._config.call_ms)
+            self._doubted.discard(key)
+            if got.revision >= question.version:
+                return got.entry
+        raise Throttled(f"{key} is being changed elsewhere.")
+
+    async def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        """All entries; of topics those that are kept when not all can be."""
+        most = self._config.entries_max
+        found: list[Entry] = []
+        after, revision, is_whole = "", -1, True
+        while True:
+            request = ListPage(prefix, after, min_revision=self._passed.get(prefix, 0))
+            page = await self._caller.call(LIST, request, timeout_ms=self._config.call_ms)
+            if revision < 0:
+                revision = page.revision
+            if prefix == TOPICS_PREFIX and is_whole:
+                is_whole = max(page.entry_count, len(found) + len(page.entries)) <= most
+                if not is_whole:
+                    found = [entry for entry in found if entry.key in self._kept]
+            if not is_whole and not self._kept:
+                break
+            found += (entry for entry in page.entries if is_whole or entry.key in self._kept)
+            if page.is_end:
+                break
+            after = last_key(page)
+        if prefix == TOPICS_PREFIX:
+            self._keep_listed(found, revision, is_whole=is_whole)
+        self._passed[prefix] = max(revision, self._passed.get(prefix, 0))
+        self._heard(prefix)
+        return found, revision
+
+    def _keep_listed(self, found: Sequence[Entry], revision: int, *, is_whole: bool) -> None:
+        # What was written or asked for meanwhile is rightly not listed.
+        kept = {entry.key: entry.version for entry in found}
+        for key, version in self._kept.items():
+            if key not in kept and (version > revision or key in self._questions):
+                kept[key] = version
+        self._kept = kept
+        if self.is_whole != is_whole:
+            log.info("metadata cache", extra={"whole": is_whole, "kept": len(kept)})
+        self.is_whole = is_whole
+
+    def _check_room(self) -> None:
+        # The watch drops the oldest, but only when it comes round.
+        if not self.is_whole and len(self._kept) >= self._config.entries_max * 5 // 4:
+            raise Throttled("Too many topics are asked for at once.")
+
+    # ── Writing ──────────────────────────────────────────────────────────────────────────────
+
+    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, puts=((key, value),))
+
+    async def delete(self, key: str, *, if_version: int | None = None) -> int:
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, deletes=(key,))
+
+    async def txn(
+        self,
+        *,
+        compare: Sequence[tuple[str, int]] = (),
+        puts: Sequence[tuple[str, bytes]] = (),
+        deletes: Sequence[str] = (),
+    ) -> int:
+        request = Txn(compare, puts, deletes)
+        try:
+            written = await self._caller.call(TXN, request, timeout_ms=self._config.call_ms)
+        except VersionConflict:
+            self._doubted.update(key for key, _ in compare)
+            raise
+        for key, _ in puts:
+            if key.startswith(TOPICS_PREFIX):
+                self._kept[key] = max(written.revision, self._kept.get(key, 0))
+        return written.revision
+
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────
+
+    async def watch(
+        self, prefix: str, *, from_revision: int
+    ) -> AsyncGenerator[Sequence[Change], None]:
+        retry_seconds = RETRY_SECONDS_MIN
+        watch_ms = self._config.watch_ms
+        while not self._is_closed:
+            try:
+                watched = await self._caller.call(
+                    WATCH,
+                    Watch(prefix, from_revision, watch_ms),
+                    timeout_ms=watch_ms + self._config.call_ms,
+                )
+            except Compacted:
+                raise
+            except PenstockError as error:
+                self._missed(prefix, error)
+                await asyncio.sleep(retry_seconds * (0.5 + self._chance() / 2))
+                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+                continue
+            retry_seconds = RETRY_SECONDS_MIN
+            self._heard(prefix, stale_ms=watched.stale_ms)
+            from_revision = watched.next_revision
+            changes = self._let_through(prefix, watched)
+            self._passed[prefix] = from_revision - 1
+            if changes:
+                yield changes
+            if prefix == TOPICS_PREFIX:
+                if self._fits_again(watched):
+                    raise Compacted(from_revision)  # has everything listed
+                dropped = self._drop(from_revision - 1)
+                if dropped:
+                    self.is_dropping = True
+                    try:
+                        yield dropped
+                    finally:
+                        self.is_dropping = False
+
+    def _let_through(self, prefix: str, watched: Watched) -> Sequence[Change]:
+        questions = self._questions
+        for change in watched.changes:
+            question = questions.get(change.key)
+            if question is not None:
+                question.version = change.version
+                question.is_deleted = change.kind is ChangeKind.DELETE
+        if prefix != TOPICS_PREFIX:
+            return watched.changes
+        kept = self._kept
+        changes: list[Change] = []
+        for change in watched.changes:
+            key, is_put = change.key, change.kind is ChangeKind.PUT
+            if is_put:
+                self._on_put(key)
+            if not self.is_whole and key not in kept:
+                continue
+            changes.append(change)
+            if is_put:
+                kept[key] = max(change.version, kept.get(key, 0))
+            elif change.version >= kept.get(key, 0) and key not in questions:
+                kept.pop(key, None)
+        if self.is_whole and len(kept) > self._config.entries_max:
+            self.is_whole = False
+            log.info("metadata cache", extra={"whole": False, "kept": len(kept)})
+        return changes
+
+    def _fits_again(self, watched: Watched) -> bool:
+        most = self._config.entries_max * WHOLE_AGAIN
+        return not self.is_whole and watched.entry_count <= most
+
+    def _drop(self, revision: int) -> Sequence[Change]:
+        """Deletes of the oldest that are too many. One is believed only if it is newer than what
+        it deletes, so what is as new as the watch stays for now."""
+        surplus = len(self._kept) - self._config.entries_max
+        if self.is_whole or surplus <= 0:
+            return ()
+        dropped: list[str] = []
+        for key, version in self._kept.items():
+            if len(dropped) == min(surplus, DROPS_PER_TURN_MAX):
+                break
+            if 0 < version < revision and key not in self._questions:
+                dropped.append(key)
+        for key in dropped:
+            del self._kept[key]
+        return [Change(ChangeKind.DELETE, key, b"", revision) for key in dropped]
+
+    def _heard(self, prefix: str, *, stale_ms: int = 0) -> None:
+        self._heard_at_ms[prefix] = self._clock.mono_ms() - stale_ms
+        if self.trouble is not None:
+            self.trouble = None
+            log.info("metadata service is back")
+
+    def _missed(self, prefix: str, error: PenstockError) -> None:
+        if self.trouble is None:
+            log.warning("metadata service away", extra={"prefix": prefix, "why": str(error)})
+        self.trouble = str(error)
+
+    async def close(self) -> None:
+        self._is_closed = True
+
+
+def last_key(page: Listed) -> str:
+    """Where the next page begins. Raises StoreUnusable for a page that leads nowhere."""
+    if not page.entries:
+        raise StoreUnusable("A page of the catalog was empty and not the last.")
+    return page.entries[-1].key
+
+
+def _prefix(key: str) -> str:
+    return key[: key.index("/", 1) + 1]

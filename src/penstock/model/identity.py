@@ -1,0 +1,107 @@
+"""Who may ask: tenants, users, keys and what they are allowed, as the metadata store keeps them.
+
+A tenant is an account: twelve digits under which its queues, topics, groups and users live apart
+from everybody else's. A user belongs to one tenant and signs with access keys. What a user may do
+is written in policies of the usual form (effect, actions, resources, conditions); nothing is
+allowed that no statement allows, and a denial outweighs everything.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+ADMIN_POLICY = (
+    '{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}'
+)
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A leaky bucket: so many per second in the long run, ``burst`` at once. Zero: no limit."""
+
+    per_s: float = 0.0
+    burst: float = 0.0
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How fast. Requests cost one each; bytes are those of messages going in and out."""
+
+    tenant_requests: Rate = Rate()
+    tenant_bytes: Rate = Rate()
+    user_requests: Rate = Rate()
+    queue_requests: Rate = Rate()
+    operations: dict[str, Rate] = {}  # by action, as policies name it: "sqs:ReceiveMessage"
+
+
+class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much. Zero: no limit but the node's own."""
+
+    queues_max: int = 0
+    stored_bytes_max: int = 0
+    connections_max: int = 0
+    waits_max: int = 0  # parked long polls
+
+
+class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):
+    account: str
+    name: str
+    created_at_ms: int
+    is_suspended: bool = False  # everything is refused, nothing is lost
+    limits: Limits = Limits()
+    quotas: Quotas = Quotas()
+
+
+class User(msgspec.Struct, frozen=True, omit_defaults=True):
+    account: str
+    name: str
+    created_at_ms: int
+    is_operator: bool = False  # may use the admin API for every tenant
+    policies: dict[str, str] = {}  # JSON text by the policy's name, checked when set
+
+
+class KeyStatus(StrEnum):
+    ACTIVE = "active"
+    DISABLED = "disabled"
+
+
+class AccessKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    key_id: str
+    account: str
+    user: str
+    sealed_secret: bytes  # by the key ring; a signature cannot be checked without the secret
+    created_at_ms: int
+    status: KeyStatus = KeyStatus.ACTIVE
+    last_used_at_ms: int = 0  # to the minute
+
+
+class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a server needs to check a password without knowing it."""
+
+    account: str
+    user: str
+    mechanism: str  # SCRAM-SHA-256 or SCRAM-SHA-512
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, once it is known: what the stages behind authentication go by."""
+
+    account: str
+    user: str
+    key_id: str = ""
+    is_operator: bool = False
+    is_trusted: bool = False  # authentication is off: nothing is asked of policies
+
+    @property
+    def arn(self) -> str:
+        return f"arn:aws:iam::{self.account}:user/{self.user}"
+
+
+class Circumstances(msgspec.Struct, frozen=True):
+    """What conditions of a policy may ask about a request."""
+
+    source_ip: str = ""
+    is_tls: bool = False
+    now_ms: int = 0

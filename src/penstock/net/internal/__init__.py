@@ -1,0 +1,18 @@
+"""Calls between nodes over sockets: ``listener`` answers them, ``client`` makes them, ``wire`` is
+what the two ends of a connection have in common, ``certificate`` says who may call itself what.
+The bytes are ``wire/internal``'s."""
+
+from penstock.net.internal.certificate import PeerCheck, name_in_certificate
+from penstock.net.internal.client import FirstReachable, InternalClient, InternalClients
+from penstock.net.internal.listener import InternalListener
+from penstock.net.internal.wire import InternalConfig
+
+__all__ = [
+    "FirstReachable",
+    "InternalClient",
+    "InternalClients",
+    "InternalConfig",
+    "InternalListener",
+    "PeerCheck",
+    "name_in_certificate",
+]

@@ -1,0 +1,309 @@
+"""One connection between two nodes, as both ends see it: greeting, frames in, frames out, and the
+bounds on each.
+
+What is to be sent in one turn of the loop goes out in one write: with hundreds of calls under way
+the system call is what a call would cost most by. A peer that does not read is asked nothing more
+once the buffer is above a mark, and is cut when that lasts, or when what waits for it grows past a
+bound all the same.
+
+Deadlines of calls are kept by a tick over those under way (a timer for each would cost a tenth of
+the call); they are met late by a tick at most. Nothing ticks on a connection without calls.
+"""
+
+import asyncio
+import ssl
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import cast
+
+from penstock.model.limits import MIB
+from penstock.net.frames import Chunks, FrameReader, FrameRefused
+from penstock.net.internal.certificate import PeerCheck
+from penstock.net.listener import Peer
+from penstock.wire.internal.faults import HelloRefused, MalformedFrame, encode_failure
+from penstock.wire.internal.frame import (
+    DEADLINE_MS_MAX,
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    HELLO_BYTES_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    VERSION_OF_HELLO,
+    Header,
+    Hello,
+    Kind,
+    agree,
+    decode_hello,
+    encode_hello,
+    pack_header,
+    read_header,
+)
+
+TICK_SECONDS = 0.05
+JOINED_BYTES_MAX = 262_144  # what is cheaper to copy than to write in pieces
+
+
+@dataclass(frozen=True, slots=True)
+class InternalConfig:
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    in_flight_max: int = 1_024  # calls under way on one connection
+    waiting_max: int = 10_000  # callers that wait for one of those to end; more are refused
+    connections_max: int = 4_096
+    write_bytes_high: int = MIB  # unsent above this: no more calls until it is below again
+    unsent_bytes_max: int = 2 * FRAME_BYTES_MAX  # a reader slower than this is cut at once
+    write_stall_seconds_max: float = 10.0
+    hello_seconds_max: float = 5.0  # for a caller to greet, TLS included
+    connect_seconds_max: float = 2.0  # for a node that is called to have greeted
+    frame_seconds_max: float = 30.0  # from a frame's first byte to its last
+    ping_seconds: float = 5.0  # of silence, then the caller asks whether anybody is there
+    silence_seconds_max: float = 20.0  # then nobody is
+    retry_seconds_min: float = 0.05  # between attempts to connect, growing twofold
+    retry_seconds_max: float = 5.0
+
+
+def own_hello(
+    *, node_id: str, cluster_id: str, features: tuple[str, ...] = (), config: InternalConfig
+) -> Hello:
+    return Hello(
+        version_min=VERSION_MIN,
+        version_max=VERSION_MAX,
+        cluster_id=cluster_id,
+        node_id=node_id,
+        features=features,
+        frame_bytes_max=config.frame_bytes_max,
+        in_flight_max=config.in_flight_max,
+    )
+
+
+class Wire(Peer, asyncio.BufferedProtocol):
+    def __init__(
+        self,
+        own: Hello,
+        *,
+        config: InternalConfig,
+        chunks: Chunks,
+        check_peer: PeerCheck | None,
+    ) -> None:
+        """``check_peer``: asked on connections with TLS, and only there."""
+        self.other: Hello | None = None  # once it has greeted, and may
+        self.ended_by: str | None = None  # why it was ended from this side
+        self._own = own
+        self._config = config
+        self._chunks = chunks
+        self._check_peer = check_peer
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._reader = FrameReader(chunks, frame_bytes_max=HEADER_BYTES + HELLO_BYTES_MAX)
+        self._heard_at = self._opened_at = self._loop.time()
+        self._part_since: float | None = None  # a frame began to arrive and is not whole
+        self._version = VERSION_OF_HELLO
+        self._payload_bytes_max = 0  # the peer's bound
+        # Out:
+        self._parts: list[bytes] = []  # of this turn
+        self._parts_bytes = 0
+        self._is_flush_due = False
+        self._stalled_since: float | None = None
+        self._tick: asyncio.TimerHandle | None = None
+
+    # ── To be said by each end ───────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def greeted(self, hello: Hello) -> None:
+        """``other`` is known and the version agreed."""
+
+    @abstractmethod
+    def arrived(self, header: Header, payload: memoryview) -> None:
+        """A frame behind the greeting; the payload is good until this returns. Raises
+        MalformedFrame."""
+
+    @abstractmethod
+    def expire(self, now: float) -> bool:
+        """End what is past its deadline; whether anything is left that has one."""
+
+    @abstractmethod
+    def lost(self, why: str) -> None: ...
+
+    # ── In ───────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._config.write_bytes_high)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.close()
+        self._parts.clear()
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        self.lost(self.ended_by or (str(exc) if exc is not None else "it closed the connection"))
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        return self._reader.room()
+
+    def buffer_updated(self, count: int) -> None:
+        self._heard_at = self._loop.time()
+        reader = self._reader
+        reader.received(count)
+        try:
+            if self.other is None:
+                self._read_hello(reader)
+                return
+            frames = 0
+            while (frame := reader.next_frame()) is not None:
+                frames += 1
+                header = read_header(frame)
+                if header.version != self._version:
+                    raise MalformedFrame(f"a frame of version {header.version}")
+                self.arrived(header, frame[HEADER_BYTES:])
+        except (FrameRefused, MalformedFrame, HelloRefused) as error:
+            self.end(str(error))
+            reader.close()
+            return
+        reader.settle()
+        if not reader.part_bytes:
+            self._part_since = None
+        elif frames or self._part_since is None:
+            self._part_since = self._heard_at
+
+    def eof_received(self) -> bool:
+        return False
+
+    def _read_hello(self, reader: FrameReader) -> None:
+        frame = reader.next_frame()
+        if frame is None:
+            reader.settle()
+            return
+        hello = self.read_first(frame)
+        reader.settle()
+        if reader.part_bytes:
+            raise MalformedFrame("frames behind a greeting that has not been answered")
+        reader.close()
+        try:
+            if self._check_peer is not None and self.is_tls:
+                self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
+            self._version = agree(self._own, hello)
+        except HelloRefused as error:
+            self.refuse(error)
+            raise
+        self._reader = FrameReader(self._chunks, frame_bytes_max=self._config.frame_bytes_max)
+        self._payload_bytes_max = hello.frame_bytes_max - HEADER_BYTES
+        self.other = hello
+        self.greeted(hello)
+
+    def read_first(self, frame: memoryview) -> Hello:
+        return decode_hello(frame)
+
+    def refuse(self, error: HelloRefused) -> None:
+        """Say why before the connection is ended, where somebody waits to hear it."""
+        payload = encode_failure(error)
+        header = pack_header(VERSION_OF_HELLO, Kind.ERROR, 0, 0, 0, payload_bytes=len(payload))
+        self._transport.write(header + payload)
+
+    @property
+    def is_tls(self) -> bool:
+        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        return found is not None
+
+    # ── Out ──────────────────────────────────────────────────────────────────────────────────
+
+    def send_hello(self) -> None:
+        self._transport.write(encode_hello(self._own))
+
+    def send(
+        self, kind: Kind, call: int, request_id: int, payload: bytes, *, deadline_ms: int = 0
+    ) -> None:
+        """With everything else of this turn. The payload is within the peer's bound."""
+        header = pack_header(
+            self._version,
+            kind,
+            call,
+            request_id,
+            min(deadline_ms, DEADLINE_MS_MAX),
+            payload_bytes=len(payload),
+        )
+        self._parts.append(header)
+        if payload:
+            self._parts.append(payload)
+        self._parts_bytes += len(header) + len(payload)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+        if self._parts_bytes > self._config.write_bytes_high:
+            self._check_unsent()
+
+    def fits(self, payload: bytes) -> bool:
+        return len(payload) <= self._payload_bytes_max
+
+    @property
+    def is_stalled(self) -> bool:
+        """More is unsent than should be."""
+        return self._stalled_since is not None or self._parts_bytes > self._config.write_bytes_high
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        parts, size = self._parts, self._parts_bytes
+        self._parts, self._parts_bytes = [], 0
+        if not parts or self._transport.is_closing():
+            return
+        if size <= JOINED_BYTES_MAX:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
+    def _check_unsent(self) -> None:
+        unsent = self._parts_bytes + self._transport.get_write_buffer_size()
+        if unsent > self._config.unsent_bytes_max:
+            self.end("it does not read what it is sent")
+
+    def pause_writing(self) -> None:
+        self._stalled_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+
+    # ── Deadlines ────────────────────────────────────────────────────────────────────────────
+
+    def arm(self) -> None:
+        """Something with a deadline has begun."""
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_SECONDS, self._ticked)
+
+    def _ticked(self) -> None:
+        self._tick = None
+        if self.expire(self._loop.time()):
+            self.arm()
+
+    def check_deadline(self, now: float) -> None:
+        """Of the connection itself; called now and then."""
+        config = self._config
+        if self.other is None:
+            if now - self._opened_at > config.hello_seconds_max:
+                self.end("it did not greet")
+        elif (
+            self._stalled_since is not None
+            and now - self._stalled_since > config.write_stall_seconds_max
+        ):
+            self.end("it does not read what it is sent")
+        elif self._part_since is not None and now - self._part_since > config.frame_seconds_max:
+            self.end("it sends a frame too slowly")
+        elif now - self._heard_at > config.silence_seconds_max:
+            self.end("it has fallen silent")
+
+    # ── Ending ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_ending(self) -> bool:
+        return self._transport.is_closing()
+
+    def end(self, why: str) -> None:
+        """At once, whatever is under way."""
+        if self.ended_by is None:
+            self.ended_by = why
+        if not self._transport.is_closing():
+            if self.other is None:
+                self._transport.close()  # the reason it is refused may still have to leave
+            else:
+                self._transport.abort()
+
+    def abort(self) -> None:
+        self.end("this node is stopping")

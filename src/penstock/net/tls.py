@@ -1,0 +1,87 @@
+"""Certificates of a listener: one context for all its connections, renewed in place.
+
+A new certificate is read into a context of its own first; only one that is whole and fits its key
+replaces what is in use. Connections that are open go on under the old one, the next handshake has
+the new. Version 1.2 is the least, 1.3 what two modern sides agree on.
+"""
+
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+
+from penstock.model.errors import PenstockError
+
+
+class CertificateUnusable(PenstockError):
+    """One line says which file and why."""
+
+
+class TlsFiles(NamedTuple):
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None  # whose certificates clients must show
+
+
+class Certificates:
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises CertificateUnusable."""
+        self._files = files
+        self._stamps = self._read_stamps()
+        self.context = _context(files)
+        self.expires_at_ms = _expiry_ms(files.certificate)
+
+    def renew(self) -> bool:
+        """Take over files that have changed. False when they have not; raises
+        CertificateUnusable, and goes on with the old ones, when they cannot be used."""
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps  # looked at once, usable or not: the next change is a new chance
+        _context(self._files)
+        self.expires_at_ms = _expiry_ms(self._files.certificate)
+        _load(self.context, self._files)
+        return True
+
+    def _read_stamps(self) -> tuple[tuple[int, int], ...]:
+        stamps = []
+        for path in self._files:
+            if path is None:
+                continue
+            try:
+                found = path.stat()
+            except OSError as error:
+                raise CertificateUnusable(f"{path}: {error.strerror}") from error
+            stamps.append((found.st_mtime_ns, found.st_ino))
+        return tuple(stamps)
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Renegotiation and compression have each been a hole; forward secrecy is what 1.3 has anyway.
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_ciphers("ECDHE+AESGCM:ECDHE+CHACHA20")
+    _load(context, files)
+    return context
+
+
+def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+        if files.client_ca is not None:
+            context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise CertificateUnusable(
+            f"{files.certificate} and {files.key} cannot be used: {error}"
+        ) from error
+
+
+def _expiry_ms(certificate: Path) -> int:
+    try:
+        first = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
+    except (ValueError, IndexError, OSError) as error:
+        raise CertificateUnusable(f"{certificate} is not a certificate: {error}") from error
+    return int(first.not_valid_after_utc.timestamp() * 1_000)

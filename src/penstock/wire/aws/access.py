@@ -1,0 +1,365 @@
+"""Policies: documents of statements that allow or deny, read once and asked many times.
+
+Two kinds share one grammar. A user's policies say what that user may do; a resource's policy (a
+queue's) says who may do what with it, and so names principals. ``decide`` weighs them: a Deny
+anywhere ends it; in one's own account either kind is enough; for another account's resource both
+must allow.
+
+Reading is strict, because a misspelt element that is skipped would widen what the author meant to
+narrow. Pure: nothing here knows where policies are kept (``frontend.decisions`` does) or what an
+action is. Conditions are ``conditions``', wildcards ``glob``'s.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from penstock.model.identity import Caller, Circumstances
+from penstock.model.names import is_account
+from penstock.wire.aws.conditions import (
+    Asks,
+    Condition,
+    Facts,
+    MalformedPolicy,
+    check_variables,
+    compile_conditions,
+)
+from penstock.wire.aws.glob import Globs
+
+__all__ = [
+    "STATEMENTS_MAX",
+    "Asks",
+    "Compiled",
+    "Decision",
+    "Kind",
+    "MalformedPolicy",
+    "Statement",
+    "compile_policy",
+    "decide",
+    "grants_anything",
+]
+
+WITH_VARIABLES = "2012-10-17"
+VERSIONS = ("2008-10-17", WITH_VARIABLES)
+ITEMS_MAX = 200  # actions, resources or principals of one statement
+ITEM_CHARS_MAX = 2_048
+COMPILED_MAX = 1_024  # policies kept compiled; the texts themselves are the store's
+
+
+class Kind(StrEnum):
+    IDENTITY = "identity"
+    RESOURCE = "resource"
+
+
+# A user's policy may carry one statement for each of many access rules that other protocols know.
+_CHARS_MAX = {Kind.IDENTITY: 131_072, Kind.RESOURCE: 20_480}
+STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # the latter as AWS
+_ELEMENTS = frozenset(
+    (
+        "Sid",
+        "Effect",
+        "Principal",
+        "NotPrincipal",
+        "Action",
+        "NotAction",
+        "Resource",
+        "NotResource",
+        "Condition",
+    )
+)
+_ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
+# Principals that are well formed and that no caller here can be.
+_OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))
+
+
+class Principals(msgspec.Struct, frozen=True):
+    is_everyone: bool = False
+    accounts: frozenset[str] = frozenset()
+    users: frozenset[tuple[str, str]] = frozenset()  # account and name
+
+    def has(self, caller: Caller) -> bool:
+        account = caller.account
+        return self.is_everyone or account in self.accounts or (account, caller.user) in self.users
+
+
+class Statement(msgspec.Struct, frozen=True):
+    label: str  # its Sid, else its place
+    is_allow: bool
+    actions: Globs  # in lower case
+    is_action_negated: bool
+    resources: Globs
+    is_resource_negated: bool
+    principals: Principals | None = None  # None in a user's policy: it is about that user
+    is_principal_negated: bool = False
+    conditions: tuple[Condition, ...] = ()
+
+    def is_about(self, caller: Caller) -> bool:
+        principals = self.principals
+        return principals is None or principals.has(caller) != self.is_principal_negated
+
+    def holds(self, facts: Facts) -> bool:
+        unknown = not self.is_allow  # what cannot be judged neither gives a right nor lifts a ban
+        return all(condition.holds(facts, unknown=unknown) for condition in self.conditions)
+
+
+class Compiled(msgspec.Struct, frozen=True):
+    statements: tuple[Statement, ...]
+    asks: Asks = Asks.NOTHING
+
+
+class Decision(msgspec.Struct, frozen=True):
+    is_allowed: bool
+    is_explicit: bool = False  # a statement says so; a refusal without one is for want of an Allow
+    statement_id: str = ""
+    source: str = ""  # the kind of policy that settled it; for a mere want, the one that lacks it
+
+
+# ── Deciding ─────────────────────────────────────────────────────────────────────────────────
+
+
+def decide(
+    identity: Sequence[Compiled],
+    resource: Compiled | None,
+    *,
+    caller: Caller,
+    owner_account: str,
+    action: str,
+    resource_arn: str,
+    circumstances: Circumstances,
+) -> Decision:
+    """May ``caller`` do ``action`` (``sqs:SendMessage``) on a resource of ``owner_account``?"""
+    if caller.is_trusted:
+        return Decision(is_allowed=True)
+    facts = Facts(caller, circumstances, owner_account)
+    name = action.lower()
+    by_identity: Statement | None = None
+    for policy in identity:
+        found = _verdict(policy, caller, name, resource_arn, facts)
+        if found is not None and not found.is_allow:
+            return Decision(False, True, found.label, Kind.IDENTITY)
+        by_identity = by_identity or found
+    by_resource = (
+        None if resource is None else _verdict(resource, caller, name, resource_arn, facts)
+    )
+    if by_resource is not None and not by_resource.is_allow:
+        return Decision(False, True, by_resource.label, Kind.RESOURCE)
+    if by_identity is not None and (by_resource is not None or caller.account == owner_account):
+        return Decision(True, True, by_identity.label, Kind.IDENTITY)
+    if by_resource is not None and caller.account == owner_account:
+        return Decision(True, True, by_resource.label, Kind.RESOURCE)
+    return Decision(False, source=Kind.RESOURCE if by_identity is not None else Kind.IDENTITY)
+
+
+def grants_anything(
+    resource: Compiled,
+    *,
+    caller: Caller,
+    owner_account: str,
+    resource_arn: str,
+    circumstances: Circumstances,
+) -> bool:
+    """Whether a resource's policy gives ``caller`` any right at all: then that the resource is
+    there is no secret."""
+    facts = Facts(caller, circumstances, owner_account)
+    return any(
+        statement.is_allow
+        and statement.is_about(caller)
+        and statement.resources.match(resource_arn) != statement.is_resource_negated
+        and statement.holds(facts)
+        for statement in resource.statements
+    )
+
+
+def _verdict(
+    policy: Compiled, caller: Caller, action: str, resource_arn: str, facts: Facts
+) -> Statement | None:
+    """The first statement that denies, else the first that allows."""
+    allowing: Statement | None = None
+    for statement in policy.statements:
+        if statement.is_allow and allowing is not None:
+            continue
+        if (
+            statement.actions.match(action) == statement.is_action_negated
+            or statement.resources.match(resource_arn) == statement.is_resource_negated
+            or not statement.is_about(caller)
+            or not statement.holds(facts)
+        ):
+            continue
+        if not statement.is_allow:
+            return statement
+        allowing = statement
+    return allowing
+
+
+# ── Compiling ────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=COMPILED_MAX)
+def compile_policy(text: str, kind: Kind) -> Compiled:
+    """Raises MalformedPolicy, which says what is wrong where."""
+    if len(text) > _CHARS_MAX[kind]:
+        raise MalformedPolicy(f"A policy has at most {_CHARS_MAX[kind]} characters.")
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise MalformedPolicy("A policy is a JSON object.") from None
+    if not isinstance(document, dict):
+        raise MalformedPolicy("A policy is a JSON object.")
+    for name in document:
+        if name not in ("Version", "Id", "Statement"):
+            raise MalformedPolicy(f"Unknown element of a policy: {name[:80]}.")
+    version = document.get("Version", VERSIONS[0])
+    if version not in VERSIONS:
+        raise MalformedPolicy(f"Version must be one of {', '.join(VERSIONS)}.")
+    if not isinstance(document.get("Id", ""), str):
+        raise MalformedPolicy("Id must be a string.")
+    given = document.get("Statement")
+    blocks = given if isinstance(given, list) else [given]
+    if not blocks or given is None:
+        raise MalformedPolicy("A policy needs at least one Statement.")
+    if len(blocks) > STATEMENTS_MAX[kind]:
+        raise MalformedPolicy(f"A policy has at most {STATEMENTS_MAX[kind]} statements.")
+    has_variables = version == WITH_VARIABLES
+    statements = tuple(
+        _statement(block, place, kind, has_variables=has_variables)
+        for place, block in enumerate(blocks, 1)
+    )
+    asks = Asks.NOTHING
+    for statement in statements:
+        for condition in statement.conditions:
+            asks |= condition.asks
+    return Compiled(statements, asks)
+
+
+def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) -> Statement:
+    where = f"Statement {place}"
+    if not isinstance(block, dict):
+        raise MalformedPolicy(f"{where} is not an object.")
+    for name in block:
+        if name not in _ELEMENTS:
+            raise MalformedPolicy(f"{where}: unknown element {name[:80]}.")
+    sid = block.get("Sid", "")
+    if not isinstance(sid, str) or len(sid) > ITEM_CHARS_MAX:
+        raise MalformedPolicy(f"{where}: Sid must be a string.")
+    if block.get("Effect") not in ("Allow", "Deny"):
+        raise MalformedPolicy(f"{where}: Effect must be Allow or Deny.")
+    principals, is_principal_negated = _principals(block, where, kind)
+    actions, is_action_negated = _either(block, "Action", where)
+    if kind is Kind.RESOURCE and "Resource" not in block and "NotResource" not in block:
+        block = {**block, "Resource": "*"}  # what carries the policy is meant
+    resources, is_resource_negated = _either(block, "Resource", where)
+    for action in actions:
+        _check_action(action, where)
+    for resource in resources:
+        if resource.strip("*") and not resource.startswith("arn:"):
+            raise MalformedPolicy(f"{where}: Resource {resource[:200]} is neither an ARN nor *.")
+    if has_variables:
+        check_variables(resources, where)
+    conditions = block.get("Condition")
+    return Statement(
+        label=sid or where,
+        is_allow=block["Effect"] == "Allow",
+        actions=Globs(action.lower() for action in actions),
+        is_action_negated=is_action_negated,
+        resources=Globs(resources, has_escapes=has_variables),
+        is_resource_negated=is_resource_negated,
+        principals=principals,
+        is_principal_negated=is_principal_negated,
+        conditions=()
+        if conditions is None
+        else compile_conditions(conditions, where=where, has_escapes=has_variables),
+    )
+
+
+def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
+    """The values of ``name`` or of its negation, of which a statement has exactly one."""
+    negation = f"Not{name}"
+    if (name in block) == (negation in block):
+        raise MalformedPolicy(f"{where} needs either {name} or {negation}.")
+    is_negated = negation in block
+    found = negation if is_negated else name
+    return _strings(block[found], f"{where}: {found}"), is_negated
+
+
+def _strings(given: object, place: str) -> list[str]:
+    values = given if isinstance(given, list) else [given]
+    if not 0 < len(values) <= ITEMS_MAX:
+        raise MalformedPolicy(f"{place} has 1 to {ITEMS_MAX} values.")
+    texts: list[str] = []
+    for value in values:
+        if not isinstance(value, str) or not 0 < len(value) <= ITEM_CHARS_MAX:
+            raise MalformedPolicy(f"{place} must be a string or a list of strings.")
+        texts.append(value)
+    return texts
+
+
+def _check_action(action: str, where: str) -> None:
+    if _ACTION.match(action) is None:
+        raise MalformedPolicy(
+            f"{where}: Action {action[:200]} must name a service, as in sqs:SendMessage."
+        )
+
+
+# ── Principals ───────────────────────────────────────────────────────────────────────────────
+
+
+def _principals(block: dict[str, Any], where: str, kind: Kind) -> tuple[Principals | None, bool]:
+    if kind is Kind.IDENTITY:
+        for name in ("Principal", "NotPrincipal"):
+            if name in block:
+                raise MalformedPolicy(f"{where}: a user's policy has no {name}.")
+        return None, False
+    if ("Principal" in block) == ("NotPrincipal" in block):
+        raise MalformedPolicy(f"{where} needs either Principal or NotPrincipal.")
+    is_negated = "NotPrincipal" in block
+    found = "NotPrincipal" if is_negated else "Principal"
+    return _read_principals(block[found], f"{where}: {found}"), is_negated
+
+
+def _read_principals(given: object, place: str) -> Principals:
+    if given == "*":
+        return Principals(is_everyone=True)
+    if not isinstance(given, dict) or not given:
+        raise MalformedPolicy(f'{place} must be "*" or an object such as {{"AWS": …}}.')
+    is_everyone = False
+    accounts: set[str] = set()
+    users: set[tuple[str, str]] = set()
+    for family, values in given.items():
+        names = _strings(values, f"{place}: {family[:80]}")
+        if family in _OTHER_PRINCIPALS:
+            continue
+        if family != "AWS":
+            raise MalformedPolicy(f"{place}: unknown kind of principal {family[:80]}.")
+        for name in names:
+            if name == "*":
+                is_everyone = True
+            elif is_account(name):
+                accounts.add(name)
+            else:
+                _read_arn(name, place, accounts, users)
+    return Principals(is_everyone, frozenset(accounts), frozenset(users))
+
+
+def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, str]]) -> None:
+    """A role or a session is well formed too; no caller here is one."""
+    parts = arn.split(":", 5)
+    is_arn = len(parts) == 6 and parts[0] == "arn" and parts[1].startswith("aws")
+    is_one = "*" not in arn and "?" not in arn  # a wildcard in it would not be one
+    if (
+        not (is_arn and is_one)
+        or parts[2] not in ("iam", "sts")
+        or parts[3]
+        or not is_account(parts[4])
+    ):
+        raise MalformedPolicy(f"{place}: {arn[:200]} is no account, user or *.")
+    who = parts[5]
+    if parts[2] == "iam" and who == "root":
+        accounts.add(parts[4])
+    elif parts[2] == "iam" and who.startswith("user/"):
+        users.add((parts[4], who.removeprefix("user/")))
+    elif not who.startswith(("role/", "assumed-role/", "federated-user/")):
+        raise MalformedPolicy(f"{place}: {arn[:200]} is no account, user or *.")

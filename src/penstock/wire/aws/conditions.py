@@ -1,0 +1,366 @@
+"""Conditions of a policy's statement: ``{operator: {key: values}}``, compiled once, asked often.
+
+Every block must hold; within one, any value may fit (none, for the operators with Not). A key that
+is known but absent from the request fits no positive operator and every negated one, and
+``…IfExists`` does not mind. What is not known here, an operator, a key, or a value of the request
+that the operator cannot read, is neither true nor false: the statement's effect decides, so that
+an Allow is not given and a Deny not lost (``Condition.holds``).
+
+Pure: time, address and caller come in as ``Facts``.
+"""
+
+import ipaddress
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import IntFlag
+from functools import lru_cache
+
+import msgspec
+
+from penstock.model.errors import InvalidRequest
+from penstock.model.identity import Caller, Circumstances
+from penstock.wire.aws.glob import Globs, unescaped
+
+CONDITIONS_MAX = 50  # operator and key pairs of one statement
+VALUES_MAX = 200  # of one key
+ARN_PARTS = 6
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Test = Callable[[str], bool]
+
+
+class MalformedPolicy(InvalidRequest):
+    """Says which part of the document is wrong, in words its author can use."""
+
+
+class Asks(IntFlag):
+    """What of a request a policy looks at besides who, what and on what: answers may be remembered
+    only for requests that are alike in it."""
+
+    NOTHING = 0
+    ADDRESS = 1
+    TRANSPORT = 2
+    TIME = 4
+
+
+class Facts:
+    """What conditions may ask about one request, as text. Absent is None."""
+
+    __slots__ = ("_caller", "_circumstances", "_owner_account")
+
+    def __init__(self, caller: Caller, circumstances: Circumstances, owner_account: str) -> None:
+        self._caller = caller
+        self._circumstances = circumstances
+        self._owner_account = owner_account
+
+    def read(self, key: str) -> str | None:
+        return KEYS[key][0](self)
+
+    def _source_ip(self) -> str | None:
+        return self._circumstances.source_ip or None
+
+    def _transport(self) -> str | None:
+        return "true" if self._circumstances.is_tls else "false"
+
+    def _epoch(self) -> str | None:
+        return str(self._circumstances.now_ms // 1_000)
+
+    def _now(self) -> str | None:
+        now = datetime.fromtimestamp(self._circumstances.now_ms / 1_000, UTC)
+        return now.isoformat(timespec="milliseconds")
+
+    def _arn(self) -> str | None:
+        return self._caller.arn
+
+    def _account(self) -> str | None:
+        return self._caller.account
+
+    def _user(self) -> str | None:
+        return self._caller.user
+
+    def _user_id(self) -> str | None:
+        return f"{self._caller.account}:{self._caller.user}"
+
+    def _owner(self) -> str | None:
+        return self._owner_account
+
+    def _user_type(self) -> str | None:
+        return "User"
+
+    def _no(self) -> str | None:
+        return "false"
+
+    def _absent(self) -> str | None:
+        return None
+
+
+# By the key in lower case, as keys are compared: how to read it, and what that depends on.
+KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
+    "aws:sourceip": (Facts._source_ip, Asks.ADDRESS),
+    "aws:securetransport": (Facts._transport, Asks.TRANSPORT),
+    "aws:currenttime": (Facts._now, Asks.TIME),
+    "aws:epochtime": (Facts._epoch, Asks.TIME),
+    "aws:principalarn": (Facts._arn, Asks.NOTHING),
+    "aws:principalaccount": (Facts._account, Asks.NOTHING),
+    "aws:principaltype": (Facts._user_type, Asks.NOTHING),
+    "aws:username": (Facts._user, Asks.NOTHING),
+    "aws:userid": (Facts._user_id, Asks.NOTHING),
+    "aws:resourceaccount": (Facts._owner, Asks.NOTHING),
+    # Set when one service calls another for somebody, which nothing here does.
+    "aws:principalisawsservice": (Facts._no, Asks.NOTHING),
+    "aws:viaawsservice": (Facts._no, Asks.NOTHING),
+    "aws:sourcearn": (Facts._absent, Asks.NOTHING),
+    "aws:sourceaccount": (Facts._absent, Asks.NOTHING),
+}
+
+
+class Condition(msgspec.Struct, frozen=True):
+    key: str = ""
+    test: Test | None = None  # None: not known here
+    when_absent: bool = False
+    asks: Asks = Asks.NOTHING
+
+    def holds(self, facts: Facts, *, unknown: bool) -> bool:
+        if self.test is None:
+            return unknown
+        value = facts.read(self.key)
+        if value is None:
+            return self.when_absent
+        try:
+            return self.test(value)
+        except ValueError:
+            return unknown
+
+
+# ── Compiling ────────────────────────────────────────────────────────────────────────────────
+
+
+def compile_conditions(block: object, *, where: str, has_escapes: bool) -> tuple[Condition, ...]:
+    """``where`` names the statement in errors, ``has_escapes`` is whether values may hold
+    ``${*}``. Raises MalformedPolicy."""
+    if not isinstance(block, dict):
+        raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
+    found: list[Condition] = []
+    for operator, pairs in block.items():
+        if not isinstance(pairs, dict):
+            raise MalformedPolicy(f"{where}: {operator[:80]} must be an object of keys and values.")
+        for key, given in pairs.items():
+            place = f"{where}: {operator[:80]} of {key[:80]}"
+            values = _texts(given, place)
+            found.append(_condition(operator, key, values, place, has_escapes=has_escapes))
+    if len(found) > CONDITIONS_MAX:
+        raise MalformedPolicy(f"{where}: more than {CONDITIONS_MAX} conditions.")
+    return tuple(found)
+
+
+def _texts(given: object, place: str) -> list[str]:
+    values = given if isinstance(given, list) else [given]
+    if not 0 < len(values) <= VALUES_MAX:
+        raise MalformedPolicy(f"{place}: needs 1 to {VALUES_MAX} values.")
+    texts = []
+    for value in values:
+        if isinstance(value, bool):
+            texts.append("true" if value else "false")
+        elif isinstance(value, str | int | float):
+            texts.append(str(value))
+        else:
+            raise MalformedPolicy(f"{place}: values are strings, numbers or booleans.")
+    return texts
+
+
+def _condition(
+    operator: str, key: str, values: Sequence[str], place: str, *, has_escapes: bool
+) -> Condition:
+    name = operator.removesuffix("IfExists")
+    known = KEYS.get(key.lower())
+    if name == "Null":
+        wanted = {_bool(value, place) for value in values}
+        if known is None or name != operator:
+            return Condition()
+        return Condition(key.lower(), lambda _: False in wanted, True in wanted)
+    row = _OPERATORS.get(name)
+    if row is None:
+        return Condition()
+    make, is_negated = row
+    if has_escapes:
+        check_variables(values, place)
+    fits = make(_Given(values, place, has_escapes))
+    if known is None:
+        return Condition()
+    test: Test = (lambda value: not fits(value)) if is_negated else fits
+    return Condition(key.lower(), test, is_negated or name != operator, known[1])
+
+
+class _Given(msgspec.Struct, frozen=True):
+    """The values of one operator and key, and how to speak of them."""
+
+    values: Sequence[str]
+    place: str
+    has_escapes: bool
+
+    def wrong(self, value: str, noun: str) -> MalformedPolicy:
+        return MalformedPolicy(f"{self.place}: {value[:200]} is not {noun}.")
+
+
+Make = Callable[[_Given], Test]
+
+
+def _exact(given: _Given) -> Test:
+    return frozenset(unescaped(given.values, has_escapes=given.has_escapes)).__contains__
+
+
+def _any_case(given: _Given) -> Test:
+    texts = unescaped(given.values, has_escapes=given.has_escapes)
+    wanted = frozenset(text.lower() for text in texts)
+    return lambda value: value.lower() in wanted
+
+
+def _like(given: _Given) -> Test:
+    return Globs(given.values, has_escapes=given.has_escapes).match
+
+
+def _arns(given: _Given) -> Test:
+    """Part by part: a star does not reach over a colon, except in the last of the six."""
+    patterns: list[tuple[Globs, ...]] = []
+    for value in given.values:
+        parts = value.split(":", ARN_PARTS - 1)
+        if value != "*" and (len(parts) != ARN_PARTS or parts[0] != "arn"):
+            raise given.wrong(value, "an ARN")
+        globs = tuple(Globs([part], has_escapes=given.has_escapes) for part in parts)
+        patterns.append(() if value == "*" else globs)
+
+    def fits(value: str) -> bool:
+        parts = value.split(":", ARN_PARTS - 1)
+        return any(
+            not pattern
+            or (
+                len(parts) == ARN_PARTS
+                and all(one.match(part) for one, part in zip(pattern, parts, strict=True))
+            )
+            for pattern in patterns
+        )
+
+    return fits
+
+
+def _networks(given: _Given) -> Test:
+    networks: list[Network] = []
+    for value in given.values:
+        try:
+            networks.append(ipaddress.ip_network(value, strict=False))
+        except ValueError:
+            raise given.wrong(value, "an address range") from None
+
+    def fits(value: str) -> bool:
+        address = _address(value)
+        return any(address in network for network in networks)
+
+    return fits
+
+
+@lru_cache(maxsize=1_024)
+def _address(text: str) -> Address:
+    address = ipaddress.ip_address(text)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def _bools(given: _Given) -> Test:
+    wanted = {_bool(value, given.place) for value in given.values}
+
+    def fits(value: str) -> bool:
+        if value not in ("true", "false"):
+            raise ValueError(value)
+        return (value == "true") in wanted
+
+    return fits
+
+
+def _bool(text: str, place: str) -> bool:
+    lower = text.lower()
+    if lower not in ("true", "false"):
+        raise MalformedPolicy(f"{place}: {text[:80]} is neither true nor false.")
+    return lower == "true"
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _instant(text: str) -> float:
+    """Seconds since 1970, from a date or from such a number."""
+    if text.isascii() and text.isdigit() and len(text) <= 12:
+        return float(text)
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _comparing(
+    read: Callable[[str], float], noun: str, compare: Callable[[float, float], bool]
+) -> Make:
+    def make(given: _Given) -> Test:
+        wanted: list[float] = []
+        for value in given.values:
+            try:
+                wanted.append(read(value))
+            except (ValueError, OverflowError):
+                raise given.wrong(value, noun) from None
+
+        def fits(value: str) -> bool:
+            found = read(value)
+            return any(compare(found, one) for one in wanted)
+
+        return fits
+
+    return make
+
+
+def check_variables(values: Sequence[str], place: str) -> None:
+    """A variable that is not filled in would match nothing, which a Deny must not do in silence."""
+    for value in values:
+        rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
+        if "${" in rest:
+            raise MalformedPolicy(f"{place}: policy variables are not supported.")
+
+
+def _operators() -> dict[str, tuple[Make, bool]]:
+    """By name: how to compile the values, and whether fitting is what must not be."""
+    table: dict[str, tuple[Make, bool]] = {
+        "StringEquals": (_exact, False),
+        "StringNotEquals": (_exact, True),
+        "StringEqualsIgnoreCase": (_any_case, False),
+        "StringNotEqualsIgnoreCase": (_any_case, True),
+        "StringLike": (_like, False),
+        "StringNotLike": (_like, True),
+        "ArnEquals": (_arns, False),
+        "ArnLike": (_arns, False),
+        "ArnNotEquals": (_arns, True),
+        "ArnNotLike": (_arns, True),
+        "IpAddress": (_networks, False),
+        "NotIpAddress": (_networks, True),
+        "Bool": (_bools, False),
+    }
+    comparisons: dict[str, Callable[[float, float], bool]] = {
+        "LessThan": lambda found, wanted: found < wanted,
+        "LessThanEquals": lambda found, wanted: found <= wanted,
+        "GreaterThan": lambda found, wanted: found > wanted,
+        "GreaterThanEquals": lambda found, wanted: found >= wanted,
+        "Equals": lambda found, wanted: found == wanted,
+    }
+    kinds: list[tuple[str, Callable[[str], float], str]] = [
+        ("Numeric", _number, "a number"),
+        ("Date", _instant, "a date"),
+    ]
+    for family, read, noun in kinds:
+        for name, compare in comparisons.items():
+            table[family + name] = (_comparing(read, noun, compare), False)
+        table[f"{family}NotEquals"] = (_comparing(read, noun, comparisons["Equals"]), True)
+    return table
+
+
+_OPERATORS = _operators()

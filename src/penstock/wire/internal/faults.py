@@ -1,0 +1,126 @@
+"""Errors between nodes: those of the wire itself, and how any of the one tree crosses it.
+
+An error travels as its class's name, the names of the classes above it, its text and its fields,
+and is raised on the other side as the first of those classes that is known there: a node of an
+older version takes a new kind of conflict for a conflict. What is no PenstockError is a bug; it is
+told to the log of the node that has it, and the caller hears only that there was one.
+
+PenstockError
+├── Overloaded
+│   ├── Unreachable          no connection to that node: the call was not carried out
+│   │   └── OutcomeUnknown   it went away with the call: carried out or not, nobody can say
+│   └── DeadlineExceeded     no answer in time: carried out or not
+├── PeerFailed               a bug over there
+├── MalformedFrame           not our protocol; ends the connection
+└── HelloRefused             another cluster, another version, another name than its certificate's
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from penstock.model import errors
+from penstock.model.errors import Overloaded, PenstockError
+
+TEXT_CHARS_MAX: Final = 2_000
+FIELDS_MAX: Final = 16
+INT_MAX: Final = 2**63 - 1
+
+Scalar = bool | int | float | str | None
+
+
+class Unreachable(Overloaded):
+    pass
+
+
+class OutcomeUnknown(Unreachable):
+    pass
+
+
+class DeadlineExceeded(Overloaded):
+    pass
+
+
+class PeerFailed(PenstockError):
+    pass
+
+
+class MalformedFrame(PenstockError):
+    pass
+
+
+class HelloRefused(PenstockError):
+    pass
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    names: tuple[str, ...]  # its class, then those above it
+    text: str
+    fields: dict[str, Scalar] = {}
+
+
+_KNOWN: Final[Mapping[str, type[PenstockError]]] = {
+    one.__name__: one
+    for one in (
+        *(
+            one
+            for one in vars(errors).values()
+            if isinstance(one, type) and issubclass(one, PenstockError)
+        ),
+        Unreachable,
+        OutcomeUnknown,
+        DeadlineExceeded,
+        PeerFailed,
+        MalformedFrame,
+        HelloRefused,
+    )
+}
+
+_decoder = msgspec.msgpack.Decoder(Failure)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_failure(error: BaseException) -> bytes:
+    """Always can: an answer that cannot be sent is a caller that waits for nothing."""
+    if not isinstance(error, PenstockError):
+        return _encode(Failure((PeerFailed.__name__,), "The node failed at this; its log says how."))
+    names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
+    fields: dict[str, Scalar] = {}
+    for name, value in vars(error).items():
+        if name.startswith("_") or len(fields) == FIELDS_MAX:
+            continue
+        if isinstance(value, str):
+            fields[name] = _text(value)
+        elif value is None or isinstance(value, float):
+            fields[name] = value
+        elif isinstance(value, int) and -INT_MAX <= value <= INT_MAX:
+            fields[name] = value
+    return _encode(Failure(names, _text(str(error)), fields))
+
+
+def _text(text: str) -> str:
+    return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode("utf-8")
+
+
+def decode_failure(
+    payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
+) -> PenstockError:
+    """The error to raise. ``more``: classes that only some calls raise, by their names. Raises
+    MalformedFrame."""
+    try:
+        failure = _decoder.decode(payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedFrame(f"an unreadable error: {error}") from error
+    known: type[PenstockError] = PenstockError
+    for name in failure.names:
+        found = more.get(name) or _KNOWN.get(name)
+        if found is not None:
+            known = found
+            break
+    # Not by its own constructor, whose arguments are not what travelled.
+    raised = known.__new__(known, failure.text)
+    for name, value in failure.fields.items():
+        if not name.startswith("_"):
+            setattr(raised, name, value)
+    return raised

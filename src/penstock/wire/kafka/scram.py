@@ -1,0 +1,225 @@
+"""SCRAM (RFC 5802, RFC 7677) from the server's side: messages in, messages out, and what is kept of
+a password. Pure: nonces, salts and stored keys are arguments.
+
+    client                               server
+    n,,n=user,r=C                ──►     is there such a user?
+                                 ◄──     r=CS,s=salt,i=iterations
+    c=…,r=CS,p=proof             ──►     the same nonce? does the proof fit the stored key?
+                                 ◄──     v=signature, by which the client knows the server
+
+Nothing here says why a proof was refused: wrong password, wrong nonce and unknown user look alike.
+Channel binding is not offered, so a client that insists on it is turned away; one that could do it
+(``y``) is told by the absence of any ``-PLUS`` mechanism that we cannot.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from penstock.model.identity import ScramCredential
+
+SHA_256: Final = "SCRAM-SHA-256"
+SHA_512: Final = "SCRAM-SHA-512"
+DIGESTS: Final[Mapping[str, str]] = MappingProxyType({SHA_256: "sha256", SHA_512: "sha512"})
+ITERATIONS_MIN: Final = 4_096
+ITERATIONS_DEFAULT: Final = 8_192
+SALT_BYTES: Final = 16
+NONCE_BYTES: Final = 24  # of the server's own part, before base64
+NONCE_CHARS_MIN: Final = 8  # of the client's part: fewer could be guessed
+NONCE_CHARS_MAX: Final = 512
+NAME_CHARS_MAX: Final = 256
+
+_NO_KEY: Final = b"\0"
+
+
+class ScramRefused(Exception):
+    """The exchange is over. The text is for our own log and for malformed messages only."""
+
+
+class ClientFirst(msgspec.Struct, frozen=True, gc=False):
+    gs2_header: str
+    bare: str  # signed by both sides
+    user: str
+    nonce: str
+
+
+# ── What is kept of a password ───────────────────────────────────────────────────────────────
+
+
+def salted_password(mechanism: str, password: bytes, *, salt: bytes, iterations: int) -> bytes:
+    """Takes milliseconds on purpose: for a thread."""
+    return hashlib.pbkdf2_hmac(DIGESTS[mechanism], password, salt, iterations)
+
+
+def credential_of(
+    account: str, user: str, mechanism: str, *, salted: bytes, salt: bytes, iterations: int
+) -> ScramCredential:
+    digest = DIGESTS[mechanism]
+    client_key = hmac.digest(salted, b"Client Key", digest)
+    return ScramCredential(
+        account=account,
+        user=user,
+        mechanism=mechanism,
+        iterations=iterations,
+        salt=salt,
+        stored_key=hashlib.new(digest, client_key).digest(),
+        server_key=hmac.digest(salted, b"Server Key", digest),
+    )
+
+
+def is_password(credential: ScramCredential, salted: bytes) -> bool:
+    """Whether a salted password is the one that the credential was made of."""
+    digest = DIGESTS[credential.mechanism]
+    client_key = hmac.digest(salted, b"Client Key", digest)
+    stored_key = hashlib.new(digest, client_key).digest()
+    return hmac.compare_digest(stored_key, credential.stored_key)
+
+
+def invented(account: str, user: str, mechanism: str, *, seed: bytes) -> ScramCredential:
+    """For a user that is not there: always the same salt, and keys that nobody can meet, so that
+    asking does not tell who exists."""
+    digest = DIGESTS[mechanism]
+    place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
+    return ScramCredential(
+        account=account,
+        user=user,
+        mechanism=mechanism,
+        iterations=ITERATIONS_DEFAULT,
+        salt=hmac.digest(seed, b"salt/" + place, digest)[:SALT_BYTES],
+        stored_key=hmac.digest(seed, b"stored/" + place, digest),
+        server_key=hmac.digest(seed, b"server/" + place, digest),
+    )
+
+
+# ── The exchange ─────────────────────────────────────────────────────────────────────────────
+
+
+def read_client_first(message: bytes) -> ClientFirst:
+    """Raises ScramRefused."""
+    text = _text(message)
+    binding, _, rest = text.partition(",")
+    authorization, comma, bare = rest.partition(",")
+    if not comma or binding not in ("n", "y"):
+        raise ScramRefused("channel binding is not offered")
+    attributes = bare.split(",")
+    if len(attributes) < 2 or not attributes[0].startswith("n=") or attributes[1][:2] != "r=":
+        raise ScramRefused("the first message has no user or no nonce")
+    user = _name(attributes[0][2:])
+    if authorization and (authorization[:2] != "a=" or _name(authorization[2:]) != user):
+        raise ScramRefused("nobody may act as somebody else")
+    # Extensions are told to be ignored, but one of Kafka's changes what the user is.
+    if any(extension.lower() == "tokenauth=true" for extension in attributes[2:]):
+        raise ScramRefused("there are no delegation tokens")
+    nonce = attributes[1][2:]
+    if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not _is_printable(nonce):
+        raise ScramRefused("the nonce is too short, too long or not printable")
+    return ClientFirst(f"{binding},{authorization},", bare, user, nonce)
+
+
+class ScramExchange:
+    """One attempt of one client. Good for one proof: there is no second try with the same nonce."""
+
+    __slots__ = ("_client_first", "_is_over", "_nonce", "_server_first", "mechanism")
+
+    def __init__(
+        self,
+        mechanism: str,
+        client_first: ClientFirst,
+        *,
+        salt: bytes,
+        iterations: int,
+        entropy: bytes,
+    ) -> None:
+        """``entropy``: fresh for each exchange, the server's half of the nonce."""
+        assert len(entropy) >= NONCE_BYTES, "a nonce that can be guessed can be replayed"
+        assert iterations >= ITERATIONS_MIN
+        self.mechanism = mechanism
+        self._client_first = client_first
+        self._nonce = client_first.nonce + base64.b64encode(entropy).decode("ascii")
+        shown = base64.b64encode(salt).decode("ascii")
+        self._server_first = f"r={self._nonce},s={shown},i={iterations}"
+        self._is_over = False
+
+    @property
+    def user(self) -> str:
+        return self._client_first.user
+
+    @property
+    def server_first(self) -> bytes:
+        return self._server_first.encode()
+
+    def finish(self, message: bytes, credential: ScramCredential) -> bytes:
+        """The server's last message, if the proof was made with the password of ``credential``.
+        Raises ScramRefused."""
+        if self._is_over:
+            raise ScramRefused("the exchange is over")
+        self._is_over = True
+        binding, nonce, proof, without_proof = _read_client_final(message)
+        digest = DIGESTS[self.mechanism]
+        signed = f"{self._client_first.bare},{self._server_first},{without_proof}".encode()
+        signature = hmac.digest(credential.stored_key, signed, digest)
+        is_proof = len(proof) == len(signature)
+        client_key = _xor(proof, signature) if is_proof else _NO_KEY
+        found = hashlib.new(digest, client_key).digest()
+        # All of it is looked at before anything is said.
+        is_known = hmac.compare_digest(found, credential.stored_key)
+        is_bound = hmac.compare_digest(binding, self._client_first.gs2_header.encode())
+        is_fresh = hmac.compare_digest(nonce.encode(), self._nonce.encode())
+        if not (is_proof and is_known and is_bound and is_fresh):
+            raise ScramRefused("the proof does not fit")
+        verifier = hmac.digest(credential.server_key, signed, digest)
+        return b"v=" + base64.b64encode(verifier)
+
+
+def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
+    """Channel binding, nonce, proof, and all that stands before the proof."""
+    text = _text(message)
+    without_proof, mark, proof = text.rpartition(",p=")
+    attributes = without_proof.split(",")
+    if not mark or len(attributes) < 2:
+        raise ScramRefused("the last message has no proof")
+    if attributes[0][:2] != "c=" or attributes[1][:2] != "r=":
+        raise ScramRefused("the last message has no channel binding or no nonce")
+    return _base64(attributes[0][2:]), attributes[1][2:], _base64(proof), without_proof
+
+
+# ── Pieces ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise ScramRefused("the message is not UTF-8") from None
+
+
+def _name(text: str) -> str:
+    """A comma and an equals sign are written as ``=2C`` and ``=3D``."""
+    name = text.replace("=2C", ",").replace("=3D", "=")
+    if text.count("=") != text.count("=2C") + text.count("=3D"):
+        raise ScramRefused("the name of the user is not written as it must be")
+    if not 0 < len(name) <= NAME_CHARS_MAX or "\0" in name:
+        raise ScramRefused("the name of the user is empty or too long")
+    return name
+
+
+def _is_printable(text: str) -> bool:
+    return all("!" <= char <= "~" for char in text)
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ScramRefused("a value is not base64") from None
+
+
+def _xor(left: bytes, right: bytes) -> bytes:
+    size = len(left)
+    return (int.from_bytes(left, "big") ^ int.from_bytes(right, "big")).to_bytes(size, "big")

@@ -1,0 +1,274 @@
+"""Who is let into the admin API, and how far: log-ins, tokens, tenants kept apart."""
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.frontend.admin.login import TOKEN_MS
+from penstock.model.identity import ADMIN_POLICY, KeyStatus
+from penstock.model.message import Message
+
+from .conftest import ACME, EVIL, Office
+from .test_api import ACCOUNT
+
+# ── Logging in ───────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_log_in_gives_a_token_that_says_who_and_ends_after_twelve_hours(
+    office: Office,
+) -> None:
+    session = await office.log_in(*office.secrets["ann"])
+    assert (session["account"], session["user"], session["is_operator"]) == (ACME, "ann", False)
+    assert session["expires_at_ms"] == office.clock.now_ms + TOKEN_MS
+    assert office.secrets["ann"][1] not in json.dumps(session)
+    await office.ok("ann", "GET", "users")
+    office.clock.now_ms += TOKEN_MS - 1
+    await office.ok("ann", "GET", "users")
+    office.clock.now_ms += 1
+    assert "log in" in await office.no(401, "ann", "GET", "users")
+
+
+async def test_every_wrong_log_in_reads_the_same(office: Office) -> None:
+    key_id, secret = office.secrets["ann"]
+    disabled, its_secret = office.secrets["bob"]
+    await office.identities.set_key_status(disabled, KeyStatus.DISABLED)
+    messages = {
+        (await office.log_in(*pair, status=401))["error"]["message"]
+        for pair in (
+            (key_id, "wrong"),
+            (key_id, ""),
+            ("PSAKNOBODY", secret),
+            (key_id, secret + "x"),
+            (disabled, its_secret),
+            ("", ""),
+        )
+    }
+    assert len(messages) == 1
+    bodies: list[Any] = [{}, {"key_id": key_id}, {"key_id": 1, "secret": secret}, [], b"nonsense"]
+    for body in bodies:
+        assert secret not in await office.no(400, "", "POST", "login", body)
+
+
+@pytest.mark.parametrize("how", ["disable", "delete", "delete user", "suspend"])
+async def test_a_token_ends_with_the_next_request_once_its_key_does(
+    office: Office, how: str
+) -> None:
+    await office.ok("ann", "GET", "users")
+    key_id = office.secrets["ann"][0]
+    if how == "disable":
+        await office.ok("root", "PATCH", f"keys/{key_id}", {"status": "disabled"})
+    elif how == "delete":
+        await office.ok("root", "DELETE", f"keys/{key_id}")
+    elif how == "delete user":
+        await office.ok("root", "DELETE", f"users/ann?tenant={ACME}")
+    else:
+        await office.ok("root", "PATCH", "tenants/acme", {"is_suspended": True})
+    await office.no(401, "ann", "GET", "users")
+    await office.log_in(*office.secrets["ann"], status=401)
+    if how in ("disable", "suspend"):
+        undo = {"disable": (f"keys/{key_id}", {"status": "active"})}.get(
+            how, ("tenants/acme", {"is_suspended": False})
+        )
+        await office.ok("root", "PATCH", *undo)
+        await office.ok("ann", "GET", "users")
+
+
+async def test_an_operator_of_a_suspended_tenant_can_still_resume_it(office: Office) -> None:
+    await office.ok("root", "PATCH", "tenants/default", {"is_suspended": True})
+    await office.ok("root", "PATCH", "tenants/default", {"is_suspended": False})
+
+
+async def test_a_token_that_was_tampered_with_is_refused(office: Office) -> None:
+    token = await office.token("bob")
+    scheme, body, mac = token.split(".")
+    claims = msgspec.json.decode(base64.urlsafe_b64decode(body + "=="))
+    forged = base64.urlsafe_b64encode(
+        msgspec.json.encode({**claims, "expires_at_ms": claims["expires_at_ms"] + 1})
+    ).decode()
+    root = base64.urlsafe_b64encode(
+        msgspec.json.encode({**claims, "user": "root", "account": ACCOUNT})
+    ).decode()
+    for bad in (
+        f"{scheme}.{forged.rstrip('=')}.{mac}",
+        f"{scheme}.{root.rstrip('=')}.{mac}",
+        f"{scheme}.{body}.",
+        f"{scheme}.{body}.{mac[:-2]}",
+        f"{scheme}.{body}.{'A' * len(mac)}",
+        f"{scheme}.{body}",
+        f"{scheme}..",
+        f"{scheme}.%%.{mac}",
+        f"{scheme}." + "A" * 10_000 + f".{mac}",
+        token + ".x",
+        "",
+        "x",
+    ):
+        office.tokens["bob"] = bad
+        await office.no(401, "bob", "GET", "info")
+
+
+async def test_the_operators_token_stays_good_and_only_the_whole_of_it(office: Office) -> None:
+    office.api = office.build(token="s3cret")
+    office.tokens["x"] = "s3cret"
+    assert len((await office.ok("x", "GET", "tenants"))["tenants"]) == 3
+    office.tokens["x"] = "s3cre"
+    await office.no(401, "x", "GET", "tenants")
+    await office.ok("root", "GET", "tenants")
+
+
+async def test_with_authentication_off_and_no_token_everybody_is_the_operator(
+    office: Office,
+) -> None:
+    office.api = office.build(is_auth_on=False)
+    assert len((await office.ok("", "GET", "tenants"))["tenants"]) == 3
+    made = await office.ok("", "POST", "users", {"name": "zoe"})
+    assert made["account"] == ACCOUNT
+
+
+@pytest.mark.parametrize("target", ["info", "config", "queues", "tenants", "users", "keys"])
+async def test_with_authentication_on_nothing_is_open_but_the_probes(
+    office: Office, target: str
+) -> None:
+    await office.no(401, "", "GET", target)
+    assert (await office.send("/healthz")).status == 200
+    assert (await office.send("/metrics")).status == 401
+
+
+# ── Tenants are apart ────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_administrator_sees_one_tenant_and_an_operator_all(office: Office) -> None:
+    assert [t["name"] for t in (await office.ok("root", "GET", "tenants"))["tenants"]] == [
+        "default",
+        "acme",
+        "evil",
+    ]
+    mine = (await office.ok("ann", "GET", "tenants"))["tenants"]
+    assert [(t["name"], t["user_count"]) for t in mine] == [("acme", 3)]
+    assert [u["name"] for u in (await office.ok("ann", "GET", "users"))["users"]] == [
+        "ann",
+        "bob",
+        "ops",
+    ]
+    assert [u["name"] for u in (await office.ok("root", "GET", "users?tenant=evil"))["users"]] == [
+        "eve"
+    ]
+
+
+async def test_nothing_of_another_tenant_can_be_seen_or_changed(office: Office) -> None:
+    eve_key = office.secrets["eve"][0]
+    for method, target, body in (
+        ("GET", f"users?tenant={EVIL}", None),
+        ("GET", "users?tenant=evil", None),
+        ("GET", f"users/eve?tenant={EVIL}", None),
+        ("DELETE", f"users/eve?tenant={EVIL}", None),
+        ("POST", "users", {"name": "spy", "tenant": EVIL}),
+        ("POST", "keys", {"user": "eve", "tenant": EVIL}),
+        ("GET", f"keys?tenant={EVIL}", None),
+        ("GET", f"policies/eve/admin?tenant={EVIL}", None),
+        ("PUT", f"policies/eve/admin?tenant={EVIL}", {"Statement": []}),
+        ("GET", f"tenants/{EVIL}", None),
+        ("GET", "quotas/evil", None),
+        ("GET", f"queues?account={EVIL}", None),
+        ("GET", f"queues/q?account={EVIL}", None),
+        ("GET", f"queues/q/messages?account={EVIL}", None),
+        (
+            "POST",
+            "policies/test",
+            {"user": "eve", "tenant": EVIL, "action": "a:b", "resource": "q"},
+        ),
+    ):
+        assert "not your tenant" in await office.no(403, "ann", method, target, body)
+        # Whether there is such a tenant is not to be learnt either.
+        other = target.replace(EVIL, "333333333333").replace("evil", "nobody")
+        if other != target:
+            assert "not your tenant" in await office.no(403, "ann", method, other, body)
+    for method, target, body in (
+        ("GET", f"keys/{eve_key}", None),
+        ("PATCH", f"keys/{eve_key}", {"status": "disabled"}),
+        ("DELETE", f"keys/{eve_key}", None),
+        ("POST", f"keys/{eve_key}/rotate", {}),
+    ):
+        real = await office.no(404, "ann", method, target, body)
+        fake = await office.no(404, "ann", method, target.replace(eve_key, "PSAKNOBODY"), body)
+        assert real.replace(eve_key, "PSAKNOBODY") == fake
+
+
+async def test_an_administrator_cannot_become_an_operator(office: Office) -> None:
+    ops_key = office.secrets["ops"][0]
+    for method, target, body in (
+        ("POST", "users", {"name": "me", "is_operator": True}),
+        ("POST", "keys", {"user": "ops"}),
+        ("POST", f"keys/{ops_key}/rotate", {}),
+        ("PATCH", f"keys/{ops_key}", {"status": "disabled"}),
+        ("DELETE", f"keys/{ops_key}", None),
+        ("DELETE", "users/ops", None),
+        ("PUT", "policies/ops/p", json.loads(ADMIN_POLICY)),
+        ("DELETE", "policies/ops/p", None),
+        ("PUT", "users/ops/password", {"credentials": []}),
+        ("DELETE", "users/ops/password", None),
+        ("PATCH", "tenants/acme", {"is_suspended": False}),
+        ("PATCH", "quotas/acme", {}),
+        ("DELETE", "tenants/acme", None),
+        ("POST", "tenants", {"name": "mine"}),
+        ("GET", "config", None),
+    ):
+        await office.no(403, "ann", method, target, body)
+    assert (await office.send("/metrics")).status == 401
+    token = await office.token("ann")
+    assert (await office.send("/metrics", authorization=f"Bearer {token}")).status == 403
+    await office.ok("ann", "GET", "users/ops")  # looking is no harm
+
+
+async def test_a_user_without_a_policy_for_it_is_denied_by_name(office: Office) -> None:
+    for method, target, body in (
+        ("GET", "users", None),
+        ("GET", "users/bob", None),
+        ("POST", "keys", {"user": "bob"}),
+        ("PUT", "policies/bob/more", json.loads(ADMIN_POLICY)),
+        ("GET", "tenants", None),
+        ("GET", "queues", None),
+        ("GET", "queues/q/messages", None),
+    ):
+        assert "bob may not do" in await office.no(403, "bob", method, target, body)
+    await office.ok("bob", "GET", "info")
+
+
+async def test_rights_can_be_given_in_part(office: Office) -> None:
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Action": ["admin:*", "sqs:ListQueues"],
+                "Resource": ["arn:penstock:admin:*:*:user/job-*", "arn:aws:sqs:*:*:*"],
+            },
+        ],
+    }
+    await office.ok("ann", "PUT", "policies/bob/helper", policy)
+    made = await office.ok("bob", "POST", "users", {"name": "job-1"})
+    assert made["account"] == ACME
+    await office.ok("bob", "POST", "keys", {"user": "job-1"})
+    await office.no(403, "bob", "POST", "users", {"name": "boss"})
+    await office.no(403, "bob", "POST", "keys", {"user": "ann"})
+    await office.no(403, "bob", "GET", "users")
+    assert await office.ok("bob", "GET", "queues") == {"queues": [], "next": None}
+    await office.ok("ann", "DELETE", "policies/bob/helper")
+    await office.no(403, "bob", "POST", "users", {"name": "job-2"})
+
+
+async def test_queues_are_those_of_the_callers_account(office: Office) -> None:
+    topic = await office.topic("theirs", visible=1)
+    office.backend.add(topic, Message(message_id=bytes(16), body=b"secret"))
+    own = msgspec.structs.replace(topic, topic_id="own", account=ACME, name="ours")
+    await office.catalog.create(own)
+    office.backend.counts["own"] = office.backend.counts[topic.topic_id]
+    seen = await office.ok("ann", "GET", "queues")
+    assert [queue["name"] for queue in seen["queues"]] == ["ours"]
+    assert len((await office.ok("root", "GET", "queues"))["queues"]) == 2
+    await office.ok("ann", "GET", "queues/ours")
+    await office.ok("ann", "GET", "queues/ours/messages")
+    await office.no(404, "ann", "GET", "queues/theirs/messages")
+    assert (await office.ok("root", "GET", "queues/theirs/messages"))["messages"]

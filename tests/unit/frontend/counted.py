@@ -1,0 +1,95 @@
+"""The frontend of ``memory.py`` with usage counted and actions noted, and a broker to write to."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Sequence
+from typing import cast
+
+from tests.unit.broker.stage import Stage
+from tests.unit.frontend.memory import Rig
+
+from penstock.frontend.audit import AuditTrail
+from penstock.frontend.fact_log import FactLog
+from penstock.frontend.pipeline import Frontend, FrontendConfig
+from penstock.frontend.usage import UsageTable
+from penstock.model.ports import Identities, Shares, Streams
+from penstock.record.batch import parse_header, split_batches
+from penstock.record.record import RawRecord, iter_records
+from penstock.wire.facts.usage import UsageRow
+
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+
+
+class CountedRig(Rig):
+    def __init__(
+        self,
+        *,
+        config: FrontendConfig | None = None,
+        audit: AuditTrail | None = None,
+        identities: Identities | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.table = UsageTable(now_ms=self.clock.now_ms)
+        self.frontend = Frontend(
+            backend=self.backend,
+            catalog=self.catalog,
+            shares=cast(Shares, None),  # asked for topic:group names only
+            clock=self.clock,
+            config=config or FrontendConfig(),
+            meter=self.meter,
+            entropy=secrets.token_bytes,
+            perf=lambda: 0.0,
+            identities=identities,
+            usage=self.table,
+            audit=audit,
+        )
+
+    def used(self) -> dict[tuple[str, str], UsageRow]:
+        columns = self.table.take(now_ms=self.clock.now_ms)[1]
+        return {(row.resource, row.op): row for row in columns.rows()}
+
+
+class Ids:
+    """Producer ids of one store: never the same twice, whoever asks."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1_000)
+
+    async def next_id(self) -> int:
+        return next(self._ids)
+
+
+def fact_log(
+    stage: Stage, name: str, ids: Ids, *, streams: Streams | None = None, retention_ms: int = 1_000
+) -> FactLog:
+    return FactLog(
+        name,
+        streams=streams or stage.broker,
+        catalog=stage.catalog,
+        next_producer_id=ids.next_id,
+        namespace=(ACCOUNT, REGION),
+        clock=stage.clock,
+        entropy=secrets.token_bytes,
+        retention_ms=retention_ms,
+    )
+
+
+async def records(stage: Stage, name: str) -> Sequence[RawRecord]:
+    """All that the topic holds, oldest first; nothing if there is no such topic."""
+    topic = stage.catalog.find(ACCOUNT, REGION, name)
+    if topic is None:
+        return []
+    ends = await stage.broker.ends(topic, 0)
+    offset = ends.start_offset
+    found: list[RawRecord] = []
+    while offset < ends.high_watermark:
+        fetched = await stage.broker.fetch(
+            topic, 0, offset=offset, bytes_max=1_000_000, is_committed=False
+        )
+        for batch in split_batches(fetched.buffers):
+            offset = parse_header(batch).next_offset
+            found.extend(iter_records(batch))
+    return found

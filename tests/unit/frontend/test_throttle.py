@@ -1,0 +1,120 @@
+"""Leaky buckets, and who passes them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.frontend.leaky_bucket import WAIT_MS_MAX, LeakyBucket
+from penstock.frontend.throttle import Throttler
+from penstock.model.errors import Throttled
+from penstock.model.identity import Caller, Limits, Rate, Tenant
+
+CALLER = Caller("111111111111", "ann")
+ARN = "arn:aws:sqs:us-east-1:111111111111:q"
+
+
+def tenant(**limits: object) -> Tenant:
+    return Tenant("111111111111", "one", 0, limits=Limits(**limits))  # type: ignore[arg-type]
+
+
+def admitted(
+    throttler: Throttler, of: Tenant, *, count: int, now_ms: float, arn: str | None = ARN
+) -> int:
+    passed = 0
+    for _ in range(count):
+        try:
+            throttler.check(of, CALLER, "sqs:SendMessage", arn, now_ms=now_ms)
+        except Throttled:
+            break
+        passed += 1
+    return passed
+
+
+@given(
+    per_s=st.floats(0.1, 10_000),
+    burst=st.floats(0, 1_000),
+    steps=st.lists(st.tuples(st.integers(0, 2_000), st.integers(1, 5)), max_size=60),
+)
+def test_no_window_gets_more_than_its_rate_and_the_burst(
+    per_s: float, burst: float, steps: list[tuple[int, int]]
+) -> None:
+    bucket = LeakyBucket(Rate(per_s, burst))
+    now_ms = 0
+    taken: list[tuple[int, int]] = []
+    for pause_ms, cost in steps:
+        now_ms += pause_ms
+        if bucket.wait_ms(cost, now_ms=now_ms) == 0:
+            bucket.add(cost, now_ms=now_ms)
+            taken.append((now_ms, cost))
+    room = max(burst, per_s, 1.0) + 5  # five: one that is larger than the bucket fits when empty
+    for begin in range(len(taken)):
+        total = 0.0
+        for at_ms, cost in taken[begin:]:
+            total += cost
+            assert total <= room + per_s * (at_ms - taken[begin][0]) / 1_000 + 1e-6
+
+
+@given(per_s=st.floats(0.1, 10_000), burst=st.floats(0, 1_000), cost=st.integers(1, 100))
+def test_who_waits_as_long_as_told_is_let_through(per_s: float, burst: float, cost: int) -> None:
+    bucket = LeakyBucket(Rate(per_s, burst))
+    now_ms = 0
+    for _ in range(50):
+        wait_ms = bucket.wait_ms(cost, now_ms=now_ms)
+        while wait_ms == WAIT_MS_MAX:  # told less than it takes, so as to ask again
+            now_ms += wait_ms
+            wait_ms = bucket.wait_ms(cost, now_ms=now_ms)
+        now_ms += wait_ms
+        assert bucket.wait_ms(cost, now_ms=now_ms) == 0
+        bucket.add(cost, now_ms=now_ms)
+
+
+def test_a_burst_passes_at_once_and_the_rate_after_it() -> None:
+    throttler, of = Throttler(), tenant(tenant_requests=Rate(10, 50))
+    assert admitted(throttler, of, count=100, now_ms=1_000) == 50
+    assert admitted(throttler, of, count=100, now_ms=2_000) == 10
+    with pytest.raises(Throttled) as refused:
+        throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=2_000)
+    assert 0 < refused.value.retry_after_ms <= 101
+
+
+def test_a_refusal_by_one_bucket_costs_the_others_nothing() -> None:
+    throttler = Throttler()
+    of = tenant(tenant_requests=Rate(1, 10), queue_requests=Rate(1, 2))
+    assert admitted(throttler, of, count=5, now_ms=0) == 2
+    assert admitted(throttler, of, count=20, now_ms=0, arn=ARN + "2") == 2
+    assert admitted(throttler, of, count=20, now_ms=0, arn=None) == 6
+
+
+def test_operations_have_limits_of_their_own() -> None:
+    throttler = Throttler()
+    of = tenant(operations={"sqs:CreateQueue": Rate(1, 1)})
+    throttler.check(of, CALLER, "sqs:CreateQueue", ARN, now_ms=0)
+    with pytest.raises(Throttled):
+        throttler.check(of, CALLER, "sqs:CreateQueue", ARN, now_ms=0)
+    assert admitted(throttler, of, count=100, now_ms=0) == 100
+
+
+def test_bytes_are_paid_for_afterwards() -> None:
+    throttler, of = Throttler(), tenant(tenant_bytes=Rate(1_000, 1_000))
+    throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=0)
+    throttler.note_bytes(of, 5_000, now_ms=0)
+    with pytest.raises(Throttled) as refused:
+        throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=0)
+    assert refused.value.retry_after_ms == 4_001
+    throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=4_001)
+
+
+def test_several_frontends_divide_a_limit_among_them() -> None:
+    alive = 1
+    throttler = Throttler(frontends=lambda: alive)
+    of = tenant(tenant_requests=Rate(100, 100))
+    assert admitted(throttler, of, count=1_000, now_ms=0) == 100
+    alive = 4
+    assert admitted(throttler, of, count=1_000, now_ms=0) == 25
+
+
+def test_a_changed_limit_holds_at_once() -> None:
+    throttler = Throttler()
+    assert admitted(throttler, tenant(tenant_requests=Rate(1, 1)), count=10, now_ms=0) == 1
+    assert admitted(throttler, tenant(tenant_requests=Rate(1, 5)), count=10, now_ms=0) == 5
+    assert admitted(throttler, tenant(), count=10, now_ms=0) == 10

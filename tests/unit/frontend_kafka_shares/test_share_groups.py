@@ -1,0 +1,326 @@
+"""Share groups as bytes in and out: heartbeats, configs, listings, offsets."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.frontend_kafka_shares.stage import (
+    ALTER_CONFIGS,
+    ALTER_OFFSETS,
+    DELETE_GROUPS,
+    DELETE_OFFSETS,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    GROUP,
+    LIST,
+    OFFSETS,
+    ShareRig,
+    shares,
+    values,
+)
+
+from penstock.model.topic import Topic
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.alter_configs import AlterableConfig as GivenConfig
+from penstock.wire.kafka.generated.alter_configs import (
+    AlterConfigsRequest,
+)
+from penstock.wire.kafka.generated.alter_configs import (
+    AlterConfigsResource as GivenResource,
+)
+from penstock.wire.kafka.generated.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+)
+from penstock.wire.kafka.generated.delete_groups import DeleteGroupsRequest
+from penstock.wire.kafka.generated.delete_share_group_offsets import (
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+)
+from penstock.wire.kafka.generated.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
+from penstock.wire.kafka.generated.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+    DescribeShareGroupOffsetsRequestTopic,
+)
+from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescribeRequest
+
+
+async def offsets(
+    rig: ShareRig, *topics: tuple[str, list[int]], group: str = "g", version: int = 1
+) -> list[tuple[str, int, int, int, int]]:
+    """(topic, partition, start, lag, code) each; without topics: all there are."""
+    asked = [DescribeShareGroupOffsetsRequestTopic(*each) for each in topics] or None
+    request = DescribeShareGroupOffsetsRequest(
+        [DescribeShareGroupOffsetsRequestGroup(group, asked)]
+    )
+    (found,) = (await rig.ask(OFFSETS, version, request)).groups
+    assert found.error_code == 0, found.error_message
+    return [
+        (
+            topic.topic_name,
+            one.partition_index,
+            one.start_offset - rig.base if one.start_offset >= 0 else -1,
+            one.lag,
+            one.error_code,
+        )
+        for topic in found.topics
+        for one in topic.partitions
+    ]
+
+
+async def restart(rig: ShareRig, offset: int, *, topic: str = "t", partition: int = 0) -> int:
+    """AlterShareGroupOffsets: the first code that is not 0."""
+    asked = AlterShareGroupOffsetsRequestPartition(partition, rig.base + offset)
+    request = AlterShareGroupOffsetsRequest(
+        "g", [AlterShareGroupOffsetsRequestTopic(topic, [asked])]
+    )
+    found = await rig.ask(ALTER_OFFSETS, 0, request)
+    if found.error_code:
+        return int(found.error_code)
+    ((one,),) = (each.partitions for each in found.responses)
+    return int(one.error_code)
+
+
+def config(found: object) -> dict[str, tuple[str | None, int]]:
+    (result,) = found.results  # type: ignore[attr-defined]
+    return {each.name: (each.value, each.config_source) for each in result.configs}
+
+
+# ── Heartbeats ───────────────────────────────────────────────────────────────────────────────
+async def test_a_member_is_told_its_partitions_once(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream(partitions=2)
+        member = rig.member()
+        found = await member.beat("t")
+        assert (found.member_id, found.member_epoch) == ("m", 1)
+        assert found.heartbeat_interval_ms == 5_000
+        assert found.assignment is not None
+        ((topic_id, partitions),) = (
+            (each.topic_id, tuple(each.partitions)) for each in found.assignment.topic_partitions
+        )
+        assert (topic_id.hex(), partitions) == (topic.topic_id, (0, 1))
+        assert (await member.beat()).assignment is None
+        left = await member.beat(epoch=-1)
+        assert (left.error_code, left.member_epoch) == (0, -1)
+        assert (await member.beat(epoch=1)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_heartbeats_are_refused_with_a_reason(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await rig.stream()
+        found = await rig.member(group="").beat("t")
+        assert (found.error_code, bool(found.error_message)) == (ErrorCode.INVALID_REQUEST, True)
+        assert (await rig.member("").beat("t")).error_code == ErrorCode.INVALID_REQUEST
+        assert (await rig.member().beat(epoch=3)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_a_topic_that_cannot_be_shared_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await rig.stage.topic("t.fifo", fifo=True)
+        found = await rig.member().beat("t.fifo")
+        assert found.error_code == ErrorCode.INVALID_REQUEST
+        assert "FIFO" in (found.error_message or "")
+
+
+async def test_a_group_begins_behind_the_latest_record(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream()
+        await rig.send(topic, b"old")
+        member = await rig.joined("t")
+        await rig.send(topic, b"new")
+        assert values(await member.fetch(topic)) == [b"new"]
+
+
+async def test_a_group_begins_at_the_earliest_record_if_told_so_before(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream()
+        await rig.send(topic, b"old")
+        assert await rig.configure(share_auto_offset_reset="earliest") == (0, None)
+        member = await rig.joined("t")
+        assert values(await member.fetch(topic)) == [b"old"]
+
+
+# ── Configs ──────────────────────────────────────────────────────────────────────────────────
+async def test_group_configs_are_set_shown_and_unset(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        resource = DescribeConfigsResource(GROUP, "g", None)
+        describe = DescribeConfigsRequest([resource], include_synonyms=True)
+        before = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
+        assert before == {
+            "consumer.heartbeat.interval.ms": ("5000", 5),
+            "consumer.session.timeout.ms": ("45000", 5),
+            "share.auto.offset.reset": ("latest", 5),
+            "share.heartbeat.interval.ms": ("5000", 5),
+            "share.isolation.level": ("read_uncommitted", 5),
+            "share.record.lock.duration.ms": ("30000", 5),
+            "share.session.timeout.ms": ("45000", 5),
+        }
+        changes = {"share_record_lock_duration_ms": "15000", "share_session_timeout_ms": "50000"}
+        assert await rig.configure(**changes) == (0, None)
+        after = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
+        assert after["share.record.lock.duration.ms"] == ("15000", 8)
+        assert after["share.session.timeout.ms"] == ("50000", 8)
+        assert await rig.configure(share_session_timeout_ms=None) == (0, None)
+        after = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
+        assert after["share.session.timeout.ms"] == ("45000", 5)
+        assert after["share.record.lock.duration.ms"] == ("15000", 8)
+
+
+async def test_the_older_request_replaces_all_group_configs(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await rig.configure(share_record_lock_duration_ms="15000")
+        given = GivenConfig("share.auto.offset.reset", "earliest")
+        request = AlterConfigsRequest([GivenResource(GROUP, "g", [given])])
+        (found,) = (await rig.ask(ALTER_CONFIGS, 2, request)).responses
+        assert found.error_code == 0
+        assert await rig.host.configs("g") == (0, {"share.auto.offset.reset": "earliest"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("share_isolation_level", "read_committed"),
+        ("share_auto_offset_reset", "by_duration:PT1H"),
+        ("share_record_lock_duration_ms", "999"),
+        ("share_record_lock_duration_ms", "3600001"),
+        ("share_record_lock_duration_ms", "soon"),
+        ("share_session_timeout_ms", "5999"),
+        ("share_heartbeat_interval_ms", "45000"),
+        ("consumer_session_timeout_ms", "10000"),
+        ("no_such", "1"),
+    ],
+)
+async def test_group_configs_that_cannot_be_are_refused(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    async with shares(tmp_path) as rig:
+        code, message = await rig.configure(**{name: text})
+        assert code == ErrorCode.INVALID_CONFIG
+        assert name.replace("_", ".") in (message or "")
+        assert await rig.host.configs("g") == (0, {})
+
+
+async def test_a_change_of_the_lock_reaches_sessions_with_a_heartbeat(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream()
+        member = await rig.joined("t")
+        assert (await member.fetch(topic)).acquisition_lock_timeout_ms == 30_000
+        await rig.configure(share_record_lock_duration_ms="2000")
+        await member.beat()
+        assert (await member.fetch()).acquisition_lock_timeout_ms == 2_000
+
+
+# ── Listing, describing, deleting ────────────────────────────────────────────────────────────
+async def test_share_groups_are_listed_and_described(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await rig.stream()
+        await rig.joined("t")
+        (listed,) = (await rig.ask(LIST, 5, ListGroupsRequest(types_filter=["share"]))).groups
+        assert (listed.group_id, listed.protocol_type) == ("g", "share")
+        assert (listed.group_state, listed.group_type) == ("Stable", "Share")
+        request = ShareGroupDescribeRequest(["g", "none"], True)
+        found, missing = (await rig.ask(DESCRIBE, 1, request)).groups
+        assert missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        assert (found.group_state, found.assignor_name) == ("Stable", "simple")
+        assert found.group_epoch == found.assignment_epoch == 1
+        (member,) = found.members
+        assert (member.member_id, member.client_id) == ("m", "m")
+        assert list(member.subscribed_topic_names) == ["t"]
+        (assigned,) = member.assignment.topic_partitions
+        assert (assigned.topic_name, list(assigned.partitions)) == ("t", [0])
+
+
+async def test_a_deleted_share_group_forgets_where_it_was(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream()
+        member = await rig.joined("t")
+        await rig.send(topic, b"a")
+        request = DeleteGroupsRequest(["g"])
+        (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
+        assert found.error_code == ErrorCode.NON_EMPTY_GROUP
+        assert rig.context.shares.find_share(topic, "g") is not None
+        await member.beat(epoch=-1)
+        (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
+        assert found.error_code == 0
+        assert rig.context.shares.find_share(topic, "g") is None
+        (found,) = (await rig.ask(DELETE_GROUPS, 2, request)).results
+        assert found.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+# ── Offsets ──────────────────────────────────────────────────────────────────────────────────
+async def with_three(rig: ShareRig) -> Topic:
+    """Three records of which the group has finished with the first, and no members."""
+    topic = await rig.stream()
+    member = await rig.joined("t")
+    await rig.send(topic, b"a", b"b", b"c")
+    assert rig.acquired(await member.fetch(topic)) == [(0, 2, 1)]
+    await member.acknowledge(topic, [(0, 0, (1,))], epoch=-1)
+    await member.beat(epoch=-1)
+    return topic
+
+
+async def test_offsets_tell_how_far_a_group_has_come(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await with_three(rig)
+        await rig.stream("never")
+        assert await offsets(rig) == [("t", 0, 1, 2, 0)]
+        assert await offsets(rig, version=0) == [("t", 0, 1, -1, 0)]
+        asked = ("t", [0, 7]), ("never", [0]), ("none", [0])
+        assert await offsets(rig, *asked) == [
+            ("t", 0, 1, 2, 0),
+            ("t", 7, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ("never", 0, -1, -1, 0),
+            ("none", 0, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ]
+        request = DescribeShareGroupOffsetsRequest(
+            [DescribeShareGroupOffsetsRequestGroup("nobody", None)]
+        )
+        (found,) = (await rig.ask(OFFSETS, 1, request)).groups
+        assert found.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_a_group_without_members_begins_anew_where_it_is_told_to(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await with_three(rig)
+        assert await restart(rig, 0) == 0
+        assert await offsets(rig) == [("t", 0, 0, 3, 0)]
+        member = await rig.joined("t")
+        assert rig.acquired(await member.fetch(topic)) == [(0, 2, 1)]
+        assert await restart(rig, 0) == ErrorCode.NON_EMPTY_GROUP
+        await member.beat(epoch=-1)
+        assert await restart(rig, -5 - rig.base) == ErrorCode.INVALID_REQUEST
+        assert await restart(rig, 0, topic="none") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await restart(rig, 0, partition=4) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_group_can_be_told_where_to_begin_in_a_topic_it_never_read(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        await with_three(rig)
+        other = await rig.stream("other")
+        await rig.send(other, b"x", b"y")
+        assert await restart(rig, 1, topic="other") == 0
+        member = await rig.joined("other")
+        assert values(await member.fetch(other)) == [b"y"]
+
+
+async def test_a_group_without_members_forgets_topics(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await with_three(rig)
+        names = [DeleteShareGroupOffsetsRequestTopic(name) for name in ("t", "none")]
+        request = DeleteShareGroupOffsetsRequest("g", names)
+        found = await rig.ask(DELETE_OFFSETS, 0, request)
+        codes = [(each.topic_name, each.error_code) for each in found.responses]
+        assert codes == [("t", 0), ("none", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+        assert rig.context.shares.find_share(topic, "g") is None
+        assert await offsets(rig) == []
+        member = await rig.joined("t")
+        found = await rig.ask(DELETE_OFFSETS, 0, request)
+        assert found.error_code == ErrorCode.NON_EMPTY_GROUP
+        await member.beat(epoch=-1)
+        found = await rig.ask(DELETE_OFFSETS, 0, DeleteShareGroupOffsetsRequest("none", names))
+        assert found.error_code == ErrorCode.GROUP_ID_NOT_FOUND

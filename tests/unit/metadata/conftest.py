@@ -1,0 +1,74 @@
+"""Two nodes over one real store, and what tests of identities put into it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.metadata import identity_entries as entries
+from penstock.metadata.identities import StoredIdentities
+from penstock.metadata.sqlite import SqliteStore
+from penstock.model.identity import ScramCredential, Tenant, User
+from penstock.node.keyring import MasterKeyRing
+
+ACCOUNT = "111111111111"
+OTHER = "222222222222"
+MASTER = bytes(range(32))
+DENY = '{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Action":"sqs:*","Resource":"*"}]}'
+
+
+def make_tenant(account: str = ACCOUNT, **changes: object) -> Tenant:
+    fields = {"name": f"t{account}", "created_at_ms": 1, **changes}
+    return Tenant(account, **fields)  # type: ignore[arg-type]
+
+
+def make_scram(mechanism: str = "SCRAM-SHA-256", **changes: object) -> ScramCredential:
+    size = entries.KEY_BYTES_BY_MECHANISM[mechanism]
+    credential = ScramCredential(
+        ACCOUNT, "ann", mechanism, 8_192, b"s" * 16, b"k" * size, b"v" * size
+    )
+    return msgspec.structs.replace(credential, **changes)
+
+
+def make_node(store: SqliteStore, master: bytes = MASTER, *old: bytes) -> StoredIdentities:
+    return StoredIdentities(store, MasterKeyRing(master, old=old), entropy=os.urandom)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """For the watch of another node, which has no event to wait for."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def here(store: SqliteStore) -> AsyncIterator[StoredIdentities]:
+    here = make_node(store)
+    await here.start()
+    yield here
+    await here.stop()
+
+
+@pytest.fixture
+async def there(store: SqliteStore) -> AsyncIterator[StoredIdentities]:
+    """A second node on the same store."""
+    there = make_node(store)
+    await there.start()
+    yield there
+    await there.stop()
+
+
+@pytest.fixture
+async def ann(here: StoredIdentities) -> User:
+    await here.create_tenant(make_tenant())
+    return await here.create_user(User(ACCOUNT, "ann", 1))

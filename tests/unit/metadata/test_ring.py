@@ -1,0 +1,117 @@
+"""The ring as a property: who owns what, and what moves when a member comes or goes."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.metadata.ring import Member, Ring, place_of
+
+KEYS = [f"/topics/{n % 7:012d}/us-east-1/queue-{n}" for n in range(20_000)]
+SOME = KEYS[:4_000]
+
+ids = st.text("abcdefghijklmnopqrstuvwxyz0123456789-.#", min_size=1, max_size=12)
+groups = st.lists(ids, min_size=2, max_size=12, unique=True)
+
+
+def ring_of(*node_ids: str) -> Ring:
+    return Ring(Member(node_id) for node_id in node_ids)
+
+
+def shares(ring: Ring, keys: list[str]) -> dict[str, float]:
+    counts = {member.node_id: 0 for member in ring.members}
+    for key in keys:
+        counts[ring.owner(key)] += 1
+    return {node_id: count / len(keys) for node_id, count in counts.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups, st.randoms(use_true_random=False))
+def test_the_order_in_which_members_are_learned_is_of_no_account(
+    members: list[str], chance: random.Random
+) -> None:
+    one = ring_of(*members)
+    shuffled = list(members)
+    chance.shuffle(shuffled)
+    other = ring_of(*shuffled)
+    assert one.fingerprint == other.fingerprint
+    for key in SOME[:500]:
+        assert one.owner(key) == other.owner(key)
+        assert one.owners(key, 3) == other.owners(key, 3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups)
+def test_a_member_that_comes_takes_its_part_and_nothing_else_moves(members: list[str]) -> None:
+    *before, new = members
+    old_ring, new_ring = ring_of(*before), ring_of(*members)
+    assert old_ring.fingerprint != new_ring.fingerprint
+    moved = 0
+    for key in SOME:
+        was, now = old_ring.owner(key), new_ring.owner(key)
+        if was != now:
+            assert now == new
+            moved += 1
+    # A share of 1/n within a fifth, and what a sample of this size is off by.
+    part = len(SOME) / len(members)
+    assert abs(moved - part) <= 0.2 * part + 4 * part**0.5
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups, st.data())
+def test_a_member_that_goes_leaves_only_its_own_keys_to_others(
+    members: list[str], data: st.DataObject
+) -> None:
+    gone = data.draw(st.sampled_from(members))
+    old_ring = ring_of(*members)
+    new_ring = ring_of(*(one for one in members if one != gone))
+    for key in SOME:
+        was, now = old_ring.owner(key), new_ring.owner(key)
+        assert now != gone
+        if was != gone:
+            assert now == was
+        else:
+            assert now == old_ring.owners(key, 2)[1]  # the one that was next
+
+
+@settings(max_examples=25, deadline=None)
+@given(groups)
+def test_shares_are_even_within_a_fifth(members: list[str]) -> None:
+    ring = ring_of(*members)
+    even = 1 / len(members)
+    # The circle itself, without the chance of a sample: how much of it each member has.
+    step = 2**64 // 50_000
+    held = dict.fromkeys(members, 0)
+    for n in range(50_000):
+        held[ring.owner_at(n * step)] += 1
+    for count in held.values():
+        assert abs(count / 50_000 - even) <= 0.2 * even
+
+
+def test_real_keys_are_spread_as_the_circle_is() -> None:
+    for share in shares(ring_of("a", "b", "c", "d", "e"), KEYS).values():
+        assert abs(share - 0.2) <= 0.04
+
+
+@pytest.mark.parametrize("weight", [0.25, 2.0, 4.0])
+def test_a_weight_scales_the_share(weight: float) -> None:
+    ring = Ring([Member("a"), Member("b"), Member("heavy", weight)])
+    wanted = weight / (weight + 2)
+    assert abs(shares(ring, KEYS)["heavy"] - wanted) <= 0.2 * wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups, st.integers(1, 15))
+def test_owners_are_distinct_and_begin_with_the_owner(members: list[str], count: int) -> None:
+    ring = ring_of(*members)
+    for key in SOME[:100]:
+        owners = ring.owners(key, count)
+        assert owners[0] == ring.owner(key)
+        assert len(owners) == len(set(owners)) == min(count, len(members))
+
+
+def test_places_are_the_same_on_every_node_and_in_every_version() -> None:
+    assert place_of("/topics/000000000000/us-east-1/q") == 4_667_791_713_337_680_777
+    ring = ring_of("n1", "n2", "n3")
+    assert [ring.owner(key) for key in KEYS[:8]] == ["n3", "n1", "n2", "n2", "n3", "n1", "n3", "n1"]

@@ -1,0 +1,81 @@
+"""The first user of a node that nobody could get into otherwise."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.metadata.identities import StoredIdentities
+from penstock.metadata.sqlite import SqliteStore
+from penstock.model.errors import InvalidRequest
+from penstock.model.identity import ADMIN_POLICY, Tenant, User
+from penstock.node.bootstrap import BootstrapImpossible, bootstrap
+from penstock.node.keyring import MasterKeyRing
+
+ACCOUNT = "000000000000"
+OTHER = "111111111111"
+
+
+@pytest.fixture
+async def identities(tmp_path: Path) -> AsyncIterator[StoredIdentities]:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    identities = StoredIdentities(store, MasterKeyRing(bytes(32)), entropy=os.urandom)
+    await identities.start()
+    yield identities
+    await identities.stop()
+    await store.close()
+
+
+async def test_the_first_start_makes_an_operator_with_a_key_and_the_next_one_nothing(
+    identities: StoredIdentities,
+) -> None:
+    made = await bootstrap(identities, account=ACCOUNT, env={}, now_ms=7)
+    assert made is not None
+    assert identities.secret(made.key) == made.secret.encode()
+    root = identities.user(ACCOUNT, "root")
+    assert root == User(ACCOUNT, "root", 7, is_operator=True, policies={"admin": ADMIN_POLICY})
+    assert identities.tenant(ACCOUNT) == Tenant(ACCOUNT, "default", 7)
+    assert await bootstrap(identities, account=ACCOUNT, env={}, now_ms=8) is None
+    assert len(identities.keys(ACCOUNT, "root")) == 1
+
+
+async def test_a_key_can_be_brought_along(identities: StoredIdentities, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("s" * 40 + "\n")
+    env = {"PENSTOCK_ROOT_KEY_ID": "ROOTROOTROOTROOT", "PENSTOCK_ROOT_SECRET_FILE": str(file)}
+    made = await bootstrap(identities, account=ACCOUNT, env=env, now_ms=7)
+    assert made is not None
+    assert (made.key.key_id, made.secret) == ("ROOTROOTROOTROOT", "s" * 40)
+
+
+async def test_half_a_key_is_none(identities: StoredIdentities, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    for env in (
+        {"PENSTOCK_ROOT_KEY_ID": "ROOTROOTROOTROOT"},
+        {"PENSTOCK_ROOT_SECRET_FILE": str(empty)},
+        {"PENSTOCK_ROOT_KEY_ID": "R" * 16, "PENSTOCK_ROOT_SECRET_FILE": str(empty)},
+        {"PENSTOCK_ROOT_KEY_ID": "R" * 16, "PENSTOCK_ROOT_SECRET_FILE": str(tmp_path / "no")},
+    ):
+        with pytest.raises(BootstrapImpossible, match="PENSTOCK_ROOT"):
+            await bootstrap(identities, account=ACCOUNT, env=env, now_ms=7)
+    empty.write_text("short")
+    env = {"PENSTOCK_ROOT_KEY_ID": "R" * 16, "PENSTOCK_ROOT_SECRET_FILE": str(empty)}
+    with pytest.raises(InvalidRequest):
+        await bootstrap(identities, account=ACCOUNT, env=env, now_ms=7)
+
+
+async def test_a_start_that_was_cut_short_is_gone_on_with(identities: StoredIdentities) -> None:
+    await identities.create_tenant(Tenant(ACCOUNT, "default", 1))
+    await identities.create_user(User(ACCOUNT, "root", 1, is_operator=True))
+    made = await bootstrap(identities, account=ACCOUNT, env={}, now_ms=7)
+    assert made is not None
+    assert made.key.user == "root"
+
+
+async def test_where_somebody_is_nobody_is_made(identities: StoredIdentities) -> None:
+    await identities.create_tenant(Tenant(OTHER, "other", 1))
+    await identities.create_user(User(OTHER, "ann", 1))
+    assert await bootstrap(identities, account=ACCOUNT, env={}, now_ms=7) is None
+    assert identities.tenant(ACCOUNT) is None

@@ -1,0 +1,96 @@
+"""After a topic is deleted, circles of its objects are freed, also those from before the freeze."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.model.topic import Kind, Topic
+from penstock.node.memory import MemoryKeeper
+
+SETTLE_S = 0.01
+
+
+class Circle:
+    """Refers to itself, as a partition and its journal do."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The collector runs only when it is told to, as on a quiet server."""
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def topic(topic_id: str) -> Topic:
+    return Topic(
+        topic_id=topic_id,
+        account="000000000000",
+        region="us-east-1",
+        name=topic_id,
+        kind=Kind.STREAM,
+        partition_count=1,
+        created_at_ms=0,
+        modified_at_ms=0,
+        receipt_key=b"",
+    )
+
+
+async def is_freed(circle: "weakref.ref[Circle]") -> bool:
+    for _ in range(200):
+        if circle() is None:
+            return True
+        await asyncio.sleep(SETTLE_S)
+    return False
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_what_belonged_to_a_deleted_topic_is_freed() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        old = weakref.ref(Circle())
+        keeper.freeze([topic("old")])
+        assert old() is None, "freezing begins with a collection"
+        new = weakref.ref(Circle())
+        keeper.topic_changed(None, topic("new"))
+        keeper.topic_changed(topic("new"), topic("new"))
+        await asyncio.sleep(5 * SETTLE_S)
+        assert new() is not None, "nothing was deleted"
+        keeper.topic_changed(topic("new"), None)
+        assert await is_freed(new)
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_what_was_there_at_the_start_is_freed_with_its_topic() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        held = Circle()
+        circle = weakref.ref(held)
+        keeper.freeze([topic("old")])
+        del held
+        keeper.topic_changed(topic("new"), None)
+        await asyncio.sleep(5 * SETTLE_S)
+        assert circle() is not None, "frozen, and its topic is still there"
+        keeper.topic_changed(topic("old"), None)
+        assert await is_freed(circle)
+        assert gc.get_freeze_count() > 0
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_stopped_keeper_does_nothing() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        circle = weakref.ref(Circle())
+        keeper.topic_changed(topic("a"), None)
+        keeper.stop()
+        await asyncio.sleep(5 * SETTLE_S)
+        assert circle() is not None
+        gc.collect()
