@@ -15,7 +15,7 @@ from penstock.broker.surroundings import Surroundings
 from penstock.cursor.outcome import Pick
 from penstock.model.errors import Damaged, InvalidRequest, TopicExists, TopicNotFound
 from penstock.model.message import Claim, Delivery
-from penstock.model.names import share_name
+from penstock.model.names import is_internal, share_name
 from penstock.model.ports import (
     NO_TAGS,
     SETTINGS_DEFAULT,
@@ -105,6 +105,8 @@ class ShareCalls:
     def _check(self, source: Topic, group: str) -> None:
         if not group or len(share_name(source.name, group)) > NAME_CHARS_MAX:
             raise InvalidRequest("A share needs the name of a group, and not too long a one.")
+        if is_internal(source.name):
+            raise InvalidRequest(f"{source.name} belongs to the server itself.")
         if source.is_share:
             raise InvalidRequest(f"{source.name} is a share itself: share the topic that it reads.")
         if source.is_fifo:

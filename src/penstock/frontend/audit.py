@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.frontend.fact_log import Fact, FactLog
-from penstock.model.errors import Damaged, PenstockError
+from penstock.model.errors import Damaged, Draining, PenstockError
 from penstock.model.identity import Caller
 from penstock.model.limits import MIB, MINUTE_MS
 from penstock.model.ports import Clock
@@ -126,10 +126,13 @@ class AuditTrail:
     # ── Noting ───────────────────────────────────────────────────────────────────────────────
 
     async def admit(self) -> None:
-        """Before an action that will be noted: wait until there is room."""
-        while not self._has_room:
+        """Before an action that will be noted: wait until there is room. Raises Draining once the
+        trail has ended: what cannot be noted is not done."""
+        while not self._has_room and not self._is_stopping:
             self._room.clear()
             await self._room.wait()
+        if self._is_stopping:
+            raise Draining("The node is about to stop.")
 
     def add(self, entry: AuditEntry) -> None:
         """After an action that was admitted. Never waits."""
@@ -184,11 +187,12 @@ class AuditTrail:
 
     async def stop(self) -> None:
         """Writes what is left; nothing more should be noted. Gives up after a few seconds."""
+        self._is_stopping = True
+        self._room.set()
         if self._task is None:
             return
         self._tell_left_out(is_end=True)
         self.add(self._own(STOPPED, {}))
-        self._is_stopping = True
         _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
         for task in late:
             task.cancel()

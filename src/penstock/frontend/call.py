@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.model.identity import Caller
+from penstock.model.identity import Caller, Tenant
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import Request
@@ -39,6 +39,7 @@ class Call:
         "asked",
         "caller",
         "codec",
+        "payer",
         "permission",
         "region",
         "request",
@@ -64,3 +65,5 @@ class Call:
         # empty for a caller who is believed; the resource also for an action on no queue.
         self.permission = ""
         self.arn = ""
+        # throttle: whose limit of bytes this counts against, once it is known how many they are.
+        self.payer: Tenant | None = None

@@ -12,9 +12,11 @@ from typing import Protocol
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.purges import PurgeGuard
+from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.route import Rotation
 from penstock.frontend.sealing import Sealing
 from penstock.frontend.signers import Signers
+from penstock.frontend.throttle import Throttler
 from penstock.model.identity import Caller
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import Backend, Catalog, Clock, Identities, Shares
@@ -68,6 +70,8 @@ class Context:
     shares: Shares
     identities: Identities = field(default_factory=Nobody)
     sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
+    throttler: Throttler = field(default_factory=Throttler)
+    quotas: TenantQuotas | None = None  # None: nothing is counted for tenants
     rotation: Rotation = field(default_factory=Rotation)
     scopes: dict[str, CredentialScope] = field(default_factory=dict)  # decode.py bounds it
     believed: dict[str, Caller] = field(default_factory=dict)  # authenticate.py bounds it

@@ -10,7 +10,7 @@ tenant, and what it changed is noted in the audit trail."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -24,14 +24,21 @@ from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
 from penstock.frontend.decode import decode, has_action
-from penstock.frontend.metering import DENIALS, Metering
+from penstock.frontend.idempotency import REPEATABLE, Answers, outlives, token_of
+from penstock.frontend.metering import DENIALS, Metering, Tally
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.protocols import REQUEST_ID, codec_of
+from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
+from penstock.frontend.throttle import Throttler
+from penstock.frontend.throttling import samples_of, throttle
 from penstock.frontend.usage import UsageTable
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, Throttled
 from penstock.model.ports import Backend, Catalog, Clock, Identities, Shares
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 from penstock.wire.aws.faults import Fault, fault, fault_of
 
 __all__ = ["STAGES", "Frontend", "FrontendConfig", "Meter"]
@@ -40,8 +47,10 @@ log = logging.getLogger("penstock.frontend")
 
 Stage = Callable[[Context, Call], None]
 
-# The order is the design: what is asked, who asks, may they. Later stages find their place here.
-STAGES: Final[tuple[Stage, ...]] = (decode, authenticate, authorize)
+# The order is the design: what is asked, who asks, may they, and as fast as that. What has been
+# done already is found out last, because somebody may have to wait for it (``idempotency.py``).
+# Whether what is asked makes sense is for the actions to say, so only those who may ask are told.
+STAGES: Final[tuple[Stage, ...]] = (decode, authenticate, authorize, throttle)
 # Actions that wait for messages: what was right when they came may not be when there is an answer.
 WAITING: Final = frozenset(("ReceiveMessage",))
 
@@ -49,6 +58,7 @@ OK = "OK"
 UNKNOWN_API = "unknown"
 OWN_API = "own"
 RESET = "penstock:Reset"
+RETRY_AFTER_MS = "x-amz-retry-after"  # newer SDKs wait for so long; Retry-After is in seconds
 
 
 class Frontend:
@@ -67,27 +77,41 @@ class Frontend:
         sealing: Sealing | None = None,
         usage: UsageTable | None = None,
         audit: AuditTrail | None = None,
+        throttler: Throttler | None = None,
+        quotas: TenantQuotas | None = None,
     ) -> None:
         """``entropy`` gives that many random bytes; ``perf`` is a monotonic clock in seconds;
         ``identities`` are needed when callers have to say who they are. Without ``usage`` or
-        ``audit`` nothing is counted for tenants or noted."""
+        ``audit`` nothing is counted for tenants or noted; ``throttler`` and ``quotas`` are shared
+        with the other protocols of the node."""
         self._metering = None if usage is None else Metering(usage, meter)
+        self._tally = Tally(meter) if self._metering is None else self._metering.tally
         self._audit = audit
+        self._answers = Answers()
         queues = queues_of(catalog)
         self._context = Context(
             backend,
             queues,
             clock,
             config,
-            meter if self._metering is None else self._metering.tally,
+            self._tally,
             entropy,
             everything=catalog,
             shares=shares,
             identities=identities or Nobody(),
             sealing=sealing,
+            throttler=throttler or Throttler(),
+            quotas=quotas,
         )
         self._meter = meter
         self._perf = perf
+        self.outlives = outlives  # for the listener
+
+    def samples(self) -> Iterator[tuple[Family, Sample]]:
+        """For the meter: what it asks at each scrape."""
+        context = self._context
+        yield from samples_of(context.throttler, context.quotas, own_account=context.config.account)
+        yield families.FRONTEND_REPEATED, ((), self._answers.repeated_count)
 
     async def handle(self, request: HttpRequest) -> HttpReply:
         """Never raises, except for cancellation: the client has gone, and nobody is answered."""
@@ -106,7 +130,11 @@ class Frontend:
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
-            answer = await action.run(context, call, call.asked)
+            token = token_of(call) if action.name in REPEATABLE else None
+            if token is None:
+                answer = await action.run(context, call, call.asked)
+            else:
+                answer = await self._answers.once(token, context, call)
             if action.name in WAITING and not call.caller.is_trusted:
                 authenticate_again(context, call)
                 authorize(context, call)
@@ -115,24 +143,34 @@ class Frontend:
             refusal = _refusal(error, request)
             code = refusal.code
             reply = call.codec.refusal(refusal, request.request_id)
+            if isinstance(error, Throttled):
+                reply.headers += ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
         except asyncio.CancelledError:
             if audit is not None:
                 audit.add(entry_of(context, call, CANCELLED, is_ok=False))
             raise
+        tally = self._tally
+        if call.payer is not None and code is OK:
+            moved_bytes = tally.bytes_in + tally.bytes_out
+            context.throttler.note_bytes(call.payer, moved_bytes, now_ms=context.clock.mono_ms())
         api = UNKNOWN_API if call.action is None else call.action.name
         self._meter.request(api, call.codec.name, code, self._perf() - started)
         if audit is not None or code is not OK:
             self._note(call, code, audit)
         elif self._metering is not None:
             self._metering.answered(call)
+        else:
+            tally.clear()
         return reply
 
     def _note(self, call: Call, code: str, audit: AuditTrail | None) -> None:
         """The rare ends: of what changes something, and of what was refused."""
         context, metering = self._context, self._metering
-        if metering is not None and code is OK:
+        if metering is None:
+            self._tally.clear()
+        elif code is OK:
             metering.answered(call)
-        elif metering is not None:
+        else:
             metering.refused(context, call, code)
         if audit is not None:
             audit.add(entry_of(context, call, code, is_ok=code is OK))

@@ -35,7 +35,7 @@ class TenantQuotas:
         self._identities = identities
         self._catalog = catalog
         self.rooms: dict[str, int] = {}  # bytes left, of accounts that have a quota of them
-        self.refused: dict[str, int] = {}  # by the quota's name
+        self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
         self._topic_counts: dict[str, int] = {}
         self._topics_coming: dict[str, int] = {}  # being made at the moment
         self._wait_counts: dict[str, int] = {}
@@ -64,7 +64,7 @@ class TenantQuotas:
         most = 0 if tenant is None else tenant.quotas.queues_max
         coming = self._topics_coming.get(account, 0)
         if most and self._topic_counts.get(account, 0) + coming >= most:
-            self._refuse("queues")
+            self._refuse(account, "queues")
             raise QuotaExceeded(f"This account may have {most} queues and topics and has them.")
         self._topics_coming[account] = coming + 1
         try:
@@ -91,7 +91,7 @@ class TenantQuotas:
         """For an append by an account in ``rooms``. Raises QuotaExceeded."""
         left = self.rooms[account]
         if size_bytes > left:
-            self._refuse("stored_bytes")
+            self._refuse(account, "stored_bytes")
             raise QuotaExceeded(
                 "This account stores as many bytes as it may: delete messages or queues first."
             )
@@ -133,7 +133,7 @@ class TenantQuotas:
             return False
         count = self._wait_counts.get(account, 0)
         if count >= tenant.quotas.waits_max:
-            self._refuse("waits")
+            self._refuse(account, "waits")
             raise Throttled(
                 f"{count} receive calls of this account wait already: more must not.",
                 retry_after_ms=WAIT_RETRY_MS,
@@ -154,7 +154,7 @@ class TenantQuotas:
             return
         count = self._connection_counts.get(tenant.account, 0)
         if count >= tenant.quotas.connections_max:
-            self._refuse("connections")
+            self._refuse(tenant.account, "connections")
             connection.close_when_answered()
             raise Throttled(
                 f"This account has {count} connections: more must not be open.",
@@ -170,8 +170,8 @@ class TenantQuotas:
         for account in self._accounts_on.pop(connection, ()):
             _less(self._connection_counts, account)
 
-    def _refuse(self, quota: str) -> None:
-        self.refused[quota] = self.refused.get(quota, 0) + 1
+    def _refuse(self, account: str, quota: str) -> None:
+        self.refused[account, quota] = self.refused.get((account, quota), 0) + 1
 
 
 def _less(counts: dict[str, int], account: str) -> None:

@@ -64,17 +64,43 @@ class Throttler:
             if cost:
                 bucket.add(cost, now_ms=now_ms)
 
+    def charge(
+        self, tenant: Tenant | None, caller: Caller, action: str, size_bytes: int, *, now_ms: float
+    ) -> int:
+        """For protocols that answer first and hold back afterwards: a request that was carried
+        out, and the bytes it moved, whether or not they fit. Returns for how many milliseconds its
+        sender must pause."""
+        if tenant is None:
+            return 0
+        if self._frontends() != self._frontend_count:
+            self._share_anew()
+        way = self._ways.get((tenant.account, caller.user, action, None))
+        if way is None or way.limits is not tenant.limits:
+            way = self._work_out(tenant, caller, action, None, now_ms)
+        wait_ms, limit = 0, ""
+        for name, bucket, cost in way.buckets:
+            bucket.add(size_bytes if name == BYTES else cost, now_ms=now_ms)
+            over_ms = bucket.wait_ms(cost, now_ms=now_ms)
+            if over_ms > wait_ms:
+                wait_ms, limit = over_ms, name
+        if wait_ms:
+            self._count_refused(tenant.account, limit)
+        return wait_ms
+
     def note_bytes(self, tenant: Tenant | None, size_bytes: int, *, now_ms: float) -> None:
         if tenant is not None and tenant.limits.tenant_bytes.per_s > 0 and size_bytes:
             bucket = self._bucket((BYTES, tenant.account), tenant.limits.tenant_bytes, now_ms)
             bucket.add(size_bytes, now_ms=now_ms)
 
     def _refuse(self, account: str, limit: str, wait_ms: int) -> None:
-        # Accounts are tenants that somebody has entered, so these are few.
-        self._refused[account, limit] = self._refused.get((account, limit), 0) + 1
+        self._count_refused(account, limit)
         raise Throttled(
             f"The rate of requests is above the limit ({limit}).", retry_after_ms=wait_ms
         )
+
+    def _count_refused(self, account: str, limit: str) -> None:
+        # Accounts are tenants that somebody has entered, so these are few.
+        self._refused[account, limit] = self._refused.get((account, limit), 0) + 1
 
     def _work_out(
         self, tenant: Tenant, caller: Caller, action: str, arn: str | None, now_ms: float

@@ -4,10 +4,18 @@ It stands behind authorization: who is refused there costs the queue's bucket no
 whose account nobody has entered as a tenant is asked nothing, which is everybody's case while
 authentication is off and no tenants are made. The buckets are ``throttle.py``'s."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 from penstock.frontend.call import Call
 from penstock.frontend.context import Context
 from penstock.frontend.metering import OPERATIONS
+from penstock.frontend.quotas import TenantQuotas
+from penstock.frontend.throttle import Throttler
 from penstock.model.names import queue_arn
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
 from penstock.wire.aws import queue_urls
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import QueueRequest
@@ -47,3 +55,17 @@ def _arn_of(call: Call) -> str | None:
     except Fault:
         return None  # no queue has it, and the action says so
     return queue_arn(address.account or call.account, call.region, address.name)
+
+
+def samples_of(
+    throttler: Throttler, quotas: TenantQuotas | None, *, own_account: str
+) -> Iterator[tuple[Family, Sample]]:
+    """How often each limit was reached. Tenants are not told apart: there may be thousands."""
+    counts: Counter[tuple[str, str]] = Counter()
+    refused = dict(throttler.refused)
+    if quotas is not None:
+        refused.update(quotas.refused)
+    for (account, limit), count in refused.items():
+        counts["own" if account == own_account else "other", limit] += count
+    for labels, count in sorted(counts.items()):
+        yield families.FRONTEND_THROTTLED, (labels, count)

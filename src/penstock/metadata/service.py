@@ -105,7 +105,7 @@ class MetadataService:
         self._ring_members: Sequence[Member] = self._ring.members
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
         self._read_through: OrderedDict[str, Entry] = OrderedDict()
-        self._watcher_count = 0
+        self.watcher_count = 0
         self._unsettled = asyncio.Event()  # another part should be held, or may have to be
         self._keeper: asyncio.Task[None] | None = None
         # What an operator may ask for:
@@ -150,6 +150,15 @@ class MetadataService:
         return self._topics.is_whole
 
     @property
+    def is_settled(self) -> bool:
+        """Whether this node holds what it should: everything, or its part of the present ring."""
+        topics, most = self._topics, self._config.whole_entries_max
+        if topics.is_whole:
+            return topics.entry_count <= most
+        is_part = self._held_ring == self._ring.fingerprint
+        return is_part and topics.entry_count > most * WHOLE_AGAIN
+
+    @property
     def topic_count(self) -> int:
         return self._topics.entry_count
 
@@ -158,6 +167,10 @@ class MetadataService:
         return self._topics.held_count
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ring(self) -> Ring:
+        return self._ring
 
     def members_changed(self) -> None:
         """To be called when somebody came or went. A change is also noticed by the next question
@@ -181,18 +194,15 @@ class MetadataService:
 
     async def _settle(self) -> None:
         """Hold what this node should hold by now."""
-        topics, most = self._topics, self._config.whole_entries_max
-        count, ring = topics.entry_count, self._ring
-        if topics.is_whole and count <= most:
+        if self.is_settled:
             return
-        if not topics.is_whole and count <= most * WHOLE_AGAIN:
+        topics, ring = self._topics, self._ring
+        if topics.entry_count <= self._config.whole_entries_max * WHOLE_AGAIN:
             await topics.hold(None)
             self._held_ring = None
-        elif self._held_ring != ring.fingerprint:
+        else:
             await topics.hold(self._part_of(ring))
             self._held_ring = ring.fingerprint
-        else:
-            return
         log.info(
             "metadata held",
             extra={
@@ -215,8 +225,7 @@ class MetadataService:
         self._consider()
 
     def _consider(self) -> None:
-        count, most = self._topics.entry_count, self._config.whole_entries_max
-        if count > most if self._topics.is_whole else count <= most * WHOLE_AGAIN:
+        if not self.is_settled:
             self._unsettled.set()
 
     # ── One entry ────────────────────────────────────────────────────────────────────────────
@@ -295,10 +304,11 @@ class MetadataService:
             return (), Misdirected(f"Node {self._node_id} is about to hold another part.")
         timeout_ms = min(asked.timeout_ms, self._config.forward_ms_max)
         others = [one.node_id for one in self._ring.members if one.node_id != self._node_id]
-        answers = await asyncio.gather(
-            *(self._peer(one).call(call, request, timeout_ms=timeout_ms) for one in others),
-            return_exceptions=True,
-        )
+
+        async def ask(node_id: str) -> R:
+            return await self._peer(node_id).call(call, request, timeout_ms=timeout_ms)
+
+        answers = await asyncio.gather(*map(ask, others), return_exceptions=True)
         found: list[R] = []
         failure: PenstockError | None = None
         for answer in answers:
@@ -389,18 +399,18 @@ class MetadataService:
         if request.from_revision <= mirror.revision or request.wait_ms <= 0:
             return self._watched(mirror, request.from_revision)
         mirror.changes(request.from_revision)  # raises Compacted
-        if self._watcher_count >= self._config.watchers_max:
+        if self.watcher_count >= self._config.watchers_max:
             raise Throttled("Too many nodes watch this one.")
         return self._watch_later(mirror, request, asked)
 
     async def _watch_later(self, mirror: Mirror, request: Watch, asked: Asked) -> Watched:
-        self._watcher_count += 1
+        self.watcher_count += 1
         try:
             # A little sooner than the caller gives up: an answer without changes is one too.
             wait_ms = min(request.wait_ms, self._config.watch_ms_max, asked.timeout_ms * 9 // 10)
             await mirror.wait(request.from_revision, seconds=wait_ms / 1_000)
         finally:
-            self._watcher_count -= 1
+            self.watcher_count -= 1
         return self._watched(mirror, request.from_revision)
 
     def _watched(self, mirror: Mirror, from_revision: int) -> Watched:

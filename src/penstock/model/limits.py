@@ -44,7 +44,9 @@ HEADER_BYTES_MAX = 16 * KIB
 # A 1 MiB body can grow sixfold when every character is escaped in JSON, threefold in a form.
 REQUEST_BYTES_MAX = 8 * MIB
 CONNECTIONS_MAX = 20_000
+BODIES_BYTES_MAX = 256 * MIB  # of request bodies under way; those that come in one piece are free
 HEADER_SECONDS_MAX = 10.0
 BODY_SECONDS_MAX = 30.0
 IDLE_SECONDS_MAX = 75.0
+WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
 WAITS_PER_PARTITION_MAX = 20_000

@@ -18,16 +18,18 @@ import httptools
 
 from penstock.model import limits
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.http_head import Refused, body_behind_upgrade, check_head
 from penstock.net.listener import Connection, Listener
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 PIPELINED_MAX = 32  # requests read ahead of the one being answered, then the socket is left unread
-WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
+READ_AHEAD_BYTES_MAX = 1_048_576  # of their bodies
 LINGER_SECONDS_MAX = 1.0  # how long we read on after refusing, so that the answer is not reset away
 
-# Phases of a connection; each but ANSWERING has a deadline.
-IDLE, HEAD, BODY, ANSWERING, LINGERING = range(5)
+# Phases of a connection; each but ANSWERING has a deadline. CLOSING: the last answer is written,
+# and whether it is ever read is up to the client.
+IDLE, HEAD, BODY, ANSWERING, LINGERING, CLOSING = range(6)
 
 # Headers that may appear once only: two of them are two readings of one request.
 _SINGLE = frozenset(
@@ -59,14 +61,8 @@ class HttpConfig:
     body_seconds_max: float = limits.BODY_SECONDS_MAX
     idle_seconds_max: float = limits.IDLE_SECONDS_MAX
     connections_per_address_max: int = 0  # 0: no limit but that of all together
-
-
-class _Refused(Exception):
-    """Raised inside parser callbacks; carries the status that the connection ends with."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    bodies_bytes_max: int = limits.BODIES_BYTES_MAX  # arriving in pieces, over all connections
+    write_stall_seconds_max: float = limits.WRITE_STALL_SECONDS_MAX
 
 
 class HttpListener(Listener):
@@ -88,6 +84,7 @@ class HttpListener(Listener):
             connections_max=config.connections_max,
             per_address_max=config.connections_per_address_max,
         )
+        self.bodies_bytes = 0
         self.answer = answer
         self.outlives = outlives
         self.config = config
@@ -121,14 +118,21 @@ class _HttpConnection(Connection):
         # The request being read:
         self._url = b""
         self._headers: dict[str, str] = {}
+        self._head = self._headers  # the same, once it is whole
         self._header_bytes = 0
         self._unparsed_bytes = 0
         self._is_in_head = False
+        self._is_in_body = False
+        self._is_resuming = False  # the parser is told of a body that it would pass over
+        self._owed_head = b""  # what to tell it
+        self._is_last = False  # nothing that comes behind this request is looked at
         self._has_completed = False  # a request, within the bytes just read
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._held_bytes = 0  # counted with the listener
         # Requests read and not yet answered, in order; the first is being answered by _task:
         self._waiting: deque[tuple[HttpRequest, bool]] = deque()
+        self._waiting_bytes = 0
         self._task: asyncio.Task[HttpReply] | None = None
         self._answering: HttpRequest | None = None
         self._keep_alive = True
@@ -147,38 +151,54 @@ class _HttpConnection(Connection):
     def connection_lost(self, _exc: Exception | None) -> None:
         self._listener.closed(self)
         self._waiting.clear()
+        self._let_go()
         task, request = self._task, self._answering
         if task is not None and request is not None and not self._listener.outlives(request):
             # A parked receive must not take a message for someone who has left.
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._phase == LINGERING:
+        if self._phase == LINGERING or self._is_last:
             return
         if self._phase == IDLE:
             self._enter(HEAD)
         try:
-            self._has_completed = False
-            self._parser.feed_data(data)
-            if self._is_in_head and not self._has_completed:
-                # The parser holds an unfinished header back, also one that is read ahead while an
-                # earlier request is answered: all of this went there.
-                self._unparsed_bytes += len(data)
-                if self._unparsed_bytes > self._config.header_bytes_max:
-                    self._refuse(431, "request header too large")
-        except httptools.HttpParserUpgrade as upgrade:
-            # We speak HTTP/1.1 only: an offer to upgrade is ignored and the request is answered.
-            rest = data[upgrade.args[0] :]
-            self._parser = httptools.HttpRequestParser(self)
-            if rest:
-                self.data_received(rest)
+            rest = self._feed(data)
+            while rest and not self._is_last:
+                rest = self._feed(rest)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, _Refused):
+            if not isinstance(cause, Refused):
                 raise
             self._refuse(cause.status, str(cause))
         except httptools.HttpParserError as error:
+            if self._is_last:
+                return  # it is answered; what came behind it is dropped
             self._refuse(400, f"malformed request: {error}")
+
+    def _feed(self, data: bytes | memoryview) -> memoryview | None:
+        """Returns what is left for another parser."""
+        try:
+            self._has_completed = False
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # We speak HTTP/1.1 only: an offer to upgrade is ignored and the request is answered.
+            self._parser = httptools.HttpRequestParser(self)
+            if self._owed_head:
+                url, self._is_resuming = self._url, True
+                self._parser.feed_data(self._owed_head)
+                self._url, self._is_resuming = url, False
+                self._owed_head = b""
+            return memoryview(data)[upgrade.args[0] :]
+        if self._is_in_head and not self._has_completed:
+            # The parser holds an unfinished header back, also one that is read ahead while an
+            # earlier request is answered: all of this went there.
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > self._config.header_bytes_max:
+                self._refuse(431, "request header too large")
+        elif self._is_in_body:
+            self._hold()
+        return None
 
     def eof_received(self) -> bool:
         # A closed socket and a half-closed one look the same from here. HTTP clients do not half
@@ -186,14 +206,19 @@ class _HttpConnection(Connection):
         return False
 
     def pause_writing(self) -> None:
+        """It reads no answers, so it gets no more of them until it does."""
         self._stalled_since = self._listener.now
 
     def resume_writing(self) -> None:
         self._stalled_since = None
+        if self._waiting and self._task is None and not self._transport.is_closing():
+            self._answer_next()
 
     # ── httptools callbacks ──────────────────────────────────────────────────────────────────
 
     def on_message_begin(self) -> None:
+        if self._is_resuming:
+            return
         self._is_in_head = True
         self._url = b""
         self._headers = {}
@@ -208,7 +233,7 @@ class _HttpConnection(Connection):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._config.header_bytes_max:
-            raise _Refused(431, "request header too large")
+            raise Refused(431, "request header too large")
         key = _NAMES.get(name)
         if key is None:
             key = name.decode("latin-1").lower()
@@ -218,24 +243,26 @@ class _HttpConnection(Connection):
         headers = self._headers
         if key in headers:
             if key in _SINGLE:
-                raise _Refused(400, f"header {key} given twice")
+                raise Refused(400, f"header {key} given twice")
             # Without a blank, and trimmed: the form in which signatures cover it.
             headers[key] = f"{headers[key].strip()},{text.strip()}"
         else:
             headers[key] = text
 
     def on_headers_complete(self) -> None:
+        if self._is_resuming:
+            return
         self._is_in_head = False
+        self._is_in_body = True
         self._header_bytes = self._unparsed_bytes = 0
-        headers = self._headers
-        if "host" not in headers and self._parser.get_http_version() == "1.1":
-            raise _Refused(400, "header host is missing")
-        length = headers.get("content-length")
-        if length is not None:
-            if "transfer-encoding" in headers:
-                raise _Refused(400, "content-length and transfer-encoding together")
-            if int(length) > self._config.request_bytes_max:
-                raise _Refused(413, "request body too large")
+        self._head = headers = self._headers
+        parser = self._parser
+        check_head(headers, self._url, parser, self._config.request_bytes_max)
+        if parser.should_upgrade():
+            self._owed_head = body_behind_upgrade(headers, parser)
+        if self._owed_head or "transfer-encoding" in headers:
+            # What comes behind a body is no header: nobody on the way has seen it.
+            self._headers = {}
         if self._phase == HEAD:
             self._enter(BODY)
         if headers.get("expect", "").lower() == "100-continue":
@@ -244,18 +271,21 @@ class _HttpConnection(Connection):
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         if self._body_bytes > self._config.request_bytes_max:
-            raise _Refused(413, "request body too large")
+            raise Refused(413, "request body too large")
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self._owed_head:
+            return  # its body is yet to be read
         self._has_completed = True
+        self._is_in_body = False
         body = self._body
         url = self._url.decode("latin-1")
         if not url.startswith("/"):
             # The absolute form, as sent to proxies: keep what follows the authority.
             scheme, separator, rest = url.partition("://")
             if not separator or scheme not in ("http", "https"):
-                raise _Refused(400, "malformed request target")
+                raise Refused(400, "malformed request target")
             slash = rest.find("/")
             url = rest[slash:] if slash >= 0 else "/"
         path, _, query = url.partition("?")
@@ -263,24 +293,33 @@ class _HttpConnection(Connection):
             method=self._parser.get_method().decode("ascii"),
             path=path,
             query=query,
-            headers=self._headers,
+            headers=self._head,
             body=body[0] if len(body) == 1 else b"".join(body),
             peer=self._peer,
             request_id=self._listener.next_request_id(),
             is_tls=self._listener.is_tls,
             connection=self,
         )
-        self._waiting.append((request, self._parser.should_keep_alive()))
-        if self._task is None:
+        keep_alive = self._parser.should_keep_alive()
+        self._is_last = not keep_alive
+        self._waiting.append((request, keep_alive))
+        self._waiting_bytes += len(request.body)
+        if self._task is None and self._stalled_since is None:
             self._answer_next()
-        elif len(self._waiting) >= PIPELINED_MAX and not self._is_reading_paused:
+        elif self._is_far_ahead and not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        ahead_bytes = self._waiting_bytes
+        return len(self._waiting) >= PIPELINED_MAX or ahead_bytes > READ_AHEAD_BYTES_MAX
 
     # ── answering ────────────────────────────────────────────────────────────────────────────
 
     def _answer_next(self) -> None:
         request, self._keep_alive = self._waiting.popleft()
+        self._waiting_bytes -= len(request.body)
         self._answering = request
         self._enter(ANSWERING)
         listener = self._listener
@@ -304,18 +343,20 @@ class _HttpConnection(Connection):
                 {"message": "a request handler failed", "exception": error}
             )
             transport.write(_plain(500, "internal error"))
-            transport.close()
+            self._close()
             return
         keep_alive = self._keep_alive and not self._listener.is_draining
         transport.write(self._encode(task.result(), keep_alive=keep_alive))
         if not keep_alive:
-            transport.close()
+            self._close()
             return
         self._enter(IDLE)
-        if self._is_reading_paused and len(self._waiting) < PIPELINED_MAX:
+        if self._held_bytes and not self._waiting and not self._is_in_body:
+            self._let_go()
+        if self._is_reading_paused and not self._is_far_ahead:
             self._is_reading_paused = False
             transport.resume_reading()
-        if self._waiting:
+        if self._waiting and self._stalled_since is None:
             self._answer_next()
 
     def _encode(self, reply: HttpReply, *, keep_alive: bool) -> bytes:
@@ -341,18 +382,38 @@ class _HttpConnection(Connection):
         config = self._config
         elapsed = now - self._phase_since
         phase = self._phase
-        if self._stalled_since is not None and now - self._stalled_since > WRITE_STALL_SECONDS_MAX:
+        stalled = self._stalled_since
+        if stalled is not None and now - stalled > config.write_stall_seconds_max:
             self.abort()
         elif phase == ANSWERING:
             return
         elif phase == IDLE and elapsed > config.idle_seconds_max:
-            self._transport.close()
+            self._close()
+        elif phase == CLOSING and elapsed > config.write_stall_seconds_max:
+            self.abort()
         elif phase == HEAD and elapsed > config.header_seconds_max:
             self._refuse(408, "the request header took too long")
         elif phase == BODY and elapsed > config.body_seconds_max:
             self._refuse(408, "the request body took too long")
         elif phase == LINGERING and elapsed > LINGER_SECONDS_MAX:
             self.abort()
+
+    def _hold(self) -> None:
+        """A body that has not arrived whole is counted with those of all other connections."""
+        listener = self._listener
+        listener.bodies_bytes += self._body_bytes - self._held_bytes
+        self._held_bytes = self._body_bytes
+        if listener.bodies_bytes > self._config.bodies_bytes_max:
+            self._refuse(503, "too many request bodies are arriving, try again later")
+
+    def _let_go(self) -> None:
+        self._listener.bodies_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def _close(self) -> None:
+        """Once what was written is read; but nobody can make us wait for that."""
+        self._enter(CLOSING)
+        self._transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer and end the connection. Nothing that follows on it is looked at, so that a second
@@ -365,6 +426,8 @@ class _HttpConnection(Connection):
             self.abort()
             return
         self._waiting.clear()
+        self._body = []
+        self._let_go()
         self._enter(LINGERING)
         self._transport.write(_plain(status, message))
         if self._transport.can_write_eof():

@@ -129,8 +129,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._is_stranger = False
         self._reader.frame_bytes_max = self._config.frame_bytes_max
 
-    def end_after_answer(self) -> None:
-        """Called by a request: what it answers is the last thing that is said."""
+    def close_when_answered(self) -> None:
         self._is_ending = True
 
     def hold_back(self, seconds: float) -> None:

@@ -5,6 +5,7 @@ connection only notes, on the sweep's coarse clock, when its phase began.
 """
 
 import asyncio
+import ipaddress
 import ssl
 from abc import abstractmethod
 from collections.abc import Callable
@@ -68,7 +69,14 @@ class Listener:
     @abstractmethod
     def make_connection(self) -> Peer: ...
 
-    async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> str:
+    async def start(
+        self,
+        host: str,
+        port: int,
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
+    ) -> str:
         """Bind and serve; returns the bound ``host:port``."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
@@ -78,7 +86,7 @@ class Listener:
             ssl=tls,
             backlog=BACKLOG,
             reuse_address=True,
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_SECONDS_MAX,
+            ssl_handshake_timeout=None if tls is None else handshake_seconds_max,
         )
         self._sweep()
         bound_host, bound_port = self._server.sockets[0].getsockname()[:2]
@@ -106,6 +114,7 @@ class Listener:
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self._per_address_max and address:
+            address = source_of(address)
             count = self._per_address.get(address, 0)
             if count >= self._per_address_max:
                 return False
@@ -135,3 +144,16 @@ class Listener:
 
     def swept(self) -> None:
         """What else a listener renews twice a second."""
+
+
+def source_of(address: str) -> str:
+    """Whose an address is, as far as it tells: of IPv6 everybody has 2^64."""
+    if ":" not in address:
+        return address
+    try:
+        found = ipaddress.IPv6Address(address)
+    except ValueError:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.IPv6Network((found, 64), strict=False))

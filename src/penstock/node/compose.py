@@ -28,6 +28,7 @@ from penstock.frontend.context import FrontendConfig
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
+from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
 from penstock.frontend.sealing import Sealing
 from penstock.log.log import LogConfig
@@ -39,6 +40,7 @@ from penstock.metadata.moves import MoveTasks
 from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import PenstockError
+from penstock.model.identity import Tenant
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
 from penstock.net.kafka import KafkaListener
@@ -46,9 +48,11 @@ from penstock.net.listener import Listener
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.node import open_files
 from penstock.node.bootstrap import KEY_ID_VARIABLE, bootstrap
+from penstock.node.bootstrap import TENANT as DEFAULT_TENANT
 from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config, Mode, parse_listen
 from penstock.node.entropy import Entropy
 from penstock.node.exposure import is_auth_on
+from penstock.node.facts import Facts
 from penstock.node.folder import DataFolder
 from penstock.node.keyring import KeyRingUnusable, start_key_ring
 from penstock.node.memory import MemoryKeeper
@@ -119,6 +123,16 @@ class Node:
         await self._broker.start()
         await self._start_groups()
         await self._start_transactions()
+        self._facts = Facts(
+            config,
+            node=config.node.name or platform.node(),
+            broker=self._broker,
+            catalog=self._catalog,
+            producer_ids=self._producer_ids,
+            clock=self._clock,
+            entropy=self._entropy,
+        )
+        self._facts.start()
         await self._start_kafka()
         await self._start_http()
         self._memory = MemoryKeeper(self._pool)
@@ -172,6 +186,10 @@ class Node:
                 f"the master key does not fit {resealed.unreadable} of the secrets in the store: "
                 "give the one they were sealed with in keys.master_file or keys.old_master_files"
             )
+        if self._identities.tenant(config.node.account) is None:
+            # Users can be made before anybody is asked for a key.
+            default = Tenant(config.node.account, DEFAULT_TENANT, self._clock.wall_ms())
+            await self._identities.create_tenant(default)
         if self.is_auth_on:
             made = await bootstrap(
                 self._identities,
@@ -208,6 +226,7 @@ class Node:
             self._kafka_frontend.drain()
             listeners.append(self._kafka)
         await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
+        await self._facts.stop()
         await self._transactions.stop()
         await self._groups.stop()
         for job in self._jobs:
@@ -288,6 +307,8 @@ class Node:
             entropy=self._entropy,
             perf=perf_counter,
             identities=self._identities,
+            usage=self._facts.usage,
+            audit=self._facts.audit,
         )
         self._http = self._listener(frontend, "http")
         host, port = parse_listen(config.http.listen)
@@ -343,10 +364,16 @@ class Node:
                     auto_create=config.auto_create,
                     partitions_default=config.partitions,
                     log_dir=str(self._folder.path),
+                    is_auth_on=self.is_auth_on,
+                    is_insecure=self._config.auth.insecure,
                 ),
                 meter=self._meter,
                 entropy=self._entropy,
                 sealing=self._sealing,
+                identities=self._identities,
+                changes=self._identities,
+                usage=self._kafka_usage(),
+                audit=self._facts.audit,
             ),
             perf=perf_counter,
         )
@@ -358,6 +385,10 @@ class Node:
         bound = await self._bind_kafka(self._kafka)
         self._kafka_address = parse_listen(config.advertised or bound)
         self._endpoints["kafka"] = self.kafka_address = bound
+
+    def _kafka_usage(self) -> KafkaUsage | None:
+        table = self._facts.usage
+        return None if table is None else KafkaUsage(table, region=self._config.node.region)
 
     async def _bind_kafka(self, listener: KafkaListener) -> str:
         listen = self._config.kafka.listen
@@ -464,6 +495,7 @@ class Node:
             found["catalog"] = self._catalog.trouble
         if self._data_keys.trouble is not None:
             found["data keys"] = self._data_keys.trouble
+        found.update(self._facts.troubles())
         if self._identities.trouble is not None:
             found["identities"] = self._identities.trouble
         for name in self._reported - found.keys():

@@ -154,6 +154,15 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[
         int, note("Connections open at once; more are refused.", ge=1, le=1_000_000)
     ] = limits.CONNECTIONS_MAX
+    connections_per_ip_max: Annotated[
+        int,
+        note(
+            "Connections open at once from one address; 0: no limit. Behind a proxy all clients"
+            " have the address of the proxy.",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0
     header_ms_max: Annotated[
         int, note("Time a client has to send the head of a request.", ge=100, le=600_000)
     ] = int(limits.HEADER_SECONDS_MAX * 1_000)
@@ -190,6 +199,9 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
     partitions: Annotated[
         int, note("Partitions of a new topic, where its creator does not say.", ge=1, le=1_024)
     ] = 1
+    connections_per_ip_max: Annotated[
+        int, note("Connections open at once from one address; 0: no limit.", ge=0, le=1_000_000)
+    ] = 0
     frame_bytes_max: Annotated[
         int, note("Largest request.", ge=64 * limits.KIB, le=1_024 * limits.MIB)
     ] = 100 * limits.MIB

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 from tests.compat.kafka.confluent import Sent, consumer, producer, read, read_all, send
-from tests.compat.kafka.conftest import MakeTopic
+from tests.compat.kafka.conftest import SECONDS_MAX, MakeTopic
 
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 Name = Callable[..., str]
@@ -169,10 +169,14 @@ def test_reading_begins_at_an_offset_at_the_end_or_at_a_time(
         assert late.offset == OFFSET_END
 
         assert reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10) == (0, 20)
+    with consumer(bootstrap, "reader", enable_partition_eof=True) as reader:
         reader.assign([TopicPartition(topic, 0, OFFSET_END)])
-        assert reader.poll(0.5) is None
+        # Where the end is, is asked for in the background: what is sent before the answer is
+        # before the end.
+        reached = reader.poll(SECONDS_MAX)
+        assert reached.error().code() == KafkaError._PARTITION_EOF
         send(made, topic, [b"new"])
-        assert read(reader, 1)[0].value() == b"new"
+        assert reader.poll(SECONDS_MAX).value() == b"new"
 
 
 def test_an_offset_out_of_range_resets_as_asked(bootstrap: str, make_topic: MakeTopic) -> None:

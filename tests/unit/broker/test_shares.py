@@ -308,6 +308,9 @@ async def test_what_cannot_be_shared_is_refused_with_the_reason(tmp_path: Path) 
         compacted = await stream(stage, "c", cleanup_policy="compact")
         plain = await stream(stage, "p")
         reader = await share(stage, plain, "g")
+        internal = await stream(stage, "__usage")
+        with pytest.raises(InvalidRequest, match="server itself"):
+            await share(stage, internal, "g")
         for source, reason in ((fifo, "FIFO"), (compacted, "compacted"), (reader, "share itself")):
             with pytest.raises(InvalidRequest, match=reason):
                 await share(stage, source, "g")

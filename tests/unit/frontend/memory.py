@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.frontend.pipeline import Frontend, FrontendConfig
+from penstock.frontend.quotas import TenantQuotas
 from penstock.model.errors import NotLeased, TopicExists, TopicNotFound
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
@@ -34,6 +35,7 @@ class MemoryCatalog:
     def __init__(self) -> None:
         self._topics: dict[Key, Topic] = {}
         self._deleted_at_ms: dict[Key, int] = {}
+        self._listeners: list[Callable[[Topic | None, Topic | None], None]] = []
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
         return self._topics.get((account, region, name))
@@ -59,6 +61,7 @@ class MemoryCatalog:
         if key in self._topics:
             raise TopicExists(topic.name)
         self._topics[key] = topic
+        self._tell(None, topic)
         return topic
 
     async def change(
@@ -66,18 +69,25 @@ class MemoryCatalog:
     ) -> Topic:
         if (account, region, name) not in self._topics:
             raise TopicNotFound(name)
-        topic = change(self._topics[account, region, name])
-        self._topics[account, region, name] = topic
+        before = self._topics[account, region, name]
+        topic = self._topics[account, region, name] = change(before)
+        self._tell(before, topic)
         return topic
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
         if (account, region, name) not in self._topics:
             raise TopicNotFound(name)
         self._deleted_at_ms[account, region, name] = now_ms
-        return self._topics.pop((account, region, name))
+        topic = self._topics.pop((account, region, name))
+        self._tell(topic, None)
+        return topic
 
     def on_change(self, listener: Callable[[Topic | None, Topic | None], None]) -> None:
-        raise AssertionError("the frontend does not listen")
+        self._listeners.append(listener)
+
+    def _tell(self, before: Topic | None, after: Topic | None) -> None:
+        for listener in self._listeners:
+            listener(before, after)
 
 
 class MemoryBackend:
@@ -216,6 +226,10 @@ class MemoryIdentities:
         self._secrets[key_id] = secret.encode()
         self.epoch += 1
 
+    def enter(self, tenant: Tenant) -> None:
+        self._tenants[tenant.account] = tenant
+        self.epoch += 1
+
     def remove_user(self, account: str, user: str) -> None:
         """The key stays, as when a watch brings one change before the other."""
         del self._users[account, user]
@@ -258,9 +272,14 @@ class Rig:
         config: FrontendConfig | None = None,
         *,
         identities: MemoryIdentities | None = None,
+        has_quotas: bool = False,
+        backend: MemoryBackend | None = None,
     ) -> None:
-        self.backend = MemoryBackend()
+        self.backend = backend or MemoryBackend()
         self.catalog = MemoryCatalog()
+        self.quotas = None
+        if has_quotas:
+            self.quotas = TenantQuotas(identities or MemoryIdentities(), self.catalog)
         self.clock = MemoryClock()
         self.meter = MemoryMeter()
         chance = itertools.count(1)
@@ -275,6 +294,7 @@ class Rig:
             entropy=lambda count: next(chance).to_bytes(count, "big"),
             perf=lambda: next(ticks) * 0.5,
             identities=identities,
+            quotas=self.quotas,
         )
 
     async def ask(

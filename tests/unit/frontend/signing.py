@@ -23,12 +23,15 @@ HOST = "queues.test:9324"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 
 
-def locked(config: FrontendConfig | None = None) -> tuple[Rig, MemoryIdentities]:
+def locked(
+    config: FrontendConfig | None = None, *, has_quotas: bool = False
+) -> tuple[Rig, MemoryIdentities]:
     """A frontend with authentication on; each account has an administrator, root."""
     identities = MemoryIdentities()
     identities.put(OWN, "root", "AKOWN", SECRET, ADMIN_POLICY)
     identities.put(OTHER, "root", "AKOTHER", SECRET, ADMIN_POLICY)
-    rig = Rig(config or FrontendConfig(is_auth_on=True), identities=identities)
+    config = config or FrontendConfig(is_auth_on=True)
+    rig = Rig(config, identities=identities, has_quotas=has_quotas)
     return rig, identities
 
 

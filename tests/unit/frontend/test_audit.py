@@ -23,6 +23,7 @@ from penstock.frontend import audit as audit_module
 from penstock.frontend.audit import TOPIC, AuditTrail, Denials
 from penstock.frontend.fact_log import Fact
 from penstock.frontend.pipeline import FrontendConfig
+from penstock.model.errors import Draining
 from penstock.model.identity import Caller
 from penstock.model.limits import MINUTE_MS
 from penstock.wire.facts.audit import (
@@ -193,6 +194,19 @@ async def test_when_it_is_full_actions_wait_and_none_is_left_out(
         shown = {record.resource for record in found if record.action == "test:Note"}
         assert shown == {str(number) for number in range(20)}
         assert not list(breaks(await values(stage)))
+
+
+async def test_after_the_end_of_the_trail_nothing_is_done_that_would_be_noted(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        async with trail_on(stage) as trail:
+            rig = CountedRig(audit=trail)
+        reply = await json_call(rig, "CreateQueue", QueueName="late")
+        assert reply.status == 503
+        assert not rig.catalog.all_topics()
+        with pytest.raises(Draining):
+            await trail.note("test:Note", caller=ANN)
 
 
 async def test_a_trail_whose_end_cannot_be_read_begins_anew_and_says_so(

@@ -20,6 +20,7 @@ from penstock.cursor.group.settings import GroupSettings
 from penstock.frontend.catalog_view import streams_of
 from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
+from penstock.frontend.quotas import TenantQuotas
 from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.identity import ADMIN_POLICY, AccessKey, Tenant, User
@@ -128,25 +129,24 @@ class Client:
         return await self.token(b"\0" + user.encode() + b"\0" + password.encode())
 
     async def scram(
-        self, user: str, password: str = PASSWORD, mechanism: str = SHA_256
+        self, user: str, password: str = PASSWORD, mechanism: str = SHA_256, version: int = 2
     ) -> SaslAuthenticateResponse:
         """As another implementation of SCRAM does it, which checks the server as well."""
         shaken = await self.shake(mechanism)
         assert shaken.error_code == 0, shaken
         other = ScramClient([mechanism], user, password)
-        first = await self.token(other.get_client_first().encode())
+        first = await self.token(other.get_client_first().encode(), version)
         if first.error_code:
             return first
         other.set_server_first(first.auth_bytes.decode())
-        last = await self.token(other.get_client_final().encode())
+        last = await self.token(other.get_client_final().encode(), version)
         if not last.error_code:
             other.set_server_final(last.auth_bytes.decode())
         return last
 
     def lose(self) -> None:
         """What is left of a connection that ends."""
-        for listener in self.connection.on_lost:
-            listener()
+        self.connection.tell_lost()
 
 
 class House:
@@ -177,6 +177,7 @@ class House:
             entropy=os.urandom,
             identities=identities,
             changes=identities,
+            quotas=TenantQuotas(identities, stage.catalog),
             login_seed=SEED,
         )
         self.frontend = KafkaFrontend(self.context)

@@ -120,13 +120,12 @@ async def test_scram_lets_in_who_knows_the_password(
 ) -> None:
     await house.user("ann", allow("*"))
     client = Client(house)
-    found = await client.scram("ann", PASSWORD, mechanism)
+    found = await client.scram("ann", PASSWORD, mechanism, version)
     assert (found.error_code, found.error_message, found.session_lifetime_ms) == (0, None, 0)
     assert await is_in(client)
     refused = Client(house)
     assert is_refused(await refused.scram("ann", "wrong", mechanism))
     assert refused.connection._is_ending
-    assert version in range(3)
 
 
 async def test_a_user_of_another_account_says_which(house: House) -> None:
@@ -387,7 +386,7 @@ async def test_a_tenant_has_so_many_connections_and_gets_them_back(house: House)
     await house.client("ann")
     found = await Client(house).scram("ann")
     assert found.error_code == FAILED
-    assert "as many connections" in (found.error_message or "")
+    assert "has 2 connections" in (found.error_message or "")
     first.lose()
     await house.client("ann")
 

@@ -164,7 +164,7 @@ def test_two_nodes_agree_on_the_highest_version_both_speak(a: list[int], b: list
 
 
 def test_a_node_of_another_cluster_is_refused() -> None:
-    with pytest.raises(HelloRefused, match="cluster blue.*cluster red"):
+    with pytest.raises(HelloRefused, match=r"cluster blue.*cluster red"):
         agree(Hello(1, 1, "red", "n1"), Hello(1, 1, "blue", "n2"))
 
 

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.frontend.admin import browser
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
 from penstock.frontend.admin.reply import error_reply, fault_reply, json_reply
 from penstock.frontend.admin.request import Call, ConfigRow, Context, Info, parse
 from penstock.frontend.admin.routes import OPEN, let_in, routes
+from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.sealing import Sealing
 from penstock.model.errors import PenstockError
@@ -50,6 +52,7 @@ class AdminApi:
         identities: Directory | None = None,
         everything: Catalog | None = None,
         sealing: Sealing | None = None,
+        callees: Callees | None = None,
         is_auth_on: bool = False,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -68,6 +71,7 @@ class AdminApi:
             identities=identities,
             decisions=None if identities is None else Decisions(identities),
             sealing=sealing,
+            callees=callees,
         )
         self._gate = Gate(
             token=token, identities=identities, account=info.account, is_required=is_auth_on
@@ -90,6 +94,7 @@ class AdminApi:
             reply = error_reply(500, "failed", "The node failed to answer; its log says why.")
         if request.method == "HEAD":
             reply.body = b""
+        reply.headers = (*browser.HEADERS, *reply.headers)
         return reply
 
     async def _answer(self, request: HttpRequest) -> HttpReply:
@@ -101,6 +106,10 @@ class AdminApi:
         route = next((route for route in found if route.method == method), None)
         if route is None:
             return _not_allowed([route.method for route in found])
+        if self._gate.is_open and browser.is_misdialled(request):
+            return error_reply(
+                403, "wrong_host", "Ask by address or as localhost, or turn authentication on."
+            )
         if route.right != OPEN:
             now_ms = self._context.clock.wall_ms()
             caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)

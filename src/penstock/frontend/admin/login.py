@@ -62,7 +62,7 @@ class Gate:
         configuration, everybody is believed to be the operator of ``account``."""
         self._token = token.encode()
         self._identities = identities
-        self._is_open = not token and not is_required
+        self.is_open = not token and not is_required
         self._operator = Caller(account, OPERATOR, is_operator=True, is_trusted=True)
 
     def caller(self, authorization: str, *, now_ms: int) -> Caller:
@@ -75,7 +75,7 @@ class Gate:
                 return self._operator
             if given.startswith(f"{_SCHEME}."):
                 return self._by_session(given, now_ms=now_ms)
-        if self._is_open:
+        if self.is_open:
             return self._operator
         if scheme:
             raise Unauthenticated("The bearer token is not known here.")

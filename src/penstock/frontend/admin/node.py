@@ -1,4 +1,5 @@
-"""``/api/v1/info``: what this node is. ``/api/v1/config``: its settings, each with its origin."""
+"""``/api/v1/info``: what this node is. ``/api/v1/config``: its settings, each with its origin.
+``/api/v1/callees``: whom its frontend calls, how many calls are under way, and who is cut off."""
 
 import msgspec
 
@@ -23,3 +24,9 @@ async def info(context: Context, call: Call) -> HttpReply:
 async def config(context: Context, call: Call) -> HttpReply:
     call.only(())
     return json_reply(200, {"settings": context.config})
+
+
+async def callees(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    states = () if context.callees is None else context.callees.states()
+    return json_reply(200, {"callees": states})

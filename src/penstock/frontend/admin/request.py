@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
+from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.sealing import Sealing
 from penstock.model.errors import InvalidRequest
@@ -64,6 +65,7 @@ class Context(msgspec.Struct, frozen=True):
     identities: Directory | None = None
     decisions: Decisions | None = None  # there when identities are
     sealing: Sealing | None = None
+    callees: Callees | None = None
 
 
 class Call(msgspec.Struct, frozen=True):

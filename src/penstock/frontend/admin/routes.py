@@ -63,6 +63,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", ("metrics", "objects"), metrics.objects, OPERATOR),
         Route("GET", (*_API, "info"), node.info, KNOWN),
         Route("GET", (*_API, "config"), node.config, OPERATOR),
+        Route("GET", (*_API, "callees"), node.callees, OPERATOR),
         Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
         Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),

@@ -31,6 +31,7 @@ from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.nobody import Nobody
+from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.frontend.throttle import Throttler
 from penstock.model.identity import Caller, Circumstances
@@ -91,6 +92,7 @@ class KafkaContext:
     identities: Identities = field(default_factory=Nobody)
     changes: IdentityChanges | None = None  # of the identities; None: they cannot be changed here
     throttler: Throttler = field(default_factory=Throttler)
+    quotas: TenantQuotas | None = None  # None: nobody has any
     usage: KafkaUsage | None = None  # None: nothing is counted for tenants
     audit: AuditTrail | None = None  # None: nothing is noted
     account: str = ""  # whose names these are; empty: the node's

@@ -21,7 +21,6 @@ What a password must fit is ``passwords.py``'s; what a caller may do is ``permis
 import asyncio
 import ipaddress
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,7 +28,7 @@ import msgspec
 
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.passwords import PasswordRefused, Passwords, Proven
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, Throttled
 from penstock.model.identity import AccessKey, Caller, KeyStatus, ScramCredential
 from penstock.model.names import is_account
 from penstock.net.kafka import HangUp, KafkaConnection
@@ -47,7 +46,6 @@ _NOT_HERE: Final = (
     "Authentication is off, and this user has no password here. SCRAM proves that the server knows "
     "the password; PLAIN takes any."
 )
-_TOO_MANY: Final = "The account has as many connections as it may have."
 
 
 class _Told(PasswordRefused):
@@ -102,7 +100,6 @@ class Logins:
             entropy=context.entropy,
             seed=seed,
         )
-        self._counts: Counter[str] = Counter()  # connections, by account
         self._anonymous = Caller(context.config.account, ANONYMOUS, is_trusted=True)
 
     def of(self, connection: KafkaConnection) -> Login:
@@ -234,7 +231,7 @@ class Logins:
         before = login.caller
         is_first = login.proven_at_ms == 0
         if is_first:
-            self._count(connection, caller)
+            self._claim(connection, caller)
         elif before is None or (before.account, before.user) != (caller.account, caller.user):
             raise PasswordRefused("another user than before")
         now_ms = self._now_ms()
@@ -257,23 +254,17 @@ class Logins:
         login.exchange = None
         login.has_tokens_only = False
 
-    # ── How many ─────────────────────────────────────────────────────────────────────────────
-
-    def _count(self, connection: KafkaConnection, caller: Caller) -> None:
+    def _claim(self, connection: KafkaConnection, caller: Caller) -> None:
         """Raises when the tenant has its connections already."""
-        account = caller.account
-        tenant = self._identities.tenant(account)
-        if tenant is not None and not caller.is_trusted:
-            count_max = tenant.quotas.connections_max
-            if count_max and self._counts[account] >= count_max:
-                raise _Told(_TOO_MANY)
-        self._counts[account] += 1
-        connection.on_lost.append(lambda: self._gone(account))
-
-    def _gone(self, account: str) -> None:
-        self._counts[account] -= 1
-        if not self._counts[account]:
-            del self._counts[account]
+        quotas = self._context.quotas
+        tenant = self._identities.tenant(caller.account)
+        if quotas is None or tenant is None or caller.is_trusted:
+            return
+        if tenant.quotas.connections_max:
+            try:
+                quotas.claim(connection, tenant)
+            except Throttled as error:
+                raise _Told(str(error)) from None
 
     def _now_ms(self) -> int:
         # One more than the clock's: zero stands for never.

@@ -15,7 +15,7 @@ async def run(
 ) -> SaslAuthenticateResponse:
     reply = await context.logins.take(call.connection, asked.auth_bytes)
     if reply.code:
-        call.connection.end_after_answer()
+        call.connection.close_when_answered()
     return SaslAuthenticateResponse(
         error_code=reply.code,
         error_message=reply.message,

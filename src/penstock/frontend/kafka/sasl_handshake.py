@@ -18,7 +18,7 @@ async def run(
     connection, logins = call.connection, context.logins
     code = logins.begin(connection, asked.mechanism, has_tokens_only=call.version < _REQUESTS_FROM)
     if code is ErrorCode.ILLEGAL_SASL_STATE:
-        connection.end_after_answer()
+        connection.close_when_answered()
     return SaslHandshakeResponse(error_code=code, mechanisms=logins.mechanisms(connection))
 
 

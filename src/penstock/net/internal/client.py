@@ -41,6 +41,12 @@ class _Pending(NamedTuple):
     deadline: float
 
 
+class _Waiting(NamedTuple):
+    room: "asyncio.Future[None]"
+    deadline: float
+    size: int
+
+
 class _Calling(Wire):
     """The calling end of a connection."""
 
@@ -53,8 +59,9 @@ class _Calling(Wire):
         self._pending: dict[int, _Pending] = {}
         self._in_flight_max = 1
         self._next_id = 1
-        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # for room, in order
+        self._waiting: deque[_Waiting] = deque()  # for room, in order
         self._admitted = 0  # of those, let in and about to begin
+        self._admitted_bytes = 0
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,9 +100,9 @@ class _Calling(Wire):
                     OutcomeUnknown(f"{where} was lost during {one.call.name}: {why}.")
                 )
         waiting, self._waiting = self._waiting, deque()
-        for room, _ in waiting:
-            if not room.done():
-                room.set_exception(Unreachable(f"{where}: {why}."))
+        for waits in waiting:
+            if not waits.room.done():
+                waits.room.set_exception(Unreachable(f"{where}: {why}."))
 
     # ── Calls ────────────────────────────────────────────────────────────────────────────────
 
@@ -132,36 +139,47 @@ class _Calling(Wire):
                 f"{call.name}: {len(payload)} bytes are more than {self._client.place} takes."
             )
         if self._waiting or not self._has_room:
-            await self._wait(deadline)
+            await self._wait(deadline, len(payload))
 
     @property
     def _has_room(self) -> bool:
-        return len(self._pending) + self._admitted < self._in_flight_max and not self.is_stalled
+        return len(self._pending) + self._admitted < self._in_flight_max and self.has_write_room(
+            self._admitted_bytes
+        )
 
-    async def _wait(self, deadline: float) -> None:
+    async def _wait(self, deadline: float, size: int) -> None:
         """For one of the calls under way to end, or for the peer to read."""
         if len(self._waiting) >= self._config.waiting_max:
             raise Throttled(f"Too many calls wait for {self._client.place}.")
         room: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append((room, deadline))
+        self._waiting.append(_Waiting(room, deadline, size))
         self.arm()
         try:
             await room
         except asyncio.CancelledError:
             if room.done() and not room.cancelled() and room.exception() is None:
-                self._admitted -= 1
+                self._begun(size)
                 self._admit()  # let in and gone at once: the next may have the place
             raise
+        self._begun(size)
+
+    def _begun(self, size: int) -> None:
         self._admitted -= 1
+        self._admitted_bytes -= size
 
     def _admit(self) -> None:
         """As many as there is room for; each has its place from now on."""
         waiting = self._waiting
         while waiting and self._has_room:
-            room, _ = waiting.popleft()
-            if not room.done():
+            one = waiting.popleft()
+            if not one.room.done():
                 self._admitted += 1
-                room.set_result(None)
+                self._admitted_bytes += one.size
+                one.room.set_result(None)
+
+    def flushed(self) -> None:
+        if self._waiting:
+            self._admit()
 
     def arrived(self, header: Header, payload: memoryview) -> None:
         kind = header.kind
@@ -200,13 +218,13 @@ class _Calling(Wire):
                         f"{self._client.place} did not answer {one.call.name} in time."
                     )
                 )
-        for room, deadline in self._waiting:
-            if now >= deadline and not room.done():
-                room.set_exception(
+        for waits in self._waiting:
+            if now >= waits.deadline and not waits.room.done():
+                waits.room.set_exception(
                     Unreachable(f"{self._client.place} had no room for another call in time.")
                 )
         if late or self._waiting:
-            self._waiting = deque(item for item in self._waiting if not item[0].done())
+            self._waiting = deque(waits for waits in self._waiting if not waits.room.done())
             self._admit()
         return bool(self._pending or self._waiting)
 

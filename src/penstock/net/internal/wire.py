@@ -234,10 +234,12 @@ class Wire(Peer, asyncio.BufferedProtocol):
     def fits(self, payload: bytes) -> bool:
         return len(payload) <= self._payload_bytes_max
 
-    @property
-    def is_stalled(self) -> bool:
-        """More is unsent than should be."""
-        return self._stalled_since is not None or self._parts_bytes > self._config.write_bytes_high
+    def has_write_room(self, ahead_bytes: int = 0) -> bool:
+        """Less is unsent than may be, what is about to be sent included."""
+        return (
+            self._stalled_since is None
+            and self._parts_bytes + ahead_bytes <= self._config.write_bytes_high
+        )
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -249,6 +251,10 @@ class Wire(Peer, asyncio.BufferedProtocol):
             self._transport.write(b"".join(parts))
         else:
             self._transport.writelines(parts)
+        self.flushed()
+
+    def flushed(self) -> None:
+        """What was said in this turn has left, or waits in the transport."""
 
     def _check_unsent(self) -> None:
         unsent = self._parts_bytes + self._transport.get_write_buffer_size()

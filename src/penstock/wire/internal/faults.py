@@ -84,7 +84,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode_failure(error: BaseException) -> bytes:
     """Always can: an answer that cannot be sent is a caller that waits for nothing."""
     if not isinstance(error, PenstockError):
-        return _encode(Failure((PeerFailed.__name__,), "The node failed at this; its log says how."))
+        return _encode(Failure((PeerFailed.__name__,), "The node failed; its log says how."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
     fields: dict[str, Scalar] = {}
     for name, value in vars(error).items():
@@ -92,9 +92,7 @@ def encode_failure(error: BaseException) -> bytes:
             continue
         if isinstance(value, str):
             fields[name] = _text(value)
-        elif value is None or isinstance(value, float):
-            fields[name] = value
-        elif isinstance(value, int) and -INT_MAX <= value <= INT_MAX:
+        elif value is None or (isinstance(value, int | float) and abs(value) <= INT_MAX):
             fields[name] = value
     return _encode(Failure(names, _text(str(error)), fields))
 
@@ -121,6 +119,6 @@ def decode_failure(
     # Not by its own constructor, whose arguments are not what travelled.
     raised = known.__new__(known, failure.text)
     for name, value in failure.fields.items():
-        if not name.startswith("_"):
+        if not name.startswith("_") and not hasattr(BaseException, name):
             setattr(raised, name, value)
     return raised

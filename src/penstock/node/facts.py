@@ -1,0 +1,82 @@
+"""What a node writes down about its callers: what they used, and what they changed. The two parts
+are made, started and stopped together, and either may be switched off."""
+
+from collections.abc import Callable, Iterable
+
+from penstock import __version__
+from penstock.broker.calls import Broker
+from penstock.frontend.audit import AuditTrail
+from penstock.frontend.fact_log import FactLog
+from penstock.frontend.usage import UsageTable
+from penstock.frontend.usage_writer import UsageWriter
+from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.producer_ids import StoredProducerIds
+from penstock.model.ports import Clock
+from penstock.node.config import Config
+
+USAGE_TOPIC = "__usage"
+AUDIT_TOPIC = "__audit"
+
+
+class Facts:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        node: str,
+        broker: Broker,
+        catalog: StoredCatalog,
+        producer_ids: StoredProducerIds,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        def log_of(topic: str, retention_ms: int) -> FactLog:
+            return FactLog(
+                topic,
+                streams=broker,
+                catalog=catalog,
+                next_producer_id=producer_ids.next_id,
+                namespace=(config.node.account, config.node.region),
+                clock=clock,
+                entropy=entropy,
+                retention_ms=retention_ms,
+            )
+
+        self.usage: UsageTable | None = None
+        self.audit: AuditTrail | None = None
+        self._writer: UsageWriter | None = None
+        if config.usage.enabled:
+            self.usage = UsageTable(now_ms=clock.wall_ms())
+            self._writer = UsageWriter(
+                self.usage,
+                log_of(USAGE_TOPIC, config.usage.retention_ms),
+                node=node,
+                clock=clock,
+                entropy=entropy,
+                flush_ms=config.usage.flush_ms,
+                stored_in=(catalog, broker),
+            )
+        if config.audit.enabled:
+            self.audit = AuditTrail(
+                log_of(AUDIT_TOPIC, config.audit.retention_ms), node=node, clock=clock
+            )
+
+    def start(self) -> None:
+        """After the broker."""
+        if self._writer is not None:
+            self._writer.start()
+        if self.audit is not None:
+            self.audit.start(version=__version__)
+
+    async def stop(self) -> None:
+        """When nobody is served any more, and before the broker."""
+        if self._writer is not None:
+            await self._writer.stop()
+        if self.audit is not None:
+            await self.audit.stop()
+
+    def troubles(self) -> Iterable[tuple[str, str]]:
+        if self._writer is not None and self._writer.trouble is not None:
+            yield "usage", self._writer.trouble
+        if self.audit is not None and self.audit.trouble is not None:
+            yield "audit", self.audit.trouble

@@ -1,0 +1,50 @@
+"""The broker and the metadata as the frontends of this node call them: behind their bulkheads, and
+within the quotas of tenants. On one machine all partitions are served by this node."""
+
+from typing import NamedTuple
+
+from penstock.broker.calls import Broker
+from penstock.frontend.callees import Callees
+from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
+from penstock.frontend.dispatch_identities import DispatchedIdentities
+from penstock.frontend.dispatch_streams import DispatchedShares, DispatchedStreams
+from penstock.frontend.quotas import TenantQuotas
+from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.identities import StoredIdentities
+from penstock.model.ports import Clock
+from penstock.model.topic import Topic
+
+
+class FrontendCalls(NamedTuple):
+    callees: Callees
+    quotas: TenantQuotas
+    backend: DispatchedBackend
+    streams: DispatchedStreams
+    shares: DispatchedShares
+    catalog: DispatchedCatalog
+    directory: DispatchedIdentities
+
+
+def make_calls(
+    broker: Broker,
+    catalog: StoredCatalog,
+    identities: StoredIdentities,
+    *,
+    clock: Clock,
+    node: str,
+) -> FrontendCalls:
+    callees = Callees(clock)
+    quotas = TenantQuotas(identities, catalog)
+
+    def node_of(_topic: Topic, _partition: int | None) -> str:
+        return node
+
+    return FrontendCalls(
+        callees=callees,
+        quotas=quotas,
+        backend=DispatchedBackend(broker, callees, quotas, node_of=node_of),
+        streams=DispatchedStreams(broker, callees, quotas, node_of=node_of),
+        shares=DispatchedShares(broker.shares, callees, quotas, node_of=node_of),
+        catalog=DispatchedCatalog(catalog, callees, quotas),
+        directory=DispatchedIdentities(identities, callees),
+    )

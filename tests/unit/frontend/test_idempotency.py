@@ -1,0 +1,273 @@
+"""Requests that come again: they do no harm and get the answer of the first."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.unit.frontend.memory import MemoryBackend, Rig
+from tests.unit.frontend.test_pipeline import json_call, make_queue, query_call, signed
+
+from penstock.frontend import idempotency
+from penstock.frontend.idempotency import WINDOW_MS, Answers, outlives
+from penstock.model.errors import Overloaded
+from penstock.model.message import Appended, Message
+from penstock.model.topic import Topic
+from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.telemetry import families
+
+OWN = "x-penstock-request-token"
+
+
+def attempt(number: int, invocation: str = "2f0e4c1a") -> dict[str, str]:
+    """As SDKs write it: a date in front from the second on, the most behind it in some modes."""
+    text = f"attempt={number}" if number == 1 else f"ttl=20260101T000000Z; attempt={number}; max=5"
+    return {"amz-sdk-invocation-id": invocation, "amz-sdk-request": text}
+
+
+async def send(
+    rig: Rig, url: str, text: str = "m", *, headers: dict[str, str] | None = None
+) -> dict[str, Any]:
+    reply = await json_call(rig, "SendMessage", QueueUrl=url, MessageBody=text, headers=headers)
+    assert reply.status == 200, reply.body
+    answer: dict[str, Any] = json.loads(reply.body)
+    return answer
+
+
+def stored(rig: Rig) -> int:
+    return sum(map(len, rig.backend.records.values()))
+
+
+def repeated(rig: Rig) -> float:
+    [count] = [v for f, (_, v) in rig.frontend.samples() if f is families.FRONTEND_REPEATED]
+    return count
+
+
+async def test_the_second_attempt_of_an_sdk_gets_the_first_answer() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    first = await send(rig, url, headers=attempt(1))
+    assert await send(rig, url, headers=attempt(2)) == first
+    assert await send(rig, url, headers=attempt(3)) == first
+    assert stored(rig) == 1
+    assert repeated(rig) == 2
+
+
+async def test_each_first_attempt_is_a_request_of_its_own_whatever_it_is_called() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    answers = [await send(rig, url, headers=attempt(1)) for _ in range(3)]
+    assert len({answer["MessageId"] for answer in answers}) == 3
+    assert stored(rig) == 3
+    assert await send(rig, url, headers=attempt(2)) == answers[-1]
+
+
+async def test_another_caller_queue_action_or_content_is_another_request() -> None:
+    rig = Rig()
+    url, other = await make_queue(rig), await make_queue(rig, "other")
+    await send(rig, url, headers={OWN: "t"})
+    await send(rig, url, "n", headers={OWN: "t"})
+    await send(rig, url, headers={OWN: "t2"})
+    await send(rig, url, headers={OWN: "t", **signed("us-east-1", key="AKOTHER")})
+    await send(rig, other, headers={OWN: "t"})
+    assert stored(rig) == 5
+    path = "/000000000000/"
+    for name in ("q", "other"):  # the same words at the address of another queue
+        headers = {"x-amz-target": "AmazonSQS.SendMessage", OWN: "u"}
+        body = b'{"MessageBody":"m"}'
+        assert (await rig.ask(path=path + name, body=body, headers=headers)).status == 200
+    assert stored(rig) == 7
+    assert repeated(rig) == 0
+
+
+async def test_a_token_of_ones_own_needs_no_count_and_works_in_every_protocol() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    first = await query_call(rig, "SendMessage", QueueUrl=url, MessageBody="m", headers={OWN: "t"})
+    again = await query_call(rig, "SendMessage", QueueUrl=url, MessageBody="m", headers={OWN: "t"})
+    assert (first.status, again.body) == (200, first.body)
+    assert stored(rig) == 1
+    form = f"Action=SendMessage&QueueUrl={url}&MessageBody="
+    for text in ("a", "b", "a"):
+        reply = await rig.ask("GET", query=form + text, headers={OWN: "t"})
+        assert reply.status == 200
+    assert stored(rig) == 3
+
+
+@pytest.mark.parametrize("token", ["", "x" * 129])
+async def test_a_token_of_a_wrong_length_is_refused_and_an_sdks_ignored(token: str) -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    refused = await json_call(
+        rig, "SendMessage", QueueUrl=url, MessageBody="m", headers={OWN: token}
+    )
+    assert refused.status == 400
+    assert b"x-penstock-request-token" in refused.body
+    if token:
+        for _ in range(2):
+            await send(rig, url, headers=attempt(2, token))
+        assert stored(rig) == 2
+
+
+async def test_batches_are_remembered_as_a_whole() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    entries = [{"Id": str(i), "MessageBody": str(i)} for i in range(10)]
+    replies = [
+        await json_call(
+            rig, "SendMessageBatch", QueueUrl=url, Entries=entries, headers=attempt(number)
+        )
+        for number in (1, 2)
+    ]
+    assert replies[0].body == replies[1].body
+    assert stored(rig) == 10
+
+
+async def test_fifo_queues_look_after_themselves() -> None:
+    rig = Rig()
+    url = await make_queue(rig, "q.fifo", FifoQueue="true")
+    for number in (1, 2):
+        reply = await json_call(
+            rig,
+            "SendMessage",
+            QueueUrl=url,
+            MessageBody="m",
+            MessageGroupId="g",
+            MessageDeduplicationId="d",
+            headers=attempt(number),
+        )
+        assert reply.status == 200
+    assert repeated(rig) == 0
+
+
+async def test_a_queue_that_was_deleted_by_the_first_attempt_is_not_missing_to_the_second() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    for number in (1, 2):
+        reply = await json_call(rig, "DeleteQueue", QueueUrl=url, headers=attempt(number))
+        assert reply.status == 200
+    fresh = await json_call(rig, "DeleteQueue", QueueUrl=url, headers=attempt(1, "another"))
+    assert fresh.status == 400
+
+
+async def test_what_failed_is_tried_again() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    rig.backend.broken = Overloaded("not now")
+    refused = await json_call(rig, "SendMessage", QueueUrl=url, MessageBody="m", headers=attempt(1))
+    assert refused.status == 503
+    rig.backend.broken = None
+    await send(rig, url, headers=attempt(2))
+    assert stored(rig) == 1
+
+
+class SlowBackend(MemoryBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.begun = asyncio.Semaphore(0)
+
+    async def append(
+        self, topic: Topic, partition: int, messages: Sequence[Message]
+    ) -> Sequence[Appended]:
+        self.begun.release()
+        await self.gate.wait()
+        return await super().append(topic, partition, messages)
+
+
+def slow_rig() -> tuple[Rig, SlowBackend]:
+    backend = SlowBackend()
+    return Rig(backend=backend), backend
+
+
+async def test_who_comes_again_while_the_first_is_under_way_waits_for_its_answer() -> None:
+    rig, backend = slow_rig()
+    url = await make_queue(rig)
+    tasks = [asyncio.create_task(send(rig, url, headers=attempt(1)))]
+    await backend.begun.acquire()
+    tasks += [asyncio.create_task(send(rig, url, headers=attempt(n))) for n in (2, 3)]
+    gone = asyncio.create_task(send(rig, url, headers=attempt(4)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    backend.gate.set()
+    first, *others = await asyncio.gather(*tasks)
+    assert others == [first, first]
+    assert stored(rig) == 1
+
+
+async def test_when_the_first_fails_one_of_those_who_waited_does_it() -> None:
+    rig, backend = slow_rig()
+    url = await make_queue(rig)
+
+    async def ask(number: int) -> HttpReply:
+        return await json_call(
+            rig, "SendMessage", QueueUrl=url, MessageBody="m", headers=attempt(number)
+        )
+
+    first = asyncio.create_task(ask(1))
+    await backend.begun.acquire()
+    others = [asyncio.create_task(ask(n)) for n in (2, 3)]
+    await asyncio.sleep(0)
+    backend.broken = Overloaded("not now")
+    backend.gate.set()
+    assert (await first).status == 503
+    backend.broken = None
+    replies = await asyncio.gather(*others)
+    assert [reply.status for reply in replies] == [200, 200]
+    assert replies[0].body == replies[1].body
+    assert stored(rig) == 1
+
+
+async def test_answers_are_forgotten_after_five_minutes() -> None:
+    rig = Rig()
+    url = await make_queue(rig)
+    await send(rig, url, headers={OWN: "t"})
+    rig.clock.now_ms += WINDOW_MS - 1
+    await send(rig, url, headers={OWN: "t"})
+    assert stored(rig) == 1
+    rig.clock.now_ms += 1
+    await send(rig, url, headers={OWN: "t"})
+    assert stored(rig) == 2
+
+
+async def test_memory_is_bounded_by_messages_and_old_answers_go_bit_by_bit() -> None:
+    rig = Rig()
+    rig.frontend._answers = answers = Answers(messages_max=20)
+    url = await make_queue(rig)
+    for number in range(50):
+        await send(rig, url, headers={OWN: str(number)})
+    assert len(answers) == 20
+    entries = [{"Id": str(i), "MessageBody": str(i)} for i in range(10)]
+    for token in "ab":
+        await json_call(
+            rig, "SendMessageBatch", QueueUrl=url, Entries=entries, headers={OWN: token}
+        )
+    assert len(answers) == 1, "a batch counts as its messages and itself"
+    rig.clock.now_ms += WINDOW_MS
+    await send(rig, url, headers={OWN: "last"})
+    assert len(answers) == 1
+
+
+def test_the_attempt_is_read_as_every_sdk_writes_it() -> None:
+    firsts = ("attempt=1", "attempt=1; max=3", "ttl=20260101T000000Z; attempt=1; max=3")
+    for text in firsts:
+        assert idempotency._is_first(text), text
+    for text in ("", "attempt=2", "attempt=10", "attempt=1x", "max=1", "ttl=x; attempt=12; max=3"):
+        assert not idempotency._is_first(text), text
+
+
+def test_only_what_would_do_harm_twice_outlives_its_client() -> None:
+    def request(headers: dict[str, str], body: bytes = b"", query: str = "") -> HttpRequest:
+        return HttpRequest("POST", "/", query, headers, body, "", "r")
+
+    def target(action: str) -> HttpRequest:
+        return request({"x-amz-target": f"AmazonSQS.{action}"})
+
+    assert outlives(target("SendMessage"))
+    assert outlives(request({}, b"Action=SendMessageBatch&QueueUrl=q"))
+    assert outlives(request({}, query="Action=DeleteQueue"))
+    assert not outlives(target("ReceiveMessage"))
+    assert not outlives(request({}, b"Action=ReceiveMessage"))
+    assert not outlives(request({}, b"\xff%zz=&&&"))

@@ -1,0 +1,345 @@
+"""Access rules made, shown and removed through Kafka's own API, and what they come to."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.frontend_kafka_access.asks import ASKS, NO_CLUSTER, NO_GROUP, NO_TOPIC
+from tests.unit.frontend_kafka_access.stage import (
+    OTHER,
+    OWN,
+    REGION,
+    Client,
+    House,
+    allow,
+    codes,
+    house_on,
+    policy,
+)
+
+from penstock.frontend.kafka import acls
+from penstock.frontend.kafka.acls import Acl, AclPolicies, PatternType, ResourceType
+from penstock.model.identity import User
+from penstock.wire.aws.access import Kind, compile_policy
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.create_acls import AclCreation, CreateAclsRequest
+from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
+from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest
+
+CREATE, DESCRIBE, DELETE = 30, 29, 31
+READ, WRITE, ALL = 3, 4, 2
+ALLOW, DENY = 3, 2
+ANYTHING = (1, None, 1, None, None, 1, 1)
+Rule = tuple[int, str, int, str, str, int, int]
+
+
+def rule(**fields: Any) -> Rule:
+    """User ann may read topic t, unless said otherwise."""
+    found = {
+        "resource_type": int(ResourceType.TOPIC),
+        "name": "t",
+        "pattern": int(PatternType.LITERAL),
+        "principal": "User:ann",
+        "host": "*",
+        "operation": READ,
+        "permission": ALLOW,
+        **fields,
+    }
+    return tuple(found.values())
+
+
+async def create(client: Client, *rules: Rule) -> list[int]:
+    request = CreateAclsRequest([AclCreation(*each) for each in rules])
+    return [each.error_code for each in (await client.ask(CREATE, request)).results]
+
+
+async def shown(client: Client, *wanted: Any) -> list[Rule]:
+    found = await client.ask(DESCRIBE, DescribeAclsRequest(*(wanted or ANYTHING)))
+    assert found.error_code == 0, found
+    return sorted(
+        (
+            of.resource_type,
+            of.resource_name,
+            of.pattern_type,
+            each.principal,
+            each.host,
+            each.operation,
+            each.permission_type,
+        )
+        for of in found.resources
+        for each in of.acls
+    )
+
+
+async def delete(client: Client, *wanted: Any) -> list[Rule]:
+    request = DeleteAclsRequest([DeleteAclsFilter(*(wanted or ANYTHING))])
+    (found,) = (await client.ask(DELETE, request)).filter_results
+    assert found.error_code == 0, found
+    return sorted(
+        (
+            each.resource_type,
+            each.resource_name,
+            each.pattern_type,
+            each.principal,
+            each.host,
+            each.operation,
+            each.permission_type,
+        )
+        for each in found.matching_acls
+    )
+
+
+async def test_a_rule_is_kept_in_its_users_policy_and_shown_as_it_was_made(house: House) -> None:
+    root = await house.root()
+    await house.user("ann")
+    rules = [
+        rule(),
+        rule(name="*", operation=WRITE),
+        rule(name="pre", pattern=int(PatternType.PREFIXED), permission=DENY),
+        rule(name="odd*na$me?", host="10.0.0.1", operation=ALL),
+        rule(resource_type=int(ResourceType.GROUP), name="g"),
+        rule(resource_type=int(ResourceType.GROUP), name="g/", pattern=4, operation=8),
+        rule(resource_type=int(ResourceType.CLUSTER), name="kafka-cluster", operation=12),
+        rule(resource_type=int(ResourceType.TRANSACTIONAL_ID), name="x", operation=WRITE),
+    ]
+    assert await create(root, *rules) == [0] * len(rules)
+    assert await shown(root) == sorted(rules)
+    assert await create(root, rules[0], rules[0]) == [0, 0]  # again is harmless
+    assert await shown(root) == sorted(rules)
+    user = house.identities.user(OWN, "ann")
+    assert user is not None
+    statements = json.loads(user.policies["kafka-acls"])["Statement"]
+    assert len(statements) == len(rules)
+    assert statements[0] == {
+        "Effect": "Allow",
+        "Action": "kafka:Read",
+        "Resource": f"arn:aws:sqs:{REGION}:{OWN}:t",
+    }
+    assert statements[3]["Condition"] == {"IpAddress": {"aws:SourceIp": "10.0.0.1"}}
+
+
+async def test_rules_are_followed_at_once_and_without_a_new_connection(house: House) -> None:
+    await house.topic()
+    root = await house.root()
+    await house.user("ann")
+    client = await house.client("ann")
+    fetch = next(ask for ask in ASKS if ask.name == "Fetch by name")
+
+    async def found() -> set[int]:
+        return set(codes(await client.ask(1, fetch.request(b""), 12)))
+
+    assert NO_TOPIC in await found()
+    await create(root, rule())
+    assert NO_TOPIC not in await found()
+    await create(root, rule(name="t", pattern=4, permission=DENY, operation=ALL))
+    assert NO_TOPIC in await found()
+    await delete(root, 1, None, 1, None, None, 1, DENY)
+    assert NO_TOPIC not in await found()
+    await delete(root)
+    assert NO_TOPIC in await found()
+    user = house.identities.user(OWN, "ann")
+    assert user is not None
+    assert user.policies == {}
+
+
+async def test_a_rule_for_a_host_is_followed_there_only(house: House) -> None:
+    root = await house.root()
+    await house.user("ann")
+    group = int(ResourceType.GROUP)
+    await create(root, rule(resource_type=group, name="g", host="10.0.0.1"))
+    beat = next(ask for ask in ASKS if ask.name == "Heartbeat").request(b"")
+    for peer, is_allowed in (("10.0.0.1", True), ("10.0.0.2", False)):
+        client = await house.client("ann", peer=peer)
+        assert (NO_GROUP in set(codes(await client.ask(12, beat)))) != is_allowed
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ((2, None, 1, None, None, 1, 1), ["a", "ab", "*", "b"]),
+        ((3, None, 1, None, None, 1, 1), ["g"]),
+        ((2, "ab", 3, None, None, 1, 1), ["ab"]),
+        ((2, "a", 4, None, None, 1, 1), ["a"]),
+        ((2, "a", 1, None, None, 1, 1), ["a"]),
+        ((2, "abc", 2, None, None, 1, 1), ["a", "*"]),
+        ((2, "ab", 2, None, None, 1, 1), ["a", "ab", "*"]),
+        ((1, None, 1, "User:bob", None, 1, 1), ["b"]),
+        ((1, None, 1, None, "10.0.0.1", 1, 1), ["b"]),
+        ((1, None, 1, None, None, WRITE, 1), ["ab"]),
+        ((1, None, 1, None, None, 1, DENY), ["*"]),
+        ((1, None, 1, "User:nobody", None, 1, 1), []),
+    ],
+)
+async def test_filters_find_what_they_name(
+    house: House, wanted: tuple[Any, ...], expected: list[str]
+) -> None:
+    root = await house.root()
+    for name in ("ann", "bob"):
+        await house.user(name)
+    rules = [
+        rule(name="a", pattern=4),
+        rule(name="ab", operation=WRITE),
+        rule(name="*", permission=DENY),
+        rule(name="b", principal="User:bob", host="10.0.0.1"),
+        rule(resource_type=3, name="g"),
+    ]
+    assert await create(root, *rules) == [0] * 5
+    assert sorted(each[1] for each in await shown(root, *wanted)) == sorted(expected)
+    assert sorted(each[1] for each in await delete(root, *wanted)) == sorted(expected)
+    assert len(await shown(root)) == 5 - len(expected)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resource_type": 0},
+        {"resource_type": 1},
+        {"resource_type": 6},
+        {"name": ""},
+        {"name": "n" * 1_025},
+        {"pattern": 1},
+        {"pattern": 2},
+        {"principal": "ann"},
+        {"principal": "User:"},
+        {"principal": "Group:ann"},
+        {"principal": "User:*"},
+        {"principal": "User:nobody"},
+        {"host": ""},
+        {"host": "example.org"},
+        {"operation": 0},
+        {"operation": 1},
+        {"operation": 12},  # there is nothing to it on a topic
+        {"operation": 99},
+        {"permission": 0},
+        {"permission": 1},
+        {"resource_type": 4, "name": "other", "operation": 8},
+    ],
+)
+async def test_a_rule_that_makes_no_sense_is_refused_and_the_others_are_made(
+    house: House, fields: dict[str, Any]
+) -> None:
+    root = await house.root()
+    await house.user("ann")
+    found = await create(root, rule(**fields), rule())
+    assert found == [ErrorCode.INVALID_REQUEST, 0]
+    assert await shown(root) == [rule()]
+
+
+@pytest.mark.parametrize("place", [0, 2, 5, 6])
+async def test_a_filter_that_makes_no_sense_is_refused(house: House, place: int) -> None:
+    root = await house.root()
+    wanted: list[Any] = list(ANYTHING)
+    wanted[place] = 0
+    found = await root.ask(DESCRIBE, DescribeAclsRequest(*wanted))
+    assert found.error_code == ErrorCode.INVALID_REQUEST
+    request = DeleteAclsRequest([DeleteAclsFilter(*wanted)])
+    (result,) = (await root.ask(DELETE, request)).filter_results
+    assert result.error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_rules_are_of_one_account(house: House) -> None:
+    root = await house.root()
+    await house.user("ann")
+    await house.user("ann", allow("*"), account=OTHER)
+    other = await house.client("ann", account=OTHER)
+    assert await create(other, rule()) == [0]
+    assert await shown(root) == []
+    assert await delete(root) == []
+    assert await shown(other) == [rule()]
+    user = house.identities.user(OTHER, "ann")
+    assert user is not None
+    assert OTHER in user.policies["kafka-acls"]
+
+
+async def test_there_are_as_many_rules_as_a_policy_holds(house: House) -> None:
+    root = await house.root()
+    await house.user("ann")
+    rules = [rule(name=f"{number:0>200}") for number in range(500)]
+    found = await create(root, *rules)
+    assert set(found) == {ErrorCode.INVALID_REQUEST}  # all of a user's at once, or none
+    assert await create(root, *rules[:300]) == [0] * 300
+
+
+async def test_what_somebody_wrote_by_hand_is_left_alone(house: House) -> None:
+    root = await house.root()
+    await house.user("ann")
+    by_hand = allow("kafka:Read", "kafka:Write", resource="arn:aws:sqs:*:*:x-*-y")
+    await house.identities.put_policy(OWN, "ann", "kafka-acls", policy(by_hand))
+    assert await shown(root) == []
+    await create(root, rule())
+    await delete(root)
+    user = house.identities.user(OWN, "ann")
+    assert user is not None
+    assert json.loads(user.policies["kafka-acls"])["Statement"] == [by_hand]
+
+
+async def test_without_authentication_there_are_no_rules(tmp_path: Any) -> None:
+    async with house_on(tmp_path, is_auth_on=False) as house:
+        await house.user("ann")
+        client = Client(house)
+        disabled = ErrorCode.SECURITY_DISABLED
+        assert await create(client, rule()) == [disabled]
+        found = await client.ask(DESCRIBE, DescribeAclsRequest(*ANYTHING))
+        assert found.error_code == disabled
+        request = DeleteAclsRequest([DeleteAclsFilter(*ANYTHING)])
+        assert [each.error_code for each in (await client.ask(DELETE, request)).filter_results] == [
+            disabled
+        ]
+
+
+async def test_rules_are_for_those_who_may_alter_the_cluster(house: House) -> None:
+    await house.user("ann", allow("kafka:Describe"))
+    client = await house.client("ann")
+    assert await create(client, rule()) == [NO_CLUSTER]
+    assert await shown(client) == []
+
+
+# ── As statements ────────────────────────────────────────────────────────────────────────────
+
+NAMES = st.text(st.sampled_from("ab*?${}/:"), min_size=1, max_size=8)
+RULES = st.builds(
+    Acl,
+    resource_type=st.sampled_from([2, 3, 5]),
+    resource_name=NAMES,
+    pattern_type=st.sampled_from([3, 4]),
+    principal=st.just("User:ann"),
+    host=st.sampled_from(["*", "10.0.0.1", "::1"]),
+    operation=st.sampled_from([ALL, WRITE, 8]),
+    permission_type=st.sampled_from([ALLOW, DENY]),
+)
+
+
+@given(rules=st.lists(RULES, max_size=6))
+def test_rules_and_statements_are_two_spellings_of_the_same(rules: list[Acl]) -> None:
+    policies = AclPolicies(account=OWN, region=REGION)
+    user = policies.with_rules(User(OWN, "ann", 1), rules)
+    found = policies.rules_of(user)
+    assert set(found) == set(rules)
+    assert len(found) == len(set(rules))
+    if rules:
+        compile_policy(user.policies[acls.POLICY], Kind.IDENTITY)
+    assert policies.without_rules(user, frozenset(rules)).policies == {}
+
+
+@given(made=RULES, name=NAMES)
+def test_a_statement_is_about_what_its_rule_is_about(made: Acl, name: str) -> None:
+    policies = AclPolicies(account=OWN, region=REGION)
+    user = policies.with_rules(User(OWN, "ann", 1), [made])
+    (statement,) = compile_policy(user.policies[acls.POLICY], Kind.IDENTITY).statements
+    prefixes = {
+        2: f"arn:aws:sqs:{REGION}:{OWN}:",
+        3: f"arn:penstock:kafka:{REGION}:{OWN}:group/",
+        5: f"arn:penstock:kafka:{REGION}:{OWN}:txn/",
+    }
+    wanted = msgspec.structs.replace(made, host="*")
+    is_meant = (
+        name.startswith(wanted.resource_name)
+        if wanted.pattern_type == PatternType.PREFIXED
+        else wanted.resource_name in (name, "*")
+    )
+    for resource_type, prefix in prefixes.items():
+        expected = is_meant and resource_type == made.resource_type
+        assert statement.resources.match(prefix + name) == expected
