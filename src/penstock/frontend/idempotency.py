@@ -191,7 +191,7 @@ class Answers:
 def _is_first(attempt: str) -> bool:
     """From such as ``attempt=1`` and ``ttl=20260101T000000Z; attempt=2; max=3``. Without a number
     it may be any, so it is looked up."""
-    if attempt.startswith("attempt=1"):
-        return len(attempt) == 9 or not attempt[9].isdigit()
+    if attempt == "attempt=1":
+        return True
     _, _, rest = attempt.partition("attempt=")
     return rest.partition(";")[0].strip() == "1"

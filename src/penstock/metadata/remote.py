@@ -200,10 +200,18 @@ class RemoteCatalog:
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
+        self._doubt_missing(account, region, name)
         return await self._stored.change(account, region, name, change)
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
+        self._doubt_missing(account, region, name)
         return await self._stored.delete(account, region, name, now_ms=now_ms)
+
+    def _doubt_missing(self, account: str, region: str, name: str) -> None:
+        """Who changes a topic has most likely just made it, perhaps through another frontend: the
+        metadata nodes may not have heard of it, but the store has."""
+        if self._find(account, region, name) is None:
+            self._store.doubt(topic_key(account, region, name))
 
     # ── What is not in memory ────────────────────────────────────────────────────────────────
 

@@ -41,6 +41,7 @@ from penstock.wire.internal.calls import Caller
 
 GETS_MAX = 8  # of one value that keeps changing under the question
 DROPS_PER_TURN_MAX = 1_024
+DOUBTED_MAX = 10_000  # keys to be read from the store; each leaves with its answer
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 1.0
 WHOLE_AGAIN = 0.8  # of the bound, so that a catalog about its size is not listed over and over
@@ -183,6 +184,11 @@ class RemoteStore:
             log.info("metadata cache", extra={"whole": is_whole, "kept": len(kept)})
         self.is_whole = is_whole
 
+    def doubt(self, key: str) -> None:
+        """The next answer for this key has to come from the store itself."""
+        if len(self._doubted) < DOUBTED_MAX:
+            self._doubted.add(key)
+
     def _check_room(self) -> None:
         # The watch drops the oldest, but only when it comes round.
         if not self.is_whole and len(self._kept) >= self._config.entries_max * 5 // 4:
@@ -209,7 +215,8 @@ class RemoteStore:
         try:
             written = await self._caller.call(TXN, request, timeout_ms=self._config.call_ms)
         except VersionConflict:
-            self._doubted.update(key for key, _ in compare)
+            for key, _ in compare:
+                self.doubt(key)
             raise
         for key, _ in puts:
             if key.startswith(TOPICS_PREFIX):
@@ -223,6 +230,8 @@ class RemoteStore:
     ) -> AsyncGenerator[Sequence[Change], None]:
         retry_seconds = RETRY_SECONDS_MIN
         watch_ms = self._config.watch_ms
+        # A made-up delete lets the catalog believe it is one further than anything was told.
+        from_revision = min(from_revision, self._passed.get(prefix, from_revision) + 1)
         while not self._is_closed:
             try:
                 watched = await self._caller.call(
@@ -288,7 +297,8 @@ class RemoteStore:
 
     def _drop(self, revision: int) -> Sequence[Change]:
         """Deletes of the oldest that are too many. One is believed only if it is newer than what
-        it deletes, so what is as new as the watch stays for now."""
+        it deletes: so it carries the revision that comes next, and what was written here and has
+        not come round by the watch stays for now."""
         surplus = len(self._kept) - self._config.entries_max
         if self.is_whole or surplus <= 0:
             return ()
@@ -296,11 +306,11 @@ class RemoteStore:
         for key, version in self._kept.items():
             if len(dropped) == min(surplus, DROPS_PER_TURN_MAX):
                 break
-            if 0 < version < revision and key not in self._questions:
+            if 0 < version <= revision and key not in self._questions:
                 dropped.append(key)
         for key in dropped:
             del self._kept[key]
-        return [Change(ChangeKind.DELETE, key, b"", revision) for key in dropped]
+        return [Change(ChangeKind.DELETE, key, b"", revision + 1) for key in dropped]
 
     def _heard(self, prefix: str, *, stale_ms: int = 0) -> None:
         self._heard_at_ms[prefix] = self._clock.mono_ms() - stale_ms

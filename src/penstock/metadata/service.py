@@ -46,6 +46,7 @@ from penstock.metadata.mirror import HISTORY_CHANGES_MAX, Keeps, Mirror, take_pa
 from penstock.metadata.ring import Member, Ring, place_of
 from penstock.metadata.store import Change, Entry, Store
 from penstock.model.errors import (
+    Draining,
     InvalidRequest,
     Overloaded,
     PenstockError,
@@ -108,6 +109,7 @@ class MetadataService:
         self.watcher_count = 0
         self._unsettled = asyncio.Event()  # another part should be held, or may have to be
         self._keeper: asyncio.Task[None] | None = None
+        self._is_stopped = False
         # What an operator may ask for:
         self.forwarded_count = 0
         self.fallback_count = 0  # questions that should have been another's and went to the store
@@ -125,7 +127,9 @@ class MetadataService:
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
 
     async def stop(self) -> None:
-        """Watches that wait are answered first, so that the listener can drain."""
+        """Watches that wait are answered, so that the listener can drain; whoever asks from now on
+        is sent elsewhere, for memory no longer follows the store."""
+        self._is_stopped = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.cancel()
@@ -273,7 +277,7 @@ class MetadataService:
         return got
 
     def _find_id(self, request: FindId, asked: Asked) -> Got | Coroutine[Any, Any, Got]:
-        topics = self._topics
+        topics = self._mirror_of(TOPICS_PREFIX)
         entry = topics.find_label(request.topic_id)
         if entry is not None or topics.is_whole or request.ring == self._held_ring:
             return Got(entry, topics.known_revision)
@@ -399,11 +403,11 @@ class MetadataService:
         if request.from_revision <= mirror.revision or request.wait_ms <= 0:
             return self._watched(mirror, request.from_revision)
         mirror.changes(request.from_revision)  # raises Compacted
-        if self.watcher_count >= self._config.watchers_max:
-            raise Throttled("Too many nodes watch this one.")
         return self._watch_later(mirror, request, asked)
 
     async def _watch_later(self, mirror: Mirror, request: Watch, asked: Asked) -> Watched:
+        if self.watcher_count >= self._config.watchers_max:
+            raise Throttled("Too many nodes watch this one.")
         self.watcher_count += 1
         try:
             # A little sooner than the caller gives up: an answer without changes is one too.
@@ -422,6 +426,8 @@ class MetadataService:
         return Watched(changes, next_revision, mirror.entry_count, stale_ms)
 
     def _mirror_of(self, key: str) -> Mirror:
+        if self._is_stopped:
+            raise Draining("The metadata service is about to stop.")
         if key.startswith(TOPICS_PREFIX):
             return self._topics
         if key.startswith(TOMBS_PREFIX):

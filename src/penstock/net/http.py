@@ -229,6 +229,9 @@ class _HttpConnection(Connection):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
+        self._header_bytes += len(url)
+        if self._header_bytes > self._config.header_bytes_max:
+            raise Refused(431, "request target too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value) + 4

@@ -15,6 +15,7 @@ from penstock.model.errors import Overloaded
 from penstock.model.message import Appended, Message
 from penstock.model.topic import Topic
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.http import HttpConfig, HttpListener
 from penstock.telemetry import families
 
 OWN = "x-penstock-request-token"
@@ -218,6 +219,46 @@ async def test_when_the_first_fails_one_of_those_who_waited_does_it() -> None:
     assert [reply.status for reply in replies] == [200, 200]
     assert replies[0].body == replies[1].body
     assert stored(rig) == 1
+
+
+async def test_the_answer_is_there_although_the_client_went_away_before_it() -> None:
+    rig, backend = slow_rig()
+    url = await make_queue(rig)
+    listener = HttpListener(
+        rig.frontend.handle,
+        config=HttpConfig(),
+        name="test",
+        seed=bytes(10),
+        outlives=rig.frontend.outlives,
+    )
+    host, _, port = (await listener.start("127.0.0.1", 0)).partition(":")
+    body = json.dumps({"QueueUrl": url, "MessageBody": "m"}).encode()
+    headers = {"host": "h", "x-amz-target": "AmazonSQS.SendMessage", "connection": "close"}
+
+    async def open_with(number: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        lines = {**headers, **attempt(number), "content-length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        writer.write(f"POST / HTTP/1.1\r\n{head}\r\n".encode() + body)
+        return reader, writer
+
+    _, gone = await open_with(1)
+    await backend.begun.acquire()
+    gone.transport.abort()
+    async with asyncio.timeout(5):
+        while listener.connections:
+            await asyncio.sleep(0)
+    reader, writer = await open_with(2)
+    async with asyncio.timeout(5):
+        while not listener.connections:
+            await asyncio.sleep(0)
+        backend.gate.set()
+        reply = await reader.read()
+    writer.close()
+    assert reply.startswith(b"HTTP/1.1 200"), reply
+    assert b"MessageId" in reply
+    assert stored(rig) == 1
+    await listener.drain(seconds_max=1.0)
 
 
 async def test_answers_are_forgotten_after_five_minutes() -> None:

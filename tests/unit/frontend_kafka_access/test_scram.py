@@ -100,7 +100,18 @@ def test_the_nonce_of_the_last_message_must_be_the_whole_one() -> None:
     """With a proof that fits, so that nothing else is wrong with it."""
     credential = made()
     nonce = begun(credential, FIRST).server_first.decode()[2:].split(",")[0]
-    for shown, is_right in ((nonce, True), (nonce + "x", False), (nonce[:-1], False), ("", False)):
+    own = "12345678"
+    for shown, is_right in (
+        (nonce, True),
+        (own + nonce, True),  # as older librdkafka has it
+        (nonce + "x", False),
+        (nonce[:-1], False),
+        ("x" + nonce, False),
+        ("87654321" + nonce, False),
+        (own + own + nonce, False),
+        (own, False),
+        ("", False),
+    ):
         exchange = begun(credential, FIRST)
         last = signed_by_hand(exchange, credential, f"c=biws,r={shown}")
         if is_right:

@@ -38,7 +38,13 @@ from penstock.metadata.catalog import StoredCatalog, tomb_key, topic_key
 from penstock.metadata.ring import Member
 from penstock.metadata.service import MetadataConfig, merge_pages
 from penstock.metadata.store import ChangeKind, Compacted, Entry
-from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
+from penstock.model.errors import (
+    Draining,
+    InvalidRequest,
+    QuotaExceeded,
+    Throttled,
+    VersionConflict,
+)
 from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Caller
 
@@ -299,6 +305,13 @@ async def test_watchers_have_a_bound_and_are_answered_when_the_service_stops(
         for task in waiting:
             assert (await task).changes == []
         assert time.monotonic() - begun < 2.0
+        # Memory no longer follows the store: who asks now is sent elsewhere.
+        with pytest.raises(Draining):
+            await caller.call(WATCH, watch, timeout_ms=5_000)
+        with pytest.raises(Draining):
+            await get(caller, "q")
+        with pytest.raises(Draining):
+            await caller.call(FIND_ID, FindId("x"), timeout_ms=5_000)
 
 
 # ── The ring ─────────────────────────────────────────────────────────────────────────────────

@@ -168,7 +168,12 @@ def test_what_an_error_carries_has_a_bound_and_never_keeps_it_from_leaving() -> 
 
 
 def test_an_error_from_afar_keeps_what_every_exception_has() -> None:
-    fields: dict[str, Scalar] = {"args": 5, "with_traceback": 1, "__cause__": 2, "retry_after_ms": 7}
+    fields: dict[str, Scalar] = {
+        "args": 5,
+        "with_traceback": 1,
+        "__cause__": 2,
+        "retry_after_ms": 7,
+    }
     payload = msgspec.msgpack.encode(Failure(("Throttled",), "text", fields))
     there = decode_failure(payload, more={})
     assert vars(there) == {"retry_after_ms": 7}

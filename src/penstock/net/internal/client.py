@@ -140,6 +140,8 @@ class _Calling(Wire):
             )
         if self._waiting or not self._has_room:
             await self._wait(deadline, len(payload))
+            if self.is_ending:
+                raise Unreachable(f"{self._client.place} was lost before its turn came.")
 
     @property
     def _has_room(self) -> bool:

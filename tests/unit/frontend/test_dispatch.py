@@ -1,0 +1,375 @@
+"""Calls out: a callee that hangs or breaks takes nobody else with it, and is called again when it
+is back. The callees are real or small; what is injected is only that they do not answer."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.unit.broker.stage import on_stage
+from tests.unit.frontend.memory import (
+    MemoryBackend,
+    MemoryCatalog,
+    MemoryClock,
+    MemoryIdentities,
+    MemoryMeter,
+    Rig,
+)
+from tests.unit.frontend.test_pipeline import json_call
+
+from penstock.frontend.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
+from penstock.frontend.bulkhead import PARKED_MARGIN_MS, CalleeUnavailable
+from penstock.frontend.callees import Callees
+from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
+from penstock.frontend.dispatch_streams import DispatchedStreams
+from penstock.frontend.pipeline import Frontend, FrontendConfig
+from penstock.frontend.quotas import TenantQuotas
+from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.store import Change, Store
+from penstock.model.errors import Throttled, TopicNotFound
+from penstock.model.message import Appended, Message
+from penstock.model.ports import LeaseRequest, Shares
+from penstock.model.topic import Kind, QueueSettings, QueueStats, Topic
+from penstock.net.begun import Begun
+from penstock.telemetry import families
+
+SOON_S = 2.0  # for what must not wait for a callee that hangs
+
+
+def topic_of(name: str) -> Topic:
+    return Topic(
+        topic_id=name,
+        account="000000000000",
+        region="us-east-1",
+        name=name,
+        kind=Kind.STANDARD,
+        partition_count=1,
+        created_at_ms=0,
+        modified_at_ms=0,
+        receipt_key=bytes(32),
+        settings=QueueSettings(),
+    )
+
+
+def message() -> Message:
+    return Message(message_id=secrets.token_bytes(16), body=b"m")
+
+
+class Switched(MemoryBackend):
+    """Calls for the topics named in ``stuck`` wait at the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stuck: set[str] = set()
+        self.gate = asyncio.Event()
+        self.errors: list[Exception] = []  # raised by the next calls, one each
+        self.stats_count = 0
+
+    async def _pass(self, topic: Topic) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        if topic.name in self.stuck:
+            await self.gate.wait()
+
+    async def append(
+        self, topic: Topic, partition: int, messages: Sequence[Message]
+    ) -> Sequence[Appended]:
+        await self._pass(topic)
+        return await super().append(topic, partition, messages)
+
+    async def lease(self, topic: Topic, request: LeaseRequest):  # type: ignore[no-untyped-def]
+        await self._pass(topic)
+        return await super().lease(topic, request)
+
+    async def stats(self, topic: Topic) -> QueueStats:
+        self.stats_count += 1
+        await self._pass(topic)
+        return await super().stats(topic)
+
+
+class World:
+    """A node for each topic, named as the topic is."""
+
+    def __init__(self, **callees: int) -> None:
+        self.clock = MemoryClock()
+        self.backend = Switched()
+        self.callees = Callees(self.clock, **callees)
+        self.quotas = TenantQuotas(MemoryIdentities(), MemoryCatalog())
+        self.calls = DispatchedBackend(
+            self.backend, self.callees, self.quotas, node_of=lambda topic, _: topic.name
+        )
+
+    async def send(self, name: str) -> None:
+        async with asyncio.timeout(SOON_S):
+            await self.calls.append(topic_of(name), 0, (message(),))
+
+    def state(self, name: str) -> BreakerState:
+        return self.callees.backend(name).state()
+
+
+async def test_a_node_that_hangs_fills_its_own_compartment_and_no_other() -> None:
+    world = World(backend_calls_max=5)
+    world.backend.stuck = {"slow"}
+    held = [
+        asyncio.create_task(world.calls.append(topic_of("slow"), 0, (message(),))) for _ in range(5)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(Throttled, match="backend:slow"):
+        await world.send("slow")
+    for _ in range(50):
+        await world.send("quick")
+    assert world.callees.backend("slow").in_use == 5
+    assert world.callees.backend("quick").in_use == 0
+    world.backend.gate.set()
+    await asyncio.gather(*held)
+    await world.send("slow")
+
+
+async def test_late_calls_are_cut_off_then_refused_at_once_and_tried_again_later() -> None:
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"slow"}
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(CalleeUnavailable, match="in time"):
+            await world.send("slow")
+    assert world.state("slow") is BreakerState.OPEN
+    with pytest.raises(CalleeUnavailable, match="shortly"):
+        await world.send("slow")
+    await world.send("quick")
+    world.backend.gate.set()
+    world.clock.now_ms += OPEN_MS_MIN
+    await world.send("slow")
+    assert world.state("slow") is BreakerState.CLOSED
+    assert world.callees.backend("slow").in_use == 0
+
+
+async def test_a_cancellation_by_the_caller_stays_one_and_is_no_failure() -> None:
+    world = World(backend_deadline_ms=10_000)
+    world.backend.stuck = {"slow"}
+    for _ in range(2 * FAILURES_MAX):
+        task = asyncio.create_task(world.calls.append(topic_of("slow"), 0, (message(),)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert world.state("slow") is BreakerState.CLOSED
+    assert world.callees.backend("slow").in_use == 0
+
+
+async def test_parked_calls_are_counted_apart_and_have_their_wait_and_a_margin() -> None:
+    world = World(backend_calls_max=2, backend_deadline_ms=20)
+    world.backend.stuck = {"q"}
+    topic, request = topic_of("q"), LeaseRequest(wait_ms=20_000)
+    parked = [asyncio.create_task(world.calls.lease(topic, request)) for _ in range(50)]
+    await asyncio.sleep(0.1)  # several deadlines of a call that does not wait
+    callee = world.callees.backend("q")
+    assert (callee.parked, callee.in_use) == (50, 0)
+    assert not any(task.done() for task in parked)
+    world.backend.stuck = set()
+    await world.send("q")
+    world.backend.gate.set()
+    await asyncio.gather(*parked)
+    assert callee.parked == 0
+    assert PARKED_MARGIN_MS >= 10 * 1_000
+
+
+async def test_a_parked_call_that_outlasts_its_margin_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.frontend.bulkhead.PARKED_MARGIN_MS", 10)
+    monkeypatch.setattr("penstock.frontend.bulkhead.PARKED_SWEEP_SECONDS", 0.0)
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"q"}
+    with pytest.raises(CalleeUnavailable, match="in time"):
+        await asyncio.wait_for(world.calls.lease(topic_of("q"), LeaseRequest(wait_ms=20)), SOON_S)
+
+
+async def test_nobody_parks_at_a_callee_that_has_just_failed() -> None:
+    world = World()
+    world.backend.errors = [ConnectionResetError("gone")]
+    topic = topic_of("q")
+    with pytest.raises(CalleeUnavailable):
+        await world.calls.lease(topic, LeaseRequest(wait_ms=20_000))
+    await world.calls.lease(topic, LeaseRequest(wait_ms=20_000))
+    await world.calls.lease(topic, LeaseRequest(wait_ms=20_000))
+    assert [asked.wait_ms for asked in world.backend.asked] == [0, 20_000]
+
+
+async def test_reads_are_tried_once_more_when_the_way_broke_and_appends_never() -> None:
+    world = World()
+    topic = topic_of("q")
+    world.backend.errors = [ConnectionResetError("gone")]
+    assert (await world.calls.stats(topic)).visible == 0
+    world.backend.errors = [ConnectionResetError("gone")] * 3
+    with pytest.raises(CalleeUnavailable):
+        await world.calls.stats(topic)
+    assert world.backend.stats_count == 4
+    with pytest.raises(CalleeUnavailable):
+        await world.calls.append(topic, 0, (message(),))
+    assert world.backend.records == {}
+    world.backend.errors = [TopicNotFound("q")]
+    with pytest.raises(TopicNotFound):
+        await world.calls.stats(topic)
+    assert world.backend.stats_count == 5, "an answer is not asked for twice"
+
+
+async def test_a_call_begun_outside_of_a_task_counts_as_late_and_keeps_its_place() -> None:
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"slow"}
+    begun: list[Begun[Sequence[Appended]]] = []
+
+    def begin() -> None:  # as a listener does when bytes arrive
+        calls = (world.calls.append(topic_of("slow"), 0, (message(),)) for _ in range(FAILURES_MAX))
+        begun.extend(map(Begun, calls))
+
+    asyncio.get_running_loop().call_soon(begin)
+    callee = world.callees.backend("slow")
+    async with asyncio.timeout(SOON_S):
+        while world.state("slow") is not BreakerState.OPEN:
+            await asyncio.sleep(0.01)
+    assert callee.in_use == FAILURES_MAX
+    world.backend.gate.set()
+    for each in begun:
+        assert len(await each) == 1
+    assert callee.in_use == 0
+    assert world.state("slow") is BreakerState.CLOSED, "it has answered after all"
+
+
+async def test_several_late_calls_of_one_task_are_all_cut_off() -> None:
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"slow"}
+    calls = [Begun(world.calls.append(topic_of("slow"), 0, (message(),))) for _ in range(3)]
+    for each in calls:
+        with pytest.raises(CalleeUnavailable):
+            await each
+    assert world.callees.backend("slow").in_use == 0
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_the_states_of_callees_are_shown_and_counted() -> None:
+    world = World()
+    world.backend.errors = [ConnectionResetError("gone")] * FAILURES_MAX
+    for _ in range(FAILURES_MAX + 2):
+        with pytest.raises(CalleeUnavailable):
+            await world.send("q")
+    shown = {each.name: each for each in world.callees.states()}
+    assert shown["metadata"].state is BreakerState.CLOSED
+    assert (shown["backend:q"].state, shown["backend:q"].refused_count) == (BreakerState.OPEN, 2)
+    samples = {(f, tuple(labels)): value for f, (labels, value) in world.callees.samples()}
+    assert samples[families.BREAKER_STATE, ("metadata",)] == 0
+    assert samples[families.BREAKER_STATE, ("backend:q",)] == 2
+    assert samples[families.BULKHEAD_REJECTED, ("backend:q",)] == 2
+    assert samples[families.BULKHEAD_IN_USE, ("backend:q",)] == 0
+
+
+# ── The metadata, with a real store ──────────────────────────────────────────────────────────
+
+
+class Stuck:
+    """A store whose writes wait for the gate."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.get = store.get
+        self.list = store.list
+        self.delete = store.delete
+        self.close = store.close
+
+    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
+        await self.gate.wait()
+        return await self._store.put(key, value, if_version=if_version)
+
+    async def txn(
+        self,
+        *,
+        compare: Sequence[tuple[str, int]] = (),
+        puts: Sequence[tuple[str, bytes]] = (),
+        deletes: Sequence[str] = (),
+    ) -> int:
+        await self.gate.wait()
+        return await self._store.txn(compare=compare, puts=puts, deletes=deletes)
+
+    def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
+        return self._store.watch(prefix, from_revision=from_revision)
+
+
+@asynccontextmanager
+async def frontend_over(folder: Path, callees: Callees) -> AsyncIterator[tuple[Rig, Stuck]]:
+    """A frontend in memory, but for its metadata."""
+    store = Stuck(await SqliteStore.open(folder / "metadata.sqlite3"))
+    catalog = StoredCatalog(store)
+    await catalog.start()
+    quotas = TenantQuotas(MemoryIdentities(), catalog)
+    rig = Rig()
+    chance = itertools.count(1)
+    rig.frontend = Frontend(
+        backend=DispatchedBackend(rig.backend, callees, quotas, node_of=lambda *_: "n"),
+        catalog=DispatchedCatalog(catalog, callees, quotas),
+        shares=cast(Shares, None),
+        clock=rig.clock,
+        config=FrontendConfig(),
+        meter=MemoryMeter(),
+        entropy=lambda count: next(chance).to_bytes(count, "big"),
+        perf=lambda: 0.0,
+        quotas=quotas,
+    )
+    try:
+        yield rig, store
+    finally:
+        store.gate.set()
+        await catalog.stop()
+        await store.close()
+
+
+async def test_metadata_that_hangs_stops_changes_and_nothing_else_and_recovers_by_itself(
+    tmp_path: Path,
+) -> None:
+    clock = MemoryClock()
+    callees = Callees(clock, metadata_deadline_ms=50)
+    async with frontend_over(tmp_path, callees) as (rig, store):
+        queue = await json_call(rig, "CreateQueue", QueueName="known")
+        url = "http://h/000000000000/known"
+        assert queue.status == 200
+        store.gate.clear()
+        for number in range(FAILURES_MAX):
+            late = await json_call(rig, "CreateQueue", QueueName=f"late-{number}")
+            assert late.status == 503
+            assert b"metadata did not answer in time" in late.body
+        async with asyncio.timeout(SOON_S):
+            for _ in range(20):
+                refused = await json_call(rig, "CreateQueue", QueueName="more")
+                assert refused.status == 503
+                assert b"metadata does not answer; it is tried again shortly." in refused.body
+                sent = await json_call(rig, "SendMessage", QueueUrl=url, MessageBody="m")
+                assert sent.status == 200
+                received = await json_call(rig, "ReceiveMessage", QueueUrl=url)
+                assert b'"Body":"m"' in received.body
+        store.gate.set()
+        clock.now_ms += OPEN_MS_MIN
+        assert (await json_call(rig, "CreateQueue", QueueName="more")).status == 200
+        assert callees.metadata.state() is BreakerState.CLOSED
+
+
+async def test_a_real_broker_is_the_same_through_its_bulkheads(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic("q", partitions=2)
+        callees = Callees(stage.clock)
+        quotas = TenantQuotas(MemoryIdentities(), stage.catalog)
+        calls = DispatchedBackend(stage.broker, callees, quotas, node_of=lambda *_: "n")
+        streams = DispatchedStreams(stage.broker, callees, quotas, node_of=lambda *_: "n")
+        waiting = asyncio.create_task(calls.lease(topic, LeaseRequest(wait_ms=20_000)))
+        await asyncio.sleep(0)
+        [appended] = await calls.append(topic, 1, (message(),))
+        [delivery] = await waiting
+        assert delivery.record.message.message_id == appended.message_id
+        assert (await streams.ends(topic, 1)).high_watermark > 0
+        assert (await calls.stats(topic)).in_flight == 1
+        assert [each.in_use for each in callees.all()] == [0, 0]

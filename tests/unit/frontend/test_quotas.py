@@ -1,0 +1,181 @@
+"""How much a tenant may have, over a real catalog and a real broker."""
+
+import asyncio
+import secrets
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.stage import Stage, on_stage
+from tests.unit.frontend.memory import MemoryCatalog, MemoryIdentities
+
+from penstock.frontend.callees import Callees
+from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
+from penstock.frontend.dispatch_streams import DispatchedShares, DispatchedStreams
+from penstock.frontend.quotas import TenantQuotas
+from penstock.model.errors import QuotaExceeded, Throttled, TopicNotFound
+from penstock.model.identity import Quotas, Tenant
+from penstock.model.message import Message
+from penstock.model.ports import LATEST, LeaseRequest
+from penstock.model.topic import Kind, Topic
+
+NODE = "000000000000"  # whose topics the stage makes
+OTHER = "999999999999"
+
+
+class World:
+    def __init__(self, stage: Stage, **quotas: int) -> None:
+        self.stage = stage
+        self.identities = MemoryIdentities()
+        self.limit(**quotas)
+        self.quotas = TenantQuotas(self.identities, stage.catalog)
+        callees = Callees(stage.clock)
+        self.catalog = DispatchedCatalog(stage.catalog, callees, self.quotas)
+        self.backend = DispatchedBackend(stage.broker, callees, self.quotas, node_of=lambda *_: "n")
+        self.streams = DispatchedStreams(stage.broker, callees, self.quotas, node_of=lambda *_: "n")
+        self.shares = DispatchedShares(
+            stage.broker.shares, callees, self.quotas, node_of=lambda *_: "n"
+        )
+
+    def limit(self, **quotas: int) -> None:
+        self.identities.enter(Tenant(NODE, "node", 0, quotas=Quotas(**quotas)))
+
+    async def create(self, name: str, account: str = NODE) -> Topic:
+        return await self.catalog.create(new_topic(name, account))
+
+
+def new_topic(name: str, account: str = NODE, kind: Kind = Kind.STANDARD) -> Topic:
+    return Topic(
+        topic_id=secrets.token_hex(16),
+        account=account,
+        region="us-east-1",
+        name=name,
+        kind=kind,
+        partition_count=1,
+        created_at_ms=0,
+        modified_at_ms=0,
+        receipt_key=bytes(32),
+    )
+
+
+def message(size_bytes: int) -> Message:
+    return Message(message_id=secrets.token_bytes(16), body=b"m" * size_bytes)
+
+
+async def test_queues_are_counted_over_regions_and_shares_and_one_more_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        source = await stage.topic("there-before")
+        world = World(stage, queues_max=3)
+        await world.create("second")
+        await world.shares.open_share(source, "group", start=LATEST)
+        for _ in range(2):
+            with pytest.raises(QuotaExceeded, match="3 queues and topics"):
+                await world.create("fourth")
+        with pytest.raises(QuotaExceeded):
+            await world.shares.open_share(source, "group-2", start=LATEST)
+        await world.shares.open_share(source, "group", start=LATEST)  # it is there
+        await world.create("theirs", OTHER)
+        await world.catalog.delete(NODE, "us-east-1", "second", now_ms=0)
+        await world.create("fourth")
+        assert world.quotas.topic_count(NODE) == 3
+        assert world.quotas.refused == {(NODE, "queues"): 3}
+
+
+async def test_those_who_create_at_the_same_time_do_not_all_get_the_last_place(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        world = World(stage, queues_max=5)
+        results = await asyncio.gather(
+            *(world.create(f"q{number}") for number in range(20)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, QuotaExceeded)]
+        assert (len(refused), world.quotas.topic_count(NODE)) == (15, 5)
+        assert not world.quotas._topics_coming
+
+
+async def test_topics_of_the_node_itself_are_nobodys(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        world = World(stage, queues_max=1)
+        await stage.catalog.create(new_topic("__usage", kind=Kind.STREAM))
+        assert world.quotas.topic_count(NODE) == 0
+        await world.create("q")
+
+
+async def test_stored_bytes_are_refused_beyond_the_quota_until_something_is_deleted(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic()
+        theirs = await stage.catalog.create(new_topic("theirs", OTHER))
+        world = World(stage, stored_bytes_max=100_000)
+        await world.backend.append(topic, 0, (message(1_000),))
+        assert world.quotas.rooms == {}, "nobody has looked yet"
+        await world.quotas.refresh(stage.broker)
+        assert 90_000 < world.quotas.rooms[NODE] < 99_000, "what was there before counts"
+        for _ in range(9):
+            await world.backend.append(topic, 0, (message(10_000),))
+        with pytest.raises(QuotaExceeded, match="stores as many bytes"):
+            await world.backend.append(topic, 0, (message(10_000),))
+        with pytest.raises(QuotaExceeded):
+            await world.streams.append_batches(topic, 0, (b"x" * 10_000,), acks=1)
+        await world.backend.append(theirs, 0, (message(200_000),))
+        await world.quotas.refresh(stage.broker)
+        assert world.quotas.rooms[NODE] < 10_000
+        assert await world.backend.lease(topic, LeaseRequest()), "what is there can be had"
+        await world.catalog.delete(NODE, "us-east-1", "q", now_ms=0)
+        again = await stage.topic("again")
+        await world.quotas.refresh(stage.broker)
+        await world.backend.append(again, 0, (message(10_000),))
+        world.limit()
+        await world.quotas.refresh(stage.broker)
+        assert world.quotas.rooms == {}
+        assert world.quotas.refused == {(NODE, "stored_bytes"): 2}
+
+
+async def test_the_job_looks_again_by_itself_and_ends_when_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.quotas.REFRESH_SECONDS", 0.01)
+    async with on_stage(tmp_path) as stage:
+        world = World(stage)
+        world.quotas.start(stage.broker)
+        await asyncio.sleep(0)
+        world.limit(stored_bytes_max=1_000)
+        async with asyncio.timeout(5):
+            while NODE not in world.quotas.rooms:
+                await asyncio.sleep(0.005)
+        world.quotas.stop()
+
+
+async def test_long_polls_beyond_the_quota_are_refused_and_those_who_leave_make_room(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic()
+        world = World(stage, waits_max=2)
+        request = LeaseRequest(wait_ms=20_000)
+        waiting = [asyncio.create_task(world.backend.lease(topic, request)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Throttled, match="2 receive calls"):
+            await world.backend.lease(topic, request)
+        assert not await world.backend.lease(topic, LeaseRequest()), "who does not wait may ask"
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        third = asyncio.create_task(world.backend.lease(topic, request))
+        await asyncio.sleep(0)
+        await world.backend.append(topic, 0, (message(1), message(1)))
+        assert len(await waiting[1]) == len(await third) == 1
+        assert world.quotas._wait_counts == {}
+
+
+def test_a_topic_that_is_made_and_fails_leaves_its_place() -> None:
+    identities = MemoryIdentities()
+    identities.enter(Tenant(NODE, "node", 0, quotas=Quotas(queues_max=1)))
+    quotas = TenantQuotas(identities, MemoryCatalog())
+    for _ in range(3):
+        with pytest.raises(TopicNotFound), quotas.one_more_topic(NODE):
+            raise TopicNotFound("q")
+    with quotas.one_more_topic(NODE):
+        pass

@@ -1,0 +1,235 @@
+"""Strangers and the impatient, on real sockets: how much they may send, for how long they may wait,
+and when they are heard again."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.unit.frontend_kafka.rig import batch
+from tests.unit.frontend_kafka_access.stage import PASSWORD, Client, House, allow, codes
+
+from penstock.frontend.kafka.pipeline import is_produce
+from penstock.model.identity import Limits, Rate
+from penstock.net.kafka import KafkaConfig, KafkaListener
+from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
+from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
+from penstock.wire.kafka.generated.metadata import MetadataRequest
+from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
+from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
+from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
+
+METADATA, HEARTBEAT, HANDSHAKE, AUTHENTICATE = 3, 12, 17, 36
+SECONDS_MAX = 10.0
+
+
+class Wire:
+    """One client's end of a socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, key: int, request: Any, version: int | None = None) -> None:
+        api = APIS[key]
+        version = api.version_max if version is None else version
+        body = api.codec().encode_request(request, version)
+        frame = encode_request_frame(api, version, correlation_id=1, client_id="me", body=body)
+        self.writer.write(frame)
+
+    async def receive(self, key: int, version: int | None = None) -> Any:
+        api = APIS[key]
+        version = api.version_max if version is None else version
+        async with asyncio.timeout(SECONDS_MAX):
+            (length,) = struct.unpack(">i", await self.reader.readexactly(4))
+            data = await self.reader.readexactly(length)
+        _, at = parse_response_header(data, api.response_header_version(version))
+        return api.codec().decode_response(data, at, version)
+
+    async def ask(self, key: int, request: Any, version: int | None = None) -> Any:
+        self.send(key, request, version)
+        return await self.receive(key, version)
+
+    async def log_in(self, user: str, password: str = PASSWORD) -> Any:
+        assert (await self.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))).error_code == 0
+        token = b"\0" + user.encode() + b"\0" + password.encode()
+        return await self.ask(AUTHENTICATE, SaslAuthenticateRequest(token))
+
+    async def rest(self) -> bytes:
+        """Until the other end has closed."""
+        async with asyncio.timeout(SECONDS_MAX):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+
+@asynccontextmanager
+async def wired(house: House, **config: Any) -> AsyncIterator[Wire]:
+    given = {"stranger_frame_bytes_max": 65_536, **config}
+    listener = KafkaListener(
+        house.frontend.answer, config=KafkaConfig(**given), outlives=is_produce
+    )
+    address = await listener.start("127.0.0.1", 0)
+    wire = Wire(*await asyncio.open_connection(*address.rsplit(":", 1)))
+    try:
+        yield wire
+    finally:
+        wire.writer.close()
+        await listener.drain(seconds_max=1)
+
+
+@pytest.fixture
+async def ann(house: House) -> House:
+    await house.user("ann", allow("*"))
+    return house
+
+
+# ── Strangers ────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_stranger_who_sends_much_is_hung_up_on(ann: House) -> None:
+    async with wired(ann) as wire:
+        wire.writer.write(struct.pack(">i", 65_537) + b"\0" * 100)
+        assert await wire.rest() == b""
+
+
+async def test_one_who_is_in_may_send_much(ann: House) -> None:
+    async with wired(ann) as wire:
+        assert (await wire.log_in("ann")).error_code == 0
+        records = memoryview(batch(b"x" * 200_000))
+        topics = [ProduceTopic("nowhere", ZERO_UUID, [ProducePartition(0, records)])]
+        found = await wire.ask(0, ProduceRequest(None, -1, 1_000, topics), 12)
+        assert ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in set(codes(found))
+
+
+async def test_a_stranger_who_asks_for_more_than_to_be_let_in_is_hung_up_on(ann: House) -> None:
+    async with wired(ann) as wire:
+        wire.send(METADATA, MetadataRequest(None))
+        assert await wire.rest() == b""
+
+
+async def test_who_is_refused_is_told_so_and_then_hung_up_on(ann: House) -> None:
+    async with wired(ann) as wire:
+        found = await wire.log_in("ann", "wrong")
+        assert found.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert await wire.rest() == b""
+
+
+async def test_what_is_sent_behind_a_refused_log_in_is_not_heard(ann: House) -> None:
+    async with wired(ann) as wire:
+        await wire.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))
+        wire.send(AUTHENTICATE, SaslAuthenticateRequest(b"\0ann\0wrong"))
+        wire.send(METADATA, MetadataRequest(None))
+        found = await wire.receive(AUTHENTICATE)
+        assert found.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+        assert await wire.rest() == b""
+    assert [name for name, _, _ in ann.meter.requests] == ["SaslHandshake", "SaslAuthenticate"]
+
+
+async def test_a_stranger_who_takes_its_time_is_hung_up_on(ann: House) -> None:
+    async with wired(ann, stranger_seconds_max=0.2) as wire:
+        await wire.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))
+        assert await wire.rest() == b""
+    async with wired(ann, stranger_seconds_max=0.2) as wire:
+        assert (await wire.log_in("ann")).error_code == 0
+        await asyncio.sleep(1.2)  # two sweeps of the listener
+        assert (await wire.ask(METADATA, MetadataRequest(None))).brokers
+
+
+# ── Who asks too much ────────────────────────────────────────────────────────────────────────
+
+BEAT = HeartbeatRequest("g", 1, "m")
+
+
+async def limited(house: House, **limits: Any) -> None:
+    await house.tenant(limits=Limits(**limits))
+    await house.user("ann", allow("*"))
+
+
+async def test_one_who_asks_too_often_is_answered_at_once_and_then_paused(house: House) -> None:
+    await limited(house, tenant_requests=Rate(per_s=2))
+    loop = asyncio.get_running_loop()
+    async with wired(house) as wire:
+        await wire.log_in("ann")
+        assert (await wire.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
+        began = loop.time()
+        last = await wire.ask(HEARTBEAT, BEAT)
+        assert 500 <= last.throttle_time_ms <= 510
+        answered = loop.time()
+        assert answered - began < 0.45  # the pause is behind the answer
+        await wire.ask(HEARTBEAT, BEAT)
+        assert loop.time() - answered >= 0.45
+
+
+async def test_a_pause_holds_what_was_sent_ahead_and_loses_none_of_it(house: House) -> None:
+    await limited(house, tenant_requests=Rate(per_s=10))
+    async with wired(house) as wire:
+        await wire.log_in("ann")
+        for _ in range(14):
+            wire.send(HEARTBEAT, BEAT)
+        found = [await wire.receive(HEARTBEAT) for _ in range(14)]
+        assert [each.error_code for each in found] == [ErrorCode.UNKNOWN_MEMBER_ID] * 14
+        assert sum(each.throttle_time_ms > 0 for each in found) == 5
+
+
+async def test_bytes_are_those_of_records_in_both_directions(house: House) -> None:
+    topic = await house.topic()
+    await limited(house, tenant_bytes=Rate(per_s=10_000))
+    client = await house.client("ann")
+    records = memoryview(batch(b"x" * 20_000))
+    topics = [ProduceTopic("t", ZERO_UUID, [ProducePartition(0, records)])]
+    sent = await client.ask(0, ProduceRequest(None, -1, 1_000, topics), 12)
+    assert 1_000 <= sent.throttle_time_ms <= 1_200
+    assert client.connection._held_back is not None
+    house.clock.advance(60_000)
+    other = await house.client("ann")
+    topic_id = bytes.fromhex(topic.topic_id)
+    asked = FetchRequest(0, 1, [FetchTopic("", topic_id, [FetchPartition(0, 0, 100_000)])])
+    found = await other.ask(1, asked)
+    assert 1_000 <= found.throttle_time_ms <= 1_200
+    ((one,),) = (each.partitions for each in found.topics)
+    assert sum(map(len, one.records)) > 20_000  # said beside the records, not instead of them
+
+
+async def test_a_producer_that_wants_no_answer_is_paused_all_the_same(house: House) -> None:
+    await house.topic()
+    await limited(house, tenant_bytes=Rate(per_s=10_000))
+    client = await house.client("ann")
+    records = memoryview(batch(b"x" * 20_000))
+    topics = [ProduceTopic("t", ZERO_UUID, [ProducePartition(0, records)])]
+    assert await client.ask(0, ProduceRequest(None, 0, 1_000, topics), 12) is None
+    assert client.connection._held_back is not None
+
+
+async def test_an_api_may_have_a_limit_of_its_own(house: House) -> None:
+    await house.tenant(limits=Limits(operations={"kafka:Heartbeat": Rate(per_s=1)}))
+    await house.user("ann", allow("*"))
+    client = await house.client("ann")
+    assert (await client.ask(HEARTBEAT, BEAT)).throttle_time_ms > 0
+    assert (await client.ask(METADATA, MetadataRequest(None))).throttle_time_ms == 0
+
+
+async def test_one_tenant_does_not_pause_another(house: House) -> None:
+    await limited(house, tenant_requests=Rate(per_s=1))
+    await house.user("bob", allow("*"), account="222222222222")
+    ann = await house.client("ann")
+    bob = await house.client("bob", account="222222222222")
+    for _ in range(3):
+        await ann.ask(HEARTBEAT, BEAT)
+    assert (await bob.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
+    assert bob.connection._held_back is None
+
+
+async def test_who_has_no_limits_is_never_paused(house: House) -> None:
+    await house.user("ann", allow("*"))
+    client: Client = await house.client("ann")
+    for _ in range(50):
+        assert (await client.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
+    assert client.connection._held_back is None

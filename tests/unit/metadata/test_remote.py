@@ -1,0 +1,718 @@
+"""A frontend's catalog without a store: what it sees, how soon, and what it does when nobody
+answers."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.unit.metadata.cluster import (
+    ACCOUNT,
+    QUICK,
+    REGION,
+    Cluster,
+    delayed,
+    make_topic,
+    running,
+    until,
+)
+
+from penstock.metadata.calls import GET, TXN, WATCH, Get, Got, Watch, Watched
+from penstock.metadata.catalog import StoredCatalog, topic_key
+from penstock.metadata.remote import RemoteCatalog
+from penstock.metadata.remote_store import RemoteConfig, RemoteStore
+from penstock.metadata.service import MetadataConfig
+from penstock.metadata.store import Change, ChangeKind, Compacted, Entry
+from penstock.model.errors import (
+    Overloaded,
+    QuotaExceeded,
+    Throttled,
+    TopicExists,
+    TopicNotFound,
+)
+from penstock.model.ports import Catalog
+from penstock.model.topic import Topic
+from penstock.telemetry.clock import SystemClock
+from penstock.wire.internal.calls import Call, Caller, Q, R, encode
+from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
+
+SMALL = MetadataConfig(whole_entries_max=20, read_through_entries_max=5)
+
+
+def key_of(name: str) -> str:
+    return topic_key(ACCOUNT, REGION, name)
+
+
+def find(catalog: Catalog, name: str) -> Topic | None:
+    return catalog.find(ACCOUNT, REGION, name)
+
+
+async def resolve(catalog: RemoteCatalog, name: str) -> Topic | None:
+    return await catalog.resolve(ACCOUNT, REGION, name)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running(tmp_path, "m1", "m2", "m3") as cluster:
+        yield cluster
+
+
+class Heard:
+    def __init__(self, of: RemoteCatalog) -> None:
+        self.changes: list[tuple[Topic | None, Topic | None]] = []
+        of.on_change(lambda before, after: self.changes.append((before, after)))
+
+
+# ── Seeing ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_queue_is_seen_by_its_creator_at_once_and_by_others_within_a_second(
+    cluster: Cluster,
+) -> None:
+    here = await cluster.frontend("m1")
+    there = await cluster.frontend("m2")
+    beside = await cluster.frontend("m3")
+    heard = Heard(there)
+    topic = await here.create(make_topic("orders"))
+    assert find(here, "orders") == topic
+    assert here.find_arn(topic.arn) == here.find_id(topic.topic_id) == topic
+    begun = time.monotonic()
+    await until(lambda: find(there, "orders") == find(beside, "orders") == topic, seconds=1.0)
+    assert time.monotonic() - begun < 1.0
+    assert heard.changes == [(None, topic)]
+    assert there.topics(ACCOUNT, REGION, "ord") == [topic]
+    assert list(there.all_topics()) == [topic]
+    with pytest.raises(TopicExists):
+        await there.create(make_topic("orders", topic_id="another"))
+
+
+async def test_a_miss_is_asked_for_once_by_all_who_want_it(cluster: Cluster) -> None:
+    stored = StoredCatalog(cluster.store)
+    await stored.start()
+    counted = Counted(cluster.caller("m1"))
+    frontend = RemoteCatalog(counted, clock=SystemClock(), config=QUICK)
+    await frontend.start()
+    try:
+        counted.hold(WATCH)  # the watch brings nothing for now
+        topic = await stored.create(make_topic("orders"))
+        await cluster.settled()
+        assert find(frontend, "orders") is None
+        found = await asyncio.gather(*(resolve(frontend, "orders") for _ in range(20)))
+        assert found == [topic] * 20
+        assert counted.counts["metadata.get"] == 1
+        assert await resolve(frontend, "orders") == topic
+        assert counted.counts["metadata.get"] == 1
+        for _ in range(20):
+            assert await resolve(frontend, "absent") is None
+        assert counted.counts["metadata.get"] == 2
+        counted.let_go(WATCH)
+        absent = await stored.create(make_topic("absent"))
+        # Dropped by the change, not by time alone.
+        await until(lambda: find(frontend, "absent") == absent, seconds=0.9)
+        assert await resolve(frontend, "absent") == absent
+        assert await resolve(frontend, "not/a/name") is None
+    finally:
+        counted.let_go(WATCH)
+        await frontend.stop()
+        await stored.stop()
+
+
+async def test_changes_and_deletes_reach_everybody(cluster: Cluster) -> None:
+    here = await cluster.frontend("m1", recreate_guard_ms=60_000)
+    there = await cluster.frontend("m2", recreate_guard_ms=60_000)
+    await here.create(make_topic("orders"))
+    changed = await there.change(ACCOUNT, REGION, "orders", delayed(5))
+    assert find(there, "orders") == changed
+    await until(lambda: find(here, "orders") == changed)
+    now_ms = SystemClock().wall_ms()
+    tomb = await here.delete(ACCOUNT, REGION, "orders", now_ms=now_ms)
+    assert tomb.deleted_at_ms == now_ms
+    assert find(here, "orders") is None
+    assert here.recently_deleted(ACCOUNT, REGION, "orders", now_ms=now_ms + 1)
+    await until(lambda: find(there, "orders") is None)
+    await until(lambda: there.recently_deleted(ACCOUNT, REGION, "orders", now_ms=now_ms + 1))
+    for catalog in (here, there):
+        with pytest.raises(TopicNotFound):
+            await catalog.change(ACCOUNT, REGION, "orders", delayed(6))
+        with pytest.raises(TopicNotFound):
+            await catalog.delete(ACCOUNT, REGION, "orders", now_ms=now_ms)
+
+
+async def test_changes_of_one_topic_through_different_frontends_are_all_made(
+    cluster: Cluster,
+) -> None:
+    frontends = [await cluster.frontend(node_id) for node_id in ("m1", "m2", "m3")]
+    await frontends[0].create(make_topic("orders"))
+
+    def tagged(tag: str) -> object:
+        def change(topic: Topic) -> Topic:
+            return msgspec.structs.replace(topic, tags={**topic.tags, tag: "yes"})
+
+        return change
+
+    await asyncio.gather(
+        *(
+            frontend.change(ACCOUNT, REGION, "orders", tagged(f"t{at}-{n}"))  # type: ignore[arg-type]
+            for at, frontend in enumerate(frontends)
+            for n in range(5)
+        )
+    )
+    await until(lambda: all(len(_tags(frontend)) == 15 for frontend in frontends))
+
+
+def _tags(catalog: Catalog) -> dict[str, str]:
+    topic = find(catalog, "orders")
+    return {} if topic is None else topic.tags
+
+
+async def test_a_catalog_that_starts_later_has_everything(cluster: Cluster) -> None:
+    stored = StoredCatalog(cluster.store)
+    await stored.start()
+    topics = [await stored.create(make_topic(f"q{n:03d}")) for n in range(120)]
+    await stored.delete(ACCOUNT, REGION, "q000", now_ms=5)
+    await cluster.settled()
+    frontend = await cluster.frontend("m2")
+    assert frontend.topics(ACCOUNT, REGION) == topics[1:]
+    assert frontend.is_whole
+    await stored.stop()
+
+
+async def test_the_bounds_of_the_catalog_are_the_services(tmp_path: Path) -> None:
+    async with running(tmp_path, "m1", config=MetadataConfig(topics_max=2)) as cluster:
+        frontend = await cluster.frontend("m1")
+        await frontend.create(make_topic("a"))
+        await frontend.create(make_topic("b"))
+        await cluster.settled()
+        with pytest.raises(QuotaExceeded):
+            await frontend.create(make_topic("c"))
+
+
+# ── When nobody answers ──────────────────────────────────────────────────────────────────────
+
+
+async def test_with_the_service_down_known_topics_resolve_and_creates_fail_at_once(
+    cluster: Cluster,
+) -> None:
+    impatient = RemoteConfig(watch_ms=100, call_ms=3_000, stale_ms_max=300)
+    frontend = await cluster.frontend("m1", "m2", "m3", config=impatient)
+    topic = await frontend.create(make_topic("orders"))
+    for node in cluster.nodes.values():
+        await node.cut_off()
+    begun = time.monotonic()
+    with pytest.raises(Overloaded, match="The node at"):
+        await frontend.create(make_topic("more"))
+    with pytest.raises(Overloaded):
+        await frontend.change(ACCOUNT, REGION, "orders", delayed(5))
+    assert time.monotonic() - begun < 1.0
+    assert find(frontend, "orders") == topic
+    assert await resolve(frontend, "orders") == topic
+    await until(lambda: frontend.trouble is not None)
+    assert frontend.staleness_ms > 300
+    assert "metadata service" in str(frontend.trouble)
+    assert find(frontend, "orders") == topic
+    # Nobody knows whether this one exists by now: that is said, and not that it does not.
+    with pytest.raises(Throttled, match="not known"):
+        find(frontend, "unknown")
+    with pytest.raises(Unreachable):
+        await resolve(frontend, "unknown")
+
+    for node in cluster.nodes.values():
+        await node.listen()
+    await until(lambda: frontend.trouble is None)
+    assert find(frontend, "unknown") is None
+    await frontend.create(make_topic("more"))
+
+
+async def test_a_frontend_goes_on_with_another_node_and_misses_nothing(cluster: Cluster) -> None:
+    frontend = await cluster.frontend("m1", "m2")
+    other = await cluster.frontend("m3")
+    await other.create(make_topic("before"))
+    await until(lambda: find(frontend, "before") is not None)
+    listed = frontend.staleness_ms
+    await cluster.leave("m1")
+    created = await other.create(make_topic("after"))
+    await until(lambda: find(frontend, "after") == created, seconds=2.0)
+    assert listed < 3_000
+    await frontend.create(make_topic("third"))
+    await until(lambda: find(other, "third") is not None)
+
+
+async def test_a_write_whose_connection_is_lost_is_not_made_twice(cluster: Cluster) -> None:
+    frontend = await cluster.frontend("m1", "m2")
+    node = cluster.nodes["m1"]
+    entered, release = asyncio.Event(), asyncio.Event()
+    txn = cluster.store.txn
+
+    async def slow_txn(**more: object) -> int:
+        entered.set()
+        revision: int = await txn(**more)  # type: ignore[arg-type]
+        await release.wait()
+        return revision
+
+    cluster.store.txn = slow_txn  # type: ignore[method-assign]
+    creating = asyncio.create_task(frontend.create(make_topic("orders")))
+    await entered.wait()
+    assert node.listener is not None
+    for connection in list(node.listener.connections):
+        connection.abort()
+    with pytest.raises(OutcomeUnknown):
+        await creating
+    cluster.store.txn = txn  # type: ignore[method-assign]
+    release.set()
+    # It was carried out; the watch says so, and who asks again hears that the name is taken.
+    await until(lambda: find(frontend, "orders") is not None)
+    with pytest.raises(TopicExists):
+        await frontend.create(make_topic("orders", topic_id="again"))
+
+
+async def test_a_frontend_that_cannot_start_says_why_and_leaves_nothing_behind(
+    cluster: Cluster,
+) -> None:
+    await cluster.nodes["m1"].cut_off()
+    before = len(asyncio.all_tasks())
+    catalog = RemoteCatalog(cluster.caller("m1"), clock=SystemClock(), config=QUICK)
+    with pytest.raises(Unreachable):
+        await catalog.start()
+    assert len(asyncio.all_tasks()) == before
+
+
+async def test_after_a_gap_everything_is_read_again(tmp_path: Path) -> None:
+    """More changes while the service was away than it remembers: gone ones go, new ones come."""
+    config = MetadataConfig(history_changes_max=8)
+    async with running(tmp_path, "m1", config=config) as cluster:
+        stored = StoredCatalog(cluster.store)
+        await stored.start()
+        frontend = await cluster.frontend("m1")
+        for name in ("stays", "changes", "goes"):
+            await stored.create(make_topic(name))
+        await until(lambda: len(frontend.all_topics()) == 3)
+        heard = Heard(frontend)
+        await cluster.nodes["m1"].cut_off()
+        await stored.delete(ACCOUNT, REGION, "goes", now_ms=5)
+        changed = await stored.change(ACCOUNT, REGION, "changes", delayed(9))
+        await stored.create(make_topic("brief"))
+        await stored.delete(ACCOUNT, REGION, "brief", now_ms=6)
+        for n in range(40):
+            await stored.create(make_topic(f"new{n:02d}"))
+        await cluster.settled()
+        await cluster.nodes["m1"].listen()
+        await until(lambda: len(frontend.all_topics()) == 42)
+        assert find(frontend, "goes") is None
+        assert find(frontend, "changes") == changed
+        assert find(frontend, "brief") is None
+        told = [(before and before.name, after and after.name) for before, after in heard.changes]
+        assert ("goes", None) in told
+        assert ("changes", "changes") in told
+        assert sum(1 for before, after in told if before is None) == 40
+        assert not any("stays" in pair for pair in told)
+        await stored.stop()
+
+
+# ── More topics than memory ──────────────────────────────────────────────────────────────────
+
+PART = RemoteConfig(watch_ms=100, call_ms=3_000, entries_max=16)
+
+
+@pytest.fixture
+async def sharded(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running(tmp_path, "m1", "m2", "m3", config=SMALL) as cluster:
+        puts = [
+            (key_of(f"q{n:03d}"), msgspec.json.encode(make_topic(f"q{n:03d}"))) for n in range(60)
+        ]
+        await cluster.store.txn(puts=puts)
+        await cluster.settled()
+        yield cluster
+
+
+async def test_with_too_many_topics_only_those_asked_for_are_kept(sharded: Cluster) -> None:
+    frontend = await sharded.frontend("m1", config=PART)
+    assert not frontend.is_whole
+    assert frontend.all_topics() == []
+    for n in range(60):
+        topic = await resolve(frontend, f"q{n:03d}")
+        assert topic == make_topic(f"q{n:03d}")
+        assert find(frontend, f"q{n:03d}") == topic
+        await until(lambda: len(frontend.all_topics()) < 20)
+    await until(lambda: len(frontend.all_topics()) <= 16)
+    assert find(frontend, "q059") is not None
+    assert await resolve(frontend, "q000") == make_topic("q000")  # gone, and asked for again
+
+
+async def test_what_is_not_in_memory_is_never_said_to_be_absent(sharded: Cluster) -> None:
+    frontend = await sharded.frontend("m2", config=PART)
+    topic = make_topic("q007")
+    with pytest.raises(Throttled, match="looked up") as caught:
+        find(frontend, "q007")
+    assert caught.value.retry_after_ms <= 100
+    await until(lambda: len(frontend.all_topics()) == 1)
+    assert find(frontend, "q007") == topic
+    with pytest.raises(Throttled):
+        frontend.find_arn(make_topic("q008").arn)
+    await until(lambda: len(frontend.all_topics()) == 2)
+    assert frontend.find_arn(make_topic("q008").arn) == make_topic("q008")
+    with pytest.raises(Throttled):
+        frontend.find_id(make_topic("q009").topic_id)
+    await until(lambda: len(frontend.all_topics()) == 3)
+    assert frontend.find_id(make_topic("q009").topic_id) == make_topic("q009")
+    assert await frontend.resolve_id(make_topic("q010").topic_id) == make_topic("q010")
+    assert await frontend.resolve_id("nobody") is None
+    assert frontend.find_id("nobody") is None
+    assert await resolve(frontend, "absent") is None
+    assert find(frontend, "absent") is None  # asked for just now
+    assert frontend.find_arn("nonsense") is None
+
+
+async def test_lists_come_from_the_service_when_memory_has_only_a_part(sharded: Cluster) -> None:
+    frontend = await sharded.frontend("m3", config=PART)
+    with pytest.raises(Throttled):
+        frontend.topics(ACCOUNT, REGION)
+    names = [topic.name for topic in await frontend.list_topics(ACCOUNT, REGION)]
+    assert names == [f"q{n:03d}" for n in range(60)]
+    some = await frontend.list_topics(ACCOUNT, REGION, "q01", count_max=4)
+    assert [topic.name for topic in some] == ["q010", "q011", "q012", "q013"]
+    assert await frontend.list_topics("222222222222", REGION) == []
+    assert frontend.all_topics() == []
+
+
+async def test_what_is_kept_follows_changes_and_the_rest_is_let_pass(sharded: Cluster) -> None:
+    frontend = await sharded.frontend("m1", config=PART)
+    other = await sharded.frontend("m2", config=PART)
+    heard = Heard(frontend)
+    await resolve(frontend, "q001")
+    changed = await other.change(ACCOUNT, REGION, "q001", delayed(3))
+    await other.change(ACCOUNT, REGION, "q002", delayed(3))
+    await until(lambda: find(frontend, "q001") == changed)
+    assert [topic.name for topic in frontend.all_topics()] == ["q001"]
+    created = await frontend.create(make_topic("mine"))
+    assert find(frontend, "mine") == created
+    again = await other.change(ACCOUNT, REGION, "mine", delayed(4))
+    await until(lambda: find(frontend, "mine") == again)
+    await other.delete(ACCOUNT, REGION, "mine", now_ms=9)
+    await until(lambda: len(frontend.all_topics()) == 1)
+    assert [(b and b.name, a and a.name) for b, a in heard.changes] == [
+        (None, "q001"),
+        ("q001", "q001"),
+        (None, "mine"),
+        ("mine", "mine"),
+        ("mine", None),
+    ]
+    # The name that was absent a moment ago is there when somebody makes it.
+    assert await resolve(frontend, "late") is None
+    late = await other.create(make_topic("late"))
+    await until(lambda: _is_known(frontend, "late"))
+    assert await resolve(frontend, "late") == late
+
+
+def _is_known(catalog: RemoteCatalog, name: str) -> bool:
+    """Not remembered as absent: a find starts the question, or finds it."""
+    try:
+        return find(catalog, name) is not None
+    except Throttled:
+        return True
+
+
+async def test_dropping_for_want_of_room_is_no_change(sharded: Cluster) -> None:
+    frontend = await sharded.frontend("m1", config=PART)
+    heard = Heard(frontend)
+    for n in range(19):
+        await resolve(frontend, f"q{n:03d}")
+    await until(lambda: len(frontend.all_topics()) == 16)
+    assert len(heard.changes) == 19
+    assert all(after is not None for _, after in heard.changes)
+    kept = {topic.name for topic in frontend.all_topics()}
+    # What was dropped no longer follows; asked for again it is the newest.
+    gone = next(f"q{n:03d}" for n in range(19) if f"q{n:03d}" not in kept)
+    other = await sharded.frontend("m2", config=PART)
+    changed = await other.change(ACCOUNT, REGION, gone, delayed(77))
+    assert await resolve(frontend, gone) in (make_topic(gone), changed)
+    await until(lambda: find(frontend, gone) == changed)
+
+
+async def test_asking_for_more_than_fits_at_once_is_throttled(sharded: Cluster) -> None:
+    slow = RemoteConfig(watch_ms=5_000, call_ms=3_000, entries_max=8)
+    frontend = await sharded.frontend("m1", config=slow)
+    results = await asyncio.gather(
+        *(resolve(frontend, f"q{n:03d}") for n in range(60)), return_exceptions=True
+    )
+    refused = [result for result in results if isinstance(result, Throttled)]
+    assert len(refused) == 50
+    assert len(frontend.all_topics()) == 10
+
+
+async def test_a_frontend_goes_over_to_a_part_and_back_to_everything(tmp_path: Path) -> None:
+    async with running(tmp_path, "m1") as cluster:
+        frontend = await cluster.frontend("m1", config=PART)
+        other = await cluster.frontend("m1")
+        for n in range(30):
+            await other.create(make_topic(f"q{n:03d}"))
+        await until(lambda: not frontend.is_whole)
+        await cluster.settled()
+        await until(lambda: len(frontend.all_topics()) <= 16)
+        assert await resolve(frontend, "q029") == make_topic("q029")
+        for n in range(20):
+            await other.delete(ACCOUNT, REGION, f"q{n:03d}", now_ms=5)
+        await until(lambda: frontend.is_whole)
+        left = [f"q{n:03d}" for n in range(20, 30)]
+        await until(lambda: [topic.name for topic in frontend.topics(ACCOUNT, REGION)] == left)
+
+
+async def test_in_a_part_a_gap_makes_only_what_is_kept_be_read_again(tmp_path: Path) -> None:
+    config = MetadataConfig(whole_entries_max=20, history_changes_max=8)
+    async with running(tmp_path, "m1", "m2", config=config) as cluster:
+        stored = StoredCatalog(cluster.store)
+        await stored.start()
+        for n in range(40):
+            await stored.create(make_topic(f"q{n:03d}"))
+        await cluster.settled()
+        frontend = await cluster.frontend("m1", config=PART)
+        for name in ("q001", "q002", "q003"):
+            await resolve(frontend, name)
+        await cluster.nodes["m1"].cut_off()
+        await stored.delete(ACCOUNT, REGION, "q001", now_ms=5)
+        changed = await stored.change(ACCOUNT, REGION, "q002", delayed(9))
+        for n in range(40, 80):
+            await stored.create(make_topic(f"q{n:03d}"))
+        await cluster.settled()
+        await cluster.nodes["m1"].listen()
+        await until(lambda: len(frontend.all_topics()) == 2)
+        assert find(frontend, "q002") == changed
+        assert await resolve(frontend, "q001") is None
+        await stored.stop()
+
+
+# ── Everything at once ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_every_frontend_ends_with_what_the_store_has(
+    tmp_path: Path, seed: int
+) -> None:
+    """Three frontends, whole and in parts, create, change, delete and ask, while connections are
+    cut and members come and go."""
+    chance = random.Random(seed)
+    config = MetadataConfig(
+        whole_entries_max=12, read_through_entries_max=4, history_changes_max=16
+    )
+    names = [f"q{n:02d}" for n in range(30)]
+    async with running(tmp_path, "m1", "m2", "m3", config=config) as cluster:
+        frontends = [
+            await cluster.frontend("m1", "m2", "m3", config=replace(QUICK, negative_ms=20)),
+            await cluster.frontend("m2", "m3", "m1", config=replace(PART, negative_ms=20)),
+            await cluster.frontend("m3", "m1", "m2", config=replace(PART, negative_ms=20)),
+        ]
+
+        async def work(frontend: RemoteCatalog) -> None:
+            for step in range(60):
+                name = chance.choice(names)
+                try:
+                    match chance.randrange(5):
+                        case 0 | 1:
+                            await frontend.create(make_topic(name, topic_id=f"{step}-{id(name)}"))
+                        case 2:
+                            await frontend.change(ACCOUNT, REGION, name, delayed(step))
+                        case 3:
+                            await frontend.delete(ACCOUNT, REGION, name, now_ms=step)
+                        case _:
+                            await resolve(frontend, name)
+                except (TopicExists, TopicNotFound, Overloaded):
+                    pass
+
+        async def disturb() -> None:
+            for _ in range(6):
+                await asyncio.sleep(0.05)
+                node = cluster.nodes[chance.choice(sorted(cluster.nodes))]
+                if node.listener is not None:
+                    for connection in list(node.listener.connections):
+                        connection.abort()
+            await cluster.leave("m2")
+            await cluster.join("m4")
+
+        await asyncio.gather(disturb(), *map(work, frontends))
+        await cluster.settled()
+        entries, _ = await cluster.store.list("/topics/")
+        stored = {entry.key: msgspec.json.decode(entry.value, type=Topic) for entry in entries}
+
+        def agrees(frontend: RemoteCatalog) -> bool:
+            held = {topic_key(t.account, t.region, t.name): t for t in frontend.all_topics()}
+            if frontend.is_whole:
+                return held == stored
+            return all(stored.get(key) == topic for key, topic in held.items())
+
+        await until(lambda: all(map(agrees, frontends)))
+        for frontend in frontends:
+            await asyncio.sleep(0.03)  # absences are remembered so long
+            for name in names:
+                while True:
+                    try:
+                        found = await resolve(frontend, name)
+                        break
+                    except Overloaded:
+                        await asyncio.sleep(0.02)  # for room
+                assert found == stored.get(key_of(name))
+
+
+# ── Answers that overtake each other ─────────────────────────────────────────────────────────
+
+
+class Counted:
+    """Passes calls on, counts them, and can hold back those of one kind."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self.counts: dict[str, int] = {}
+        self._gates: dict[int, asyncio.Event] = {}
+
+    def hold(self, call: Call) -> None:
+        self._gates[call.number] = asyncio.Event()
+
+    def let_go(self, call: Call) -> None:
+        gate = self._gates.pop(call.number, None)
+        if gate is not None:
+            gate.set()
+
+    async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
+        self.counts[call.name] = self.counts.get(call.name, 0) + 1
+        reply = await self._caller.call(call, request, timeout_ms=timeout_ms)
+        gate = self._gates.get(call.number)
+        if gate is not None:
+            await gate.wait()
+        return reply
+
+
+class Scripted:
+    """A service whose every answer is given by the test, when the test wants it."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[tuple[str, object, asyncio.Future[object]]] = asyncio.Queue()
+
+    async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
+        reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait((call.name, request, reply))
+        answer = await reply
+        return call.decode_reply(encode(answer))  # type: ignore[arg-type]
+
+    async def next(self, call: Call) -> tuple[object, "asyncio.Future[object]"]:
+        async with asyncio.timeout(5):
+            name, request, reply = await self.asked.get()
+        assert name == call.name
+        return request, reply
+
+
+@pytest.mark.parametrize("kind", [ChangeKind.DELETE, ChangeKind.PUT])
+async def test_a_get_that_a_change_has_overtaken_is_asked_again(kind: ChangeKind) -> None:
+    service = Scripted()
+    store = RemoteStore(service, clock=SystemClock(), config=QUICK)
+    watch = store.watch("/topics/", from_revision=6)
+    told = asyncio.create_task(anext(watch))
+    _, watched = await service.next(WATCH)
+    getting = asyncio.create_task(store.get(key_of("q")))
+    request, got = await service.next(GET)
+    assert isinstance(request, Get)
+    old = Entry(key_of("q"), b"old", 5, 5)
+    watched.set_result(Watched([Change(kind, key_of("q"), b"new", 7)], 8, 1))
+    assert len(await told) == 1
+    got.set_result(Got(old, 6))  # as it was before the change
+    request, got = await service.next(GET)
+    assert isinstance(request, Get)
+    assert request.is_fresh
+    assert request.min_revision == 7
+    newest = None if kind is ChangeKind.DELETE else Entry(key_of("q"), b"new", 7, 5)
+    got.set_result(Got(newest, 7))
+    assert await getting == newest
+    assert store.kept_count == (0 if newest is None else 1)
+    await watch.aclose()
+
+
+async def test_a_value_that_keeps_changing_under_the_question_is_given_up() -> None:
+    service = Scripted()
+    store = RemoteStore(service, clock=SystemClock(), config=QUICK)
+    watch = store.watch("/topics/", from_revision=2)
+    getting = asyncio.create_task(store.get(key_of("q")))
+    revision = 2
+    pending = (await service.next(GET))[1]
+    while not getting.done():
+        told = asyncio.create_task(anext(watch))
+        _, watched = await service.next(WATCH)
+        change = Change(ChangeKind.PUT, key_of("q"), b"", revision)
+        watched.set_result(Watched([change], revision + 1, 1))
+        await told
+        pending.set_result(Got(None, revision - 1))
+        revision += 1
+        asking = asyncio.create_task(service.next(GET))
+        await asyncio.wait((asking, getting), return_when=asyncio.FIRST_COMPLETED)
+        if getting.done():
+            asking.cancel()
+        else:
+            pending = (await asking)[1]
+    with pytest.raises(Throttled, match="changed elsewhere"):
+        await getting
+    await watch.aclose()
+
+
+async def test_a_made_up_delete_makes_no_watch_skip_a_real_change() -> None:
+    service = Scripted()
+    config = replace(QUICK, entries_max=1)
+    store = RemoteStore(service, clock=SystemClock(), config=config)
+    watch = store.watch("/topics/", from_revision=1)
+    told = asyncio.create_task(anext(watch))
+    _, watched = await service.next(WATCH)
+    puts = [Change(ChangeKind.PUT, key_of(name), b"", 9) for name in ("a", "b")]
+    watched.set_result(Watched(puts, 10, 2))
+    assert await told == puts
+    assert not store.is_whole
+    assert not store.is_dropping
+    (dropped,) = await anext(watch)
+    assert store.is_dropping
+    assert (dropped.kind, dropped.key) == (ChangeKind.DELETE, key_of("a"))
+    assert dropped.version == 10  # newer than what it deletes
+    await watch.aclose()
+    assert not store.is_dropping
+    again = store.watch("/topics/", from_revision=11)  # what such a delete makes one ask for
+    told = asyncio.create_task(anext(again))
+    request, _ = await service.next(WATCH)
+    assert isinstance(request, Watch)
+    assert request.from_revision == 10
+    told.cancel()
+
+
+async def test_after_a_conflict_the_store_itself_is_read(cluster: Cluster) -> None:
+    counted = Counted(cluster.caller("m1"))
+    frontend = RemoteCatalog(counted, clock=SystemClock(), config=QUICK)
+    await frontend.start()
+    other = await cluster.frontend("m2")
+    await other.create(make_topic("orders"))
+    await until(lambda: find(frontend, "orders") is not None)
+    counted.hold(WATCH)
+    await other.change(ACCOUNT, REGION, "orders", delayed(5))
+    changed = await frontend.change(
+        ACCOUNT, REGION, "orders", lambda topic: msgspec.structs.replace(topic, partition_count=9)
+    )
+    assert changed.settings.delay_ms == 5
+    assert changed.partition_count == 9
+    assert counted.counts[TXN.name] == 2
+    assert counted.counts[GET.name] == 1
+    counted.let_go(WATCH)
+    await frontend.stop()
+
+
+async def test_a_watch_says_compacted_and_survives_everything_else() -> None:
+    service = Scripted()
+    store = RemoteStore(service, clock=SystemClock(), config=QUICK, chance=lambda: 0.0)
+    watch = store.watch("/tombs/", from_revision=1)
+    told = asyncio.create_task(anext(watch))
+    for error in (Unreachable("away"), Throttled("busy"), OutcomeUnknown("lost")):
+        _, reply = await service.next(WATCH)
+        reply.set_exception(error)
+        request, again = await service.next(WATCH)
+        assert store.trouble == str(error)
+        assert request == Watch("/tombs/", 1, QUICK.watch_ms)
+        again.set_result(Watched([], 1, 0))
+    _, reply = await service.next(WATCH)
+    assert store.trouble is None
+    reply.set_exception(Compacted(5))
+    with pytest.raises(Compacted):
+        await told
