@@ -24,6 +24,7 @@ from benchmarks.histogram import Histogram
 from benchmarks.paced import EndToEnd
 from benchmarks.requests import QueueRequests, RequestMaker
 from benchmarks.scripts import SCRIPTS, Script, Tally, serial_numbers
+from penstock.cli.signature import Credentials
 
 FAULTS_MAX = 1_000  # a run with more is stopped: its rate would mean nothing
 EMPTY_PER_CLIENT = 3  # so many empty receives in a row, per client: the queue is drained
@@ -45,6 +46,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     serial_start: int = 0
     server_pid: int = 0
     cores: list[int] = []
+    key_id: str = ""  # signs the requests, for a server that wants to know who asks
+    secret: str = ""
+    distinct: int = 1  # different requests that single sends go round
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -227,8 +231,9 @@ def main() -> None:
     if job.cores:
         os.sched_setaffinity(0, job.cores)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    maker = RequestMaker(job.host, job.port, stamp=stamp)
-    queue = QueueRequests(maker, job.queue_url, body_bytes=job.body_bytes)
+    key = Credentials(job.key_id, job.secret) if job.key_id else None
+    maker = RequestMaker(job.host, job.port, stamp=stamp, key=key)
+    queue = QueueRequests(maker, job.queue_url, body_bytes=job.body_bytes, distinct=job.distinct)
     run = run_end_to_end if job.scenario == "end_to_end" else run_closed
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(run(job, queue))

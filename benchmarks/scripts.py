@@ -64,9 +64,9 @@ class Tally:
 
 def send(tally: Tally, queue: QueueRequests, serials: Iterator[int]) -> Script:
     del serials
-    step = (tally.histogram("send"), queue.send())
-    while True:
-        if (yield step) is not None:
+    histogram = tally.histogram("send")
+    for request in queue.sends():
+        if (yield histogram, request) is not None:
             tally.done(1)
 
 

@@ -173,6 +173,7 @@ def fail_over_http(server: Server, planted: Planted, told: Told, root: Credentia
     host = urlsplit(server.url).netloc
     body, half = planted.bodies["body"], planted.bodies["half a body"]
     good = json.dumps({"QueueUrl": "/000000000000/no-such", "MessageBody": body}).encode()
+    spoilt = good.replace(b"no-such", b"plain").replace(b"canary-body", b"canary-body\\u0000")
     wrong = Credentials("PENSTOCKCANARYROOT01", planted.secrets["wrong password"])
     session = {"X-Amz-Security-Token": planted.secrets["session token"]}
     for credentials, data, headers in (
@@ -181,9 +182,9 @@ def fail_over_http(server: Server, planted: Planted, told: Told, root: Credentia
         (root, f'{{"MessageBody": ["{half}"]}}'.encode(), {}),
         (root, good, session),
         (wrong, good, {}),
-        (root, json.dumps({"QueueUrl": "/000000000000/plain", "MessageBody": f"{half}\0"}).encode(), {}),
+        (root, spoilt, {}),
         (root, json.dumps({"QueueUrl": half, "MessageBody": half}).encode(), {}),
-    ):  # fmt: skip
+    ):
         lines = dict(signed(server, "SendMessage", data, credentials=credentials, headers=headers))
         status, answer, _ = send(host, "POST", "/", data, lines)
         assert status >= 400
@@ -239,8 +240,7 @@ def fail_as_operator(planted: Planted, operator: Operator, told: Told) -> None:
         ("PUT", "users/no-such/password", {"credentials": [{"mechanism": secret}]}),
         ("PUT", "policies/root/p", {"Statement": [{"Effect": policy, "Sid": policy}]}),
         ("PATCH", "keys/no-such", {"status": secret}),
-        ("POST", f"keys/{quote(secret)}/rotate", {}),
-        ("GET", f"queues?{secret}=1", None),
+        ("GET", f"queues?limit={secret}", None),
     ):
         status, answer = operator.try_(method, path, body)
         assert status >= 400, path
@@ -269,7 +269,7 @@ def look_around(server: Server, planted: Planted, told: Told) -> None:
         "sasl_password": planted.secrets["root secret"],
     }
     for topic in ("__audit", "__usage"):
-        records = read_all(server.kafka, topic, **login)
+        records = read_all(server.kafka, topic, **login)  # type: ignore[arg-type]
         told.shown[topic] = b"\n".join(
             (record.key() or b"") + b" " + (record.value() or b"") for record in records
         )

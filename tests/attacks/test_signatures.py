@@ -4,6 +4,8 @@ or changed on their way. Sent byte by byte, since no client library would."""
 from __future__ import annotations
 
 import datetime
+import hashlib
+import hmac
 import json
 import statistics
 import time
@@ -163,6 +165,49 @@ def test_a_request_that_was_changed_on_its_way_is_refused(locked: Server, attack
     status, answer = exchange(locked, TAMPERED[attack](lines), BODY)
     assert status == 403, answer
     assert kind_of(answer) == "InvalidSignatureException", answer
+
+
+# ── signed by the right key, over too little ─────────────────────────────────────────────────
+def signed_by_hand(
+    server: Server, body: bytes, *, left_out: tuple[str, ...] = (), scope_day: str = ""
+) -> Lines:
+    """The whole of Signature Version 4 in a few lines, so that it can be done badly on purpose."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    day = scope_day or stamp[:8]
+    headers = {
+        "content-type": "application/x-amz-json-1.0",
+        "host": urlsplit(server.url).netloc,
+        "x-amz-date": stamp,
+        "x-amz-target": "AmazonSQS.CreateQueue",
+    }
+    names = [name for name in sorted(headers) if name not in left_out]
+    covered = "".join(f"{name}:{headers[name]}\n" for name in names)
+    digest = hashlib.sha256(body).hexdigest()
+    canonical = f"POST\n/\n\n{covered}\n{';'.join(names)}\n{digest}"
+    scope = f"{day}/{REGION}/sqs/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    key = b"AWS4" + str(ROOT.secret_key).encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.digest(key, part.encode(), "sha256")
+    authorization = (
+        f"AWS4-HMAC-SHA256 Credential={ROOT.access_key}/{scope}, "
+        f"SignedHeaders={';'.join(names)}, Signature={key.hex()}"
+    )
+    return [*headers.items(), ("Authorization", authorization)]
+
+
+def test_a_signature_over_too_little_is_refused(locked: Server) -> None:
+    """Genuine, every one; but what it leaves open could be changed on the way."""
+    assert exchange(locked, signed_by_hand(locked, BODY), BODY)[0] == 200
+    yesterday = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    for lines in (
+        signed_by_hand(locked, BODY, left_out=("host",)),
+        signed_by_hand(locked, BODY, left_out=("x-amz-target",)),
+        signed_by_hand(locked, BODY, left_out=("host", "x-amz-target", "content-type")),
+        signed_by_hand(locked, BODY, scope_day=yesterday.strftime("%Y%m%d")),
+    ):
+        status, answer = exchange(locked, lines, BODY)
+        assert (status, kind_of(answer)) == (403, "InvalidSignatureException"), lines
 
 
 def test_another_body_is_refused(locked: Server) -> None:

@@ -61,7 +61,7 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, name
             for keyword in node.keywords:
                 if isinstance(keyword.value, ast.Constant):
-                    yield node.lineno, f"{name}({keyword.arg}={keyword.value.value})"
+                    yield node.lineno, f"{name}({keyword.arg}={keyword.value.value!r})"
 
 
 def dotted(node: ast.AST) -> str:

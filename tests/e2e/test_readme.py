@@ -51,7 +51,7 @@ def test_the_programs_run(server: Server) -> None:
         assert done.stdout.split() == ["first", "second"]
 
 
-def test_the_commands_run(server: Server) -> None:
+def test_the_commands_run(server: Server, tmp_path: Path) -> None:
     """Each line in the order of the page. `make` and `serve` have tests of their own."""
     programs = Path(sys.prefix) / "bin"
     script = ["set -eu"]
@@ -66,6 +66,7 @@ def test_the_commands_run(server: Server) -> None:
         text=True,
         timeout=120,
         check=False,
+        cwd=tmp_path,
         env={
             **os.environ,
             "PATH": f"{programs}:{programs.parent / 'awscli' / 'bin'}:{os.environ['PATH']}",

@@ -2,7 +2,8 @@
 refused and told when to come again. Pure: the clock is an argument.
 
 The level is kept as the time at which the bucket will be empty, so that letting it sink costs
-nothing and a bucket nobody uses needs no care."""
+nothing and a bucket nobody uses needs no care. Whoever asks thousands of times a second reads and
+moves that time by itself (``throttle.py``)."""
 
 from penstock.model.identity import Rate
 
@@ -10,28 +11,29 @@ WAIT_MS_MAX = 60_000  # nobody is told to come back later than this; asking earl
 
 
 class LeakyBucket:
-    __slots__ = ("_burst_ms", "_empty_at_ms", "_ms_per_unit", "rate")
+    __slots__ = ("burst_ms", "empty_at_ms", "ms_per_unit", "rate", "room_ms")
 
     def __init__(self, rate: Rate, *, share: float = 1.0) -> None:
         """``share``: the part of the rate that is ours when several share the limit."""
         assert rate.per_s > 0, "a bucket without a rate is no limit: do not make one"
         assert 0 < share <= 1
         self.rate = rate
-        self._ms_per_unit = 1_000.0 / (rate.per_s * share)
+        self.ms_per_unit = 1_000.0 / (rate.per_s * share)
         # At least one second's worth, so that a low rate lets single requests through at all.
-        self._burst_ms = max(rate.burst * share * self._ms_per_unit, 1_000.0, self._ms_per_unit)
-        self._empty_at_ms = 0.0
+        self.burst_ms = max(rate.burst * share * self.ms_per_unit, 1_000.0, self.ms_per_unit)
+        self.room_ms = self.burst_ms - self.ms_per_unit  # one more fits up to this level
+        self.empty_at_ms = 0.0
 
     def wait_ms(self, cost: float, *, now_ms: float) -> int:
         """How long until ``cost`` fits; 0: now. Something larger than the whole bucket fits when
         it is empty."""
-        level_ms = max(0.0, self._empty_at_ms - now_ms)
-        over_ms = level_ms + min(cost * self._ms_per_unit, self._burst_ms) - self._burst_ms
+        level_ms = max(0.0, self.empty_at_ms - now_ms)
+        over_ms = level_ms + min(cost * self.ms_per_unit, self.burst_ms) - self.burst_ms
         return 0 if over_ms <= 0 else min(WAIT_MS_MAX, int(over_ms) + 1)
 
     def add(self, cost: float, *, now_ms: float) -> None:
         """Pour in, whether or not it fits: what is known only afterwards is paid for later."""
-        self._empty_at_ms = max(self._empty_at_ms, now_ms) + cost * self._ms_per_unit
+        self.empty_at_ms = max(self.empty_at_ms, now_ms) + cost * self.ms_per_unit
 
     def is_idle(self, *, now_ms: float) -> bool:
-        return self._empty_at_ms <= now_ms
+        return self.empty_at_ms <= now_ms

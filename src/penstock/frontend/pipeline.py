@@ -24,7 +24,7 @@ from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
 from penstock.frontend.decode import decode, has_action
-from penstock.frontend.idempotency import REPEATABLE, Answers, outlives, token_of
+from penstock.frontend.idempotency import REPEATABLE, Answers, outlives
 from penstock.frontend.metering import DENIALS, Metering, Tally
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.protocols import REQUEST_ID, codec_of
@@ -130,11 +130,10 @@ class Frontend:
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
-            token = token_of(call) if action.name in REPEATABLE else None
-            if token is None:
-                answer = await action.run(context, call, call.asked)
+            if action.name in REPEATABLE:
+                answer = await self._answers.once(context, call, now_s=started)
             else:
-                answer = await self._answers.once(token, context, call)
+                answer = await action.run(context, call, call.asked)
             if action.name in WAITING and not call.caller.is_trusted:
                 authenticate_again(context, call)
                 authorize(context, call)

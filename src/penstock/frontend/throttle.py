@@ -18,14 +18,16 @@ from penstock.model.identity import Caller, Limits, Rate, Tenant
 BUCKETS_MAX: Final = 100_000  # beyond it those that are empty go: they are as good as new
 WAYS_MAX: Final = 20_000  # about 400 bytes each; beyond it all are worked out anew
 BYTES: Final = "bytes"
-_NOTHING: Final = 0.0
+_NO_LIMITS: Final = Limits()
 
 
 class _Way(NamedTuple):
     """What requests of one sort have to pass."""
 
     limits: Limits
-    buckets: tuple[tuple[str, LeakyBucket, float], ...]  # which limit, and what a request costs
+    names: tuple[str, ...]  # of the limits behind the buckets
+    buckets: tuple[LeakyBucket, ...]
+    bytes_bucket: LeakyBucket | None  # paid for afterwards: whoever is in debt waits
 
 
 class Throttler:
@@ -35,6 +37,7 @@ class Throttler:
         self._frontend_count = 1
         self._buckets: dict[Hashable, LeakyBucket] = {}
         self._ways: dict[tuple[str, str, str, str | None], _Way] = {}
+        self._free: dict[str, Limits] = {}  # by account: what was found to limit nothing
         self._refused: dict[tuple[str, str], int] = {}  # by account and limit
 
     @property
@@ -53,16 +56,29 @@ class Throttler:
         way = self._ways.get((tenant.account, caller.user, action, arn))
         if way is None or way.limits is not tenant.limits:
             way = self._work_out(tenant, caller, action, arn, now_ms)
-        wait_ms, limit = 0, ""
-        for name, bucket, cost in way.buckets:
-            over_ms = bucket.wait_ms(cost, now_ms=now_ms)
-            if over_ms > wait_ms:
-                wait_ms, limit = over_ms, name
-        if wait_ms:
-            self._refuse(tenant.account, limit, wait_ms)
-        for _, bucket, cost in way.buckets:
-            if cost:
-                bucket.add(cost, now_ms=now_ms)
+        for bucket in way.buckets:
+            if bucket.empty_at_ms - now_ms > bucket.room_ms:
+                self._refuse(tenant.account, way, now_ms)
+        in_debt = way.bytes_bucket
+        if in_debt is not None and in_debt.empty_at_ms - now_ms > in_debt.burst_ms:
+            self._refuse(tenant.account, way, now_ms)
+        for bucket in way.buckets:
+            empty_at_ms = bucket.empty_at_ms
+            if empty_at_ms < now_ms:
+                empty_at_ms = now_ms
+            bucket.empty_at_ms = empty_at_ms + bucket.ms_per_unit
+
+    def is_free(self, tenant: Tenant) -> bool:
+        """Whether the tenant has no limits at all: nothing else need be asked."""
+        limits = tenant.limits
+        if self._free.get(tenant.account) is limits:
+            return True
+        if limits != _NO_LIMITS:
+            return False
+        if len(self._free) >= WAYS_MAX:
+            self._free.clear()
+        self._free[tenant.account] = limits
+        return True
 
     def charge(
         self, tenant: Tenant | None, caller: Caller, action: str, size_bytes: int, *, now_ms: float
@@ -77,12 +93,11 @@ class Throttler:
         way = self._ways.get((tenant.account, caller.user, action, None))
         if way is None or way.limits is not tenant.limits:
             way = self._work_out(tenant, caller, action, None, now_ms)
-        wait_ms, limit = 0, ""
-        for name, bucket, cost in way.buckets:
-            bucket.add(size_bytes if name == BYTES else cost, now_ms=now_ms)
-            over_ms = bucket.wait_ms(cost, now_ms=now_ms)
-            if over_ms > wait_ms:
-                wait_ms, limit = over_ms, name
+        for bucket in way.buckets:
+            bucket.add(1, now_ms=now_ms)
+        if way.bytes_bucket is not None:
+            way.bytes_bucket.add(size_bytes, now_ms=now_ms)
+        wait_ms, limit = _longest_wait(way, now_ms)
         if wait_ms:
             self._count_refused(tenant.account, limit)
         return wait_ms
@@ -92,7 +107,9 @@ class Throttler:
             bucket = self._bucket((BYTES, tenant.account), tenant.limits.tenant_bytes, now_ms)
             bucket.add(size_bytes, now_ms=now_ms)
 
-    def _refuse(self, account: str, limit: str, wait_ms: int) -> None:
+    def _refuse(self, account: str, way: _Way, now_ms: float) -> None:
+        wait_ms, limit = _longest_wait(way, now_ms)
+        wait_ms, limit = max(1, wait_ms), limit or BYTES  # a fraction may have been rounded away
         self._count_refused(account, limit)
         raise Throttled(
             f"The rate of requests is above the limit ({limit}).", retry_after_ms=wait_ms
@@ -106,26 +123,27 @@ class Throttler:
         self, tenant: Tenant, caller: Caller, action: str, arn: str | None, now_ms: float
     ) -> _Way:
         limits, account = tenant.limits, tenant.account
-        wanted: list[tuple[str, Hashable, Rate, float]] = [
-            ("tenant", ("tenant", account), limits.tenant_requests, 1),
-            ("user", ("user", account, caller.user), limits.user_requests, 1),
+        wanted: list[tuple[str, Hashable, Rate | None]] = [
+            ("tenant", ("tenant", account), limits.tenant_requests),
+            ("user", ("user", account, caller.user), limits.user_requests),
+            ("operation", ("operation", account, action), limits.operations.get(action)),
         ]
         if arn is not None:
             # By who asks as well: the limits are theirs, not those of the queue's owner.
-            wanted.append(("queue", ("queue", account, arn), limits.queue_requests, 1))
-        operation = limits.operations.get(action)
-        if operation is not None:
-            wanted.append(("operation", ("operation", account, action), operation, 1))
-        # Paid for afterwards: whoever is in debt waits until the bucket has room again.
-        wanted.append((BYTES, (BYTES, account), limits.tenant_bytes, _NOTHING))
-        buckets = tuple(
-            (name, self._bucket(key, rate, now_ms), cost)
-            for name, key, rate, cost in wanted
-            if rate.per_s > 0
-        )
+            wanted.append(("queue", ("queue", account, arn), limits.queue_requests))
+        found = {
+            name: self._bucket(key, rate, now_ms)
+            for name, key, rate in wanted
+            if rate is not None and rate.per_s > 0
+        }
+        bytes_bucket = None
+        if limits.tenant_bytes.per_s > 0:
+            bytes_bucket = self._bucket((BYTES, account), limits.tenant_bytes, now_ms)
         if len(self._ways) >= WAYS_MAX:
             self._ways.clear()
-        way = self._ways[account, caller.user, action, arn] = _Way(limits, buckets)
+        way = self._ways[account, caller.user, action, arn] = _Way(
+            limits, tuple(found), tuple(found.values()), bytes_bucket
+        )
         return way
 
     def _bucket(self, key: Hashable, rate: Rate, now_ms: float) -> LeakyBucket:
@@ -148,3 +166,13 @@ class Throttler:
         if len(self._buckets) >= BUCKETS_MAX:
             self._buckets.clear()  # somebody has that many busy: forgetting favours them once
         self._ways.clear()  # they may lead to buckets that are gone
+
+
+def _longest_wait(way: _Way, now_ms: float) -> tuple[int, str]:
+    """Until one more request passes, and the limit that it is."""
+    longest = (0, "")
+    for name, bucket in zip(way.names, way.buckets, strict=True):
+        longest = max(longest, (bucket.wait_ms(1, now_ms=now_ms), name))
+    if way.bytes_bucket is not None:
+        longest = max(longest, (way.bytes_bucket.wait_ms(0, now_ms=now_ms), BYTES))
+    return longest

@@ -30,6 +30,8 @@ def throttle(context: Context, call: Call) -> None:
         connection = call.request.connection
         if connection is not None:
             context.quotas.claim(connection, tenant)
+    if context.throttler.is_free(tenant):
+        return
     action = call.action
     assert action is not None, "decode found an action or raised"
     arn: str | None = call.arn

@@ -30,6 +30,7 @@ Answer = Callable[["KafkaConnection", Buffer], Coroutine[Any, Any, Reply]]
 
 READ_AHEAD_BYTES_MAX = 1_048_576  # buffered behind the requests being answered
 WAITING_OVERHEAD_BYTES = 64  # what a frame that waits costs beyond its bytes
+STRANGER_FRAME_BYTES_MAX = 65_536  # what it takes to log in, many times over
 UNDER_WAY_MAX = 16  # requests of one producer; clients that care for order send five ahead
 COPIED_BYTES_MAX = 16_384  # a frame that is cheaper to copy than to look after
 JOINED_BYTES_MAX = 65_536  # an answer that is cheaper to copy than to write in pieces
@@ -47,7 +48,7 @@ class KafkaConfig:
     idle_seconds_max: float = 600.0
     write_stall_seconds_max: float = 30.0
     connections_per_address_max: int = 0  # 0: no limit but that of all together
-    # Of clients that have yet to log in; 0: nobody has to.
+    # Of clients that have yet to log in (STRANGER_FRAME_BYTES_MAX, say); 0: nobody has to.
     stranger_frame_bytes_max: int = 0
     stranger_seconds_max: float = 30.0
 

@@ -205,6 +205,15 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
     frame_bytes_max: Annotated[
         int, note("Largest request.", ge=64 * limits.KIB, le=1_024 * limits.MIB)
     ] = 100 * limits.MIB
+    login_ms: Annotated[
+        int,
+        note(
+            "How long a log-in is good for, before a client has to prove itself again on the same"
+            " connection; 0: as long as the connection.",
+            ge=0,
+            le=86_400_000,
+        ),
+    ] = 0
 
 
 class AdminConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -292,7 +292,8 @@ class Rig:
             config=config or FrontendConfig(),
             meter=self.meter,
             entropy=lambda count: next(chance).to_bytes(count, "big"),
-            perf=lambda: next(ticks) * 0.5,
+            # Each request begins at the clock's time and takes half a second.
+            perf=lambda: self.clock.now_ms / 1_000 + next(ticks) % 2 * 0.5,
             identities=identities,
             quotas=self.quotas,
         )

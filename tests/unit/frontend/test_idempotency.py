@@ -10,7 +10,7 @@ from tests.unit.frontend.memory import MemoryBackend, Rig
 from tests.unit.frontend.test_pipeline import json_call, make_queue, query_call, signed
 
 from penstock.frontend import idempotency
-from penstock.frontend.idempotency import WINDOW_MS, Answers, outlives
+from penstock.frontend.idempotency import WINDOW_SECONDS, Answers, outlives
 from penstock.model.errors import Overloaded
 from penstock.model.message import Appended, Message
 from penstock.model.topic import Topic
@@ -19,6 +19,7 @@ from penstock.net.http import HttpConfig, HttpListener
 from penstock.telemetry import families
 
 OWN = "x-penstock-request-token"
+WINDOW_MS = int(WINDOW_SECONDS * 1_000)
 
 
 def attempt(number: int, invocation: str = "2f0e4c1a") -> dict[str, str]:

@@ -29,7 +29,14 @@ import msgspec
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.passwords import PasswordRefused, Passwords, Proven
 from penstock.model.errors import PenstockError, Throttled
-from penstock.model.identity import AccessKey, Caller, KeyStatus, ScramCredential
+from penstock.model.identity import (
+    AccessKey,
+    Caller,
+    KeyStatus,
+    Limits,
+    ScramCredential,
+    Tenant,
+)
 from penstock.model.names import is_account
 from penstock.net.kafka import HangUp, KafkaConnection
 from penstock.wire.kafka.faults import ErrorCode
@@ -42,6 +49,7 @@ ANONYMOUS: Final = "anonymous"
 REAUTHENTICATION_MS_MIN: Final = 1_000  # proving oneself more often is asking for work
 _LOGIN: Final = "login"  # in a connection's session
 _FOREVER: Final = -1
+_NO_LIMITS: Final = Limits()
 _NOT_HERE: Final = (
     "Authentication is off, and this user has no password here. SCRAM proves that the server knows "
     "the password; PLAIN takes any."
@@ -62,6 +70,7 @@ class Login:
         "expires_at_ms",
         "has_tokens_only",
         "mechanism",
+        "payer",
         "proven",
         "proven_at_ms",
     )
@@ -69,7 +78,8 @@ class Login:
     def __init__(self, caller: Caller | None) -> None:
         self.caller = caller  # None: nobody yet
         self.proven: AccessKey | ScramCredential | None = None
-        self.epoch = 0  # of the identities, when it was last found to count
+        self.payer: Tenant | None = None  # whom requests are charged to, if there is any limit
+        self.epoch = -1  # of the identities, when it was last found to count
         self.proven_at_ms = 0
         self.expires_at_ms = _FOREVER
         # The log-in under way:
@@ -116,24 +126,32 @@ class Logins:
         """Raises HangUp when the log-in has ended."""
         if login.expires_at_ms != _FOREVER and self._now_ms() >= login.expires_at_ms:
             raise HangUp("the log-in was good for a time that is over")
-        if login.epoch != self._identities.epoch and login.proven is not None:
-            self._look_again(login, login.proven)
+        if login.epoch != self._identities.epoch:
+            self._look_again(login)
 
-    def _look_again(self, login: Login, proven: AccessKey | ScramCredential) -> None:
-        epoch = self._identities.epoch
-        caller = login.caller
-        assert caller is not None, "it was proven"
+    def check_again(self, login: Login) -> None:
+        """For a request that has waited: it came in time, and its sender may be gone since."""
+        if login.epoch != self._identities.epoch:
+            self._look_again(login)
+
+    def _look_again(self, login: Login) -> None:
+        identities, caller = self._identities, login.caller
+        assert caller is not None, "nobody else has a log-in that could end"
+        epoch = identities.epoch
+        tenant = identities.tenant(caller.account)
         if not caller.is_trusted:
-            user = self._identities.user(proven.account, proven.user)
-            tenant = self._identities.tenant(proven.account)
-            if user is None or tenant is None or tenant.is_suspended or not self._holds(proven):
+            user = identities.user(caller.account, caller.user)
+            if user is None or tenant is None or tenant.is_suspended or not self._holds(login):
                 raise HangUp("what the log-in rests on is gone")
             if user.is_operator != caller.is_operator:
                 login.caller = msgspec.structs.replace(caller, is_operator=user.is_operator)
+        login.payer = None if tenant is None or tenant.limits == _NO_LIMITS else tenant
         login.epoch = epoch
 
-    def _holds(self, proven: AccessKey | ScramCredential) -> bool:
-        identities = self._identities
+    def _holds(self, login: Login) -> bool:
+        identities, proven = self._identities, login.proven
+        if proven is None:
+            return False
         if isinstance(proven, AccessKey):
             key = identities.key(proven.key_id)
             return (
@@ -238,10 +256,10 @@ class Logins:
         lifetime_ms = self._config.login_ms
         login.caller = caller
         login.proven = proven.credential
-        login.epoch = self._identities.epoch
         login.proven_at_ms = now_ms
         login.expires_at_ms = now_ms + lifetime_ms if lifetime_ms else _FOREVER
         self._end(login)
+        self._look_again(login)
         connection.admit()
         if isinstance(proven.credential, AccessKey):
             wall_ms = self._context.clock.wall_ms()
@@ -258,9 +276,7 @@ class Logins:
         """Raises when the tenant has its connections already."""
         quotas = self._context.quotas
         tenant = self._identities.tenant(caller.account)
-        if quotas is None or tenant is None or caller.is_trusted:
-            return
-        if tenant.quotas.connections_max:
+        if quotas is not None and tenant is not None and tenant.quotas.connections_max:
             try:
                 quotas.claim(connection, tenant)
             except Throttled as error:

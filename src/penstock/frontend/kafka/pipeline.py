@@ -28,7 +28,7 @@ from penstock.frontend.kafka.audited import AUDITED, run_noted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.logins import Login, Logins
 from penstock.model.errors import PenstockError
-from penstock.model.identity import Caller
+from penstock.model.identity import Caller, Tenant
 from penstock.model.limits import REQUEST_BYTES_MAX
 from penstock.net.kafka import Buffer, HangUp, KafkaConnection
 from penstock.wire.kafka.apis import (
@@ -108,10 +108,9 @@ class KafkaFrontend:
             caller = self._caller(login, header.api_key)
             account = caller.account
             call = KafkaCall(header, api, connection, caller)
-            code, buffers = await self._answer(call, action, frame)
-            if caller.account and not caller.is_trusted:
-                # It may have waited for a minute, and be nobody any more.
-                self._logins.check(login)
+            code, buffers = await self._answer(call, login, action, frame)
+            if account:
+                self._logins.check_again(login)
         except (Malformed, UnsupportedVersion) as error:
             raise HangUp(str(error)) from None
         except HangUp:
@@ -132,7 +131,7 @@ class KafkaFrontend:
                 self._context.usage.answered(account, name, code)
 
     async def _answer(
-        self, call: KafkaCall, action: KafkaAction, frame: Buffer
+        self, call: KafkaCall, login: Login, action: KafkaAction, frame: Buffer
     ) -> tuple[str, Sequence[Buffer] | None]:
         codec = self._codec_of(call.api)
         asked = codec.decode_request(frame, call.header.body_at, call.version)
@@ -143,8 +142,8 @@ class KafkaFrontend:
         else:
             response = await action.run(context, call, asked)
         buffers = None if response is None else _encoded(call, codec, response)
-        if not call.caller.is_trusted:
-            pause_ms = self._charge(call, received_bytes, buffers)
+        if login.payer is not None and call.caller.account:
+            pause_ms = self._charge(call, login.payer, received_bytes, buffers)
             if pause_ms:
                 call.connection.hold_back(pause_ms / 1_000)
                 if hasattr(response, "throttle_time_ms"):
@@ -182,18 +181,20 @@ class KafkaFrontend:
     # ── How much ─────────────────────────────────────────────────────────────────────────────
 
     def _charge(
-        self, call: KafkaCall, received_bytes: int, buffers: Sequence[Buffer] | None
+        self,
+        call: KafkaCall,
+        payer: Tenant,
+        received_bytes: int,
+        buffers: Sequence[Buffer] | None,
     ) -> int:
         """For how many milliseconds the client must pause. Bytes are those of records."""
-        caller, context = call.caller, self._context
-        if not caller.account:
-            return 0
+        context = self._context
         size_bytes = received_bytes
         if buffers is not None and call.api.key in _CARRYING:
             size_bytes += sum(map(len, buffers))
         return context.throttler.charge(
-            context.identities.tenant(caller.account),
-            caller,
+            payer,
+            call.caller,
             f"kafka:{call.api.name}",
             size_bytes,
             now_ms=context.clock.mono_ms(),
