@@ -234,7 +234,8 @@ class Bench:
         with self._node("sealing", is_guarded=False) as node:
             plain = node.queue("plain", SqsManagedSseEnabled="false")
             sealed = node.queue("sealed", SqsManagedSseEnabled="true")
-            without, with_all = [], []
+            without: list[Result] = []
+            with_all: list[Result] = []
             for _ in range(self._options.rounds):
                 for url, results in ((plain, without), (sealed, with_all)):
                     results.append(self._load(node, url, ROOT_KEY, body_bytes=SEALED_BODY_BYTES))

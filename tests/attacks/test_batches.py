@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cramjam
@@ -183,12 +184,12 @@ def test_a_time_in_the_future_is_refused_by_a_stream_and_ignored_by_a_queue(
 
 
 # ── S10: bombs ───────────────────────────────────────────────────────────────────────────────
-NOTHING = bytes(96 * MIB)
+NOTHING = bytes(256 * MIB)
 
 
 def _nested() -> bytes:
     """Each layer is small, and its inside is again of the same kind."""
-    inner = bytes(cramjam.gzip.compress(NOTHING, level=6))
+    inner = bytes(cramjam.gzip.compress(NOTHING, level=1))
     for _ in range(3):
         inner = bytes(cramjam.gzip.compress(inner, level=6))
     return inner
@@ -200,7 +201,7 @@ def _xerial(*blocks: tuple[int, bytes]) -> bytes:
 
 
 BOMBS: dict[str, Callable[[], bytes]] = {
-    "gzip": lambda: batch(bytes(cramjam.gzip.compress(NOTHING, level=6)), attributes=GZIP),
+    "gzip": lambda: batch(bytes(cramjam.gzip.compress(NOTHING, level=9)), attributes=GZIP),
     "gzip-in-gzip": lambda: batch(_nested(), attributes=GZIP),
     "lz4": lambda: batch(bytes(cramjam.lz4.compress(NOTHING, level=0)), attributes=LZ4),
     "zstd": lambda: batch(bytes(cramjam.zstd.compress(NOTHING, level=3)), attributes=ZSTD),
@@ -225,6 +226,7 @@ def test_a_bomb_costs_little_and_stands_in_nobodys_way(
     topic, url = queue
     records = BOMBS[attack]()
     before = open_server.rss_bytes()
+    Path(f"/proc/{open_server.pid}/clear_refs").write_text("5")  # the highest level begins anew
     produced(open_server, topic, records)
     bystander.call("SendMessage", {"QueueUrl": url, "MessageBody": "behind it"})
     asked: dict[str, Any] = {"QueueUrl": url, "MaxNumberOfMessages": 10, "VisibilityTimeout": 0}
@@ -234,5 +236,11 @@ def test_a_bomb_costs_little_and_stands_in_nobodys_way(
         return "behind it" in {message["Body"] for message in got}
 
     eventually(arrived, seconds=20, what="the message behind the bomb")
-    grown = open_server.rss_bytes() - before
-    assert grown < 48 * MIB, f"it cost {grown / MIB:.0f} MiB"
+    grown = highest_rss_bytes(open_server) - before
+    assert grown < 160 * MIB, f"it cost {grown / MIB:.0f} MiB"
+
+
+def highest_rss_bytes(server: Server) -> int:
+    text = Path(f"/proc/{server.pid}/status").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1_024

@@ -4,6 +4,7 @@ listings. It can neither end a line, nor drive a terminal, nor make as many seri
 from __future__ import annotations
 
 import json
+import logging
 import re
 from urllib.parse import urlsplit
 
@@ -13,6 +14,8 @@ from tests.attacks.kit import send
 from tests.harness.client import RawClient
 from tests.harness.raw_http import RawConnection, json_request
 from tests.harness.server import Server
+
+from penstock.telemetry.logs import ConsoleFormatter, JsonFormatter
 
 FORGED = '\n{"ts":"2026-01-01T00:00:00.000Z","level":"info","event":"all is well","node":"x"}\n'
 NASTY = {
@@ -120,3 +123,37 @@ def test_groups_with_odd_names_are_shown_as_data(open_server: Server) -> None:
         (member,) = told.groups[0].members
         assert member.client_id == odd
     assert_log_is_whole(open_server)
+
+
+CREDENTIALS = {
+    "signature": "GET /?X-Amz-Signature=5ec4e7&a=b",
+    "header": "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/sqs/aws4_request, Signature=5ec4e7",
+    "bearer": "authorization: Bearer 5ec4e7 was refused",
+    "basic": "Basic 5ec4e7",
+    "session": "X-Amz-Security-Token: 5ec4e7",
+    "password": "cannot log in with password=5ec4e7, try again",
+}
+
+
+@pytest.mark.parametrize("attack", CREDENTIALS)
+@pytest.mark.parametrize("formatter", [JsonFormatter("n"), ConsoleFormatter()])
+def test_a_credential_inside_a_logged_text_is_withheld(
+    attack: str, formatter: logging.Formatter
+) -> None:
+    """As when the error of a library quotes a header."""
+    record = logging.makeLogRecord({"msg": CREDENTIALS[attack], "why": CREDENTIALS[attack]})
+    shown = formatter.format(record)
+    assert "5ec4e7" not in shown
+    assert "[withheld]" in shown
+
+
+@pytest.mark.parametrize("attack", NASTY)
+@pytest.mark.parametrize("formatter", [JsonFormatter("n"), ConsoleFormatter()])
+def test_a_logged_text_can_neither_end_its_line_nor_drive_a_terminal(
+    attack: str, formatter: logging.Formatter
+) -> None:
+    text = NASTY[attack]
+    shown = formatter.format(logging.makeLogRecord({"msg": text, "group": text}))
+    assert not CONTROL.search(shown)
+    assert len(shown.splitlines()) == 1
+    assert len(shown) < 10_000

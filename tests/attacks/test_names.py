@@ -47,6 +47,7 @@ NOWHERE = {
 NOT_A_QUEUE = {
     **NOWHERE,
     "81-characters": "q" * 81,
+    "81-characters-of-a-fifo-queue": "q" * 76 + ".fifo",
     "a-million-characters": "q" * 1_000_000,
     "dotted": "a.b",
     "suffix-in-capitals": "q.FIFO",

@@ -157,24 +157,24 @@ async def dial(port: int) -> socket.socket:
     return client
 
 
-# How large an answer is, and what asks for it: beyond what asyncio buffers before it says that
-# nobody reads, and below, where it never does.
+# How large an answer is, what asks for it, and for how long a connection may be idle: beyond what
+# asyncio buffers before it says that nobody reads, and below, where it never does.
 UNREAD = {
-    "large": (MIB, GET),
-    "small": (40 * KIB, GET),
-    "small-and-last": (40 * KIB, LAST),
-    "large-and-last": (MIB, LAST),
+    "large": (MIB, GET, 60.0),
+    "small": (40 * KIB, GET, 0.5),
+    "small-and-last": (40 * KIB, LAST, 60.0),
+    "large-and-last": (MIB, LAST, 60.0),
 }
 
 
 async def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
     async def one(attack: str) -> None:
-        size, request = UNREAD[attack]
+        size, request, idle = UNREAD[attack]
 
         async def answer(_request: HttpRequest) -> HttpReply:
             return HttpReply(200, bytes(size))
 
-        listener = http_listener(answer, write_stall_seconds_max=0.5, idle_seconds_max=0.5)
+        listener = http_listener(answer, write_stall_seconds_max=0.5, idle_seconds_max=idle)
         async with listening(listener) as port:
             await is_ended(listener, port, request, attack)
 

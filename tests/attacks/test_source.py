@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from tests.harness.client import Fault, RawClient
 
+import penstock
 from penstock.frontend.kafka.configs import TABLE
 from penstock.frontend.kafka.group_configs import GROUP_TABLE
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sqs.queue_attributes import TABLE as QUEUE_TABLE
 from penstock.wire.aws import shapes
 
-SOURCE = Path(__file__).parents[2] / "src" / "penstock"
+SOURCE = Path(penstock.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if "generated" not in path.parts)
 
 # Modules that turn bytes into objects or code, or parse markup with all that comes with it.

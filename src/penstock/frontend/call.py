@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.model.identity import Caller, Tenant
+from penstock.frontend.leaky_bucket import LeakyBucket
+from penstock.model.identity import Caller
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import Request
@@ -39,7 +40,7 @@ class Call:
         "asked",
         "caller",
         "codec",
-        "payer",
+        "owed",
         "permission",
         "region",
         "request",
@@ -65,5 +66,5 @@ class Call:
         # empty for a caller who is believed; the resource also for an action on no queue.
         self.permission = ""
         self.arn = ""
-        # throttle: whose limit of bytes this counts against, once it is known how many they are.
-        self.payer: Tenant | None = None
+        # throttle: what the messages' bytes count against, once it is known how many they are.
+        self.owed: LeakyBucket | None = None

@@ -36,7 +36,7 @@ HEADER_SDK: Final = "amz-sdk-invocation-id"
 HEADER_ATTEMPT: Final = "amz-sdk-request"
 TOKEN_CHARS_MAX: Final = 128
 WINDOW_SECONDS: Final = 300.0
-MESSAGES_MAX: Final = 50_000  # answers, those of a batch counted by its messages; 600 bytes each
+MESSAGES_MAX: Final = 50_000  # answers, and the messages in those to batches; 500 bytes each
 FORGOTTEN_AT_ONCE: Final = 100  # more than any one answer counts
 
 _SENDS: Final = frozenset(("SendMessage", "SendMessageBatch"))
@@ -64,15 +64,15 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     caller: Caller
     action: str
     region: str
-    path: str
     content: int
 
-    def is_for(self, call: Call, action: str) -> bool:
-        caller, request = call.caller, call.request
+    def is_for(self, call: Call, action: str, now_s: float) -> bool:
+        caller = call.caller
         return (
-            (self.caller.account, self.caller.user) == (caller.account, caller.user)
-            and (self.action, self.region, self.path) == (action, call.region, request.path)
-            and self.content == _content_of(request)
+            now_s - self.at_s < WINDOW_SECONDS
+            and (self.caller.account, self.caller.user) == (caller.account, caller.user)
+            and (self.action, self.region) == (action, call.region)
+            and self.content == _content_of(call.request)
         )
 
 
@@ -116,16 +116,16 @@ class Answers:
 
     def __init__(self, *, messages_max: int = MESSAGES_MAX) -> None:
         self._messages_max = messages_max
-        self._messages = 0
-        self._kept: dict[Key, _Kept] = {}
-        self._order: deque[Key] = deque()  # keys of what is kept, oldest first
-        self._oldest_s = 0.0  # when the first of them came
-        # The first of each kind, and what the others wait for once there are any.
-        self._under_way: dict[Key, asyncio.Future[None] | None] = {}
+        # None: under way. A future: the same, and others wait for its end.
+        self._known: dict[Key, _Kept | asyncio.Future[None] | None] = {}
+        # Keys as they came, each of those known among them; of what failed one may be left over.
+        self._order: deque[Key] = deque()
+        self._oldest_s = 0.0  # nothing that is known is older
+        self._batched = 0  # messages in answers to batches
         self.repeated_count = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._known)
 
     async def once(self, context: Context, call: Call, *, now_s: float) -> Any:
         """Carry the call out, unless that has been done. ``now_s``: when the request came, by a
@@ -137,79 +137,98 @@ class Answers:
             return await action.run(context, call, call.asked)
         key, is_first = found
         if not is_first:
-            while key in self._under_way:
-                await self._end_of(key)
-            kept = self._kept.get(key)
-            if kept is not None and self._is_good(kept, call, action.name, now_s):
+            kept = await self._find(key)
+            if kept is not None and kept.is_for(call, action.name, now_s):
+                self.repeated_count += 1
                 return kept.answer
-        under_way = self._under_way
-        under_way.setdefault(key, None)
+        known = self._known
+        if key in known:
+            self._forget_answer(key)
+        else:
+            self._order.append(key)
+            known[key] = None
         try:
             answer = await action.run(context, call, call.asked)
         except BaseException:
-            _wake(under_way.pop(key, None))  # whoever waits tries it again
+            self._failed(key, now_s)
             raise
-        request = call.request
-        content = _content_of(request)
-        self._keep(
-            key,
-            _Kept(answer, now_s, call.caller, action.name, call.region, request.path, content),
-            now_s,
+        before = known.get(key)
+        known[key] = _Kept(
+            answer, now_s, call.caller, action.name, call.region, _content_of(call.request)
         )
-        waiters = under_way.pop(key, None)
-        if waiters is not None:
-            _wake(waiters)
+        if before is not None or isinstance(answer, SendMessageBatchReply):
+            self._batched += _batched_in(answer)
+            self._settle(before)
+        if (
+            len(self._order) + self._batched > self._messages_max
+            or now_s - self._oldest_s >= WINDOW_SECONDS
+        ):
+            self._forget_some(now_s)
         return answer
 
-    def _is_good(self, kept: _Kept, call: Call, action: str, now_s: float) -> bool:
-        if now_s - kept.at_s >= WINDOW_SECONDS or not kept.is_for(call, action):
-            return False
-        self.repeated_count += 1
-        return True
+    async def _find(self, key: Key) -> _Kept | None:
+        """The answer, once there is one; None: there is none, and none is about to be given."""
+        while key in self._known:
+            found = self._known[key]
+            if isinstance(found, _Kept):
+                return found
+            if found is None:
+                found = self._known[key] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(found)  # others wait for the same
+        return None
 
-    async def _end_of(self, key: Key) -> None:
-        waiters = self._under_way[key]
-        if waiters is None:
-            waiters = self._under_way[key] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(waiters)  # others wait for the same
+    def _settle(self, before: _Kept | asyncio.Future[None] | None) -> None:
+        """Of what an answer has taken the place."""
+        if isinstance(before, asyncio.Future):
+            before.set_result(None)
+        elif before is not None:
+            self._batched -= _batched_in(before.answer)
 
-    def _keep(self, key: Key, new: _Kept, now_s: float) -> None:
-        if key in self._kept:
-            self._messages -= _messages_in(self._kept[key].answer)
-        else:
-            if not self._order:
-                self._oldest_s = now_s
-            self._order.append(key)
-        self._kept[key] = new
-        self._messages += _messages_in(new.answer)
-        if self._messages > self._messages_max or now_s - self._oldest_s >= WINDOW_SECONDS:
+    def _forget_answer(self, key: Key) -> None:
+        """It is too old, or for another request: some clients call each of theirs the first."""
+        found = self._known[key]
+        if isinstance(found, _Kept):
+            self._settle(found)
+            self._known[key] = None
+
+    def _failed(self, key: Key, now_s: float) -> None:
+        """Whoever waits, or comes again, tries again."""
+        found = self._known.get(key)
+        if not isinstance(found, _Kept):
+            self._known.pop(key, None)
+            self._settle(found)
+        if len(self._order) + self._batched > self._messages_max:
             self._forget_some(now_s)
 
     def _forget_some(self, now_s: float) -> None:
         """What is too much, and of what is too old a part: nobody pays for all of it."""
-        kept, order = self._kept, self._order
-        for _ in range(FORGOTTEN_AT_ONCE):
-            self._messages -= _messages_in(kept.pop(order.popleft()).answer)
-            self._oldest_s = kept[order[0]].at_s if order else now_s
-            if self._messages <= self._messages_max and now_s - self._oldest_s < WINDOW_SECONDS:
-                break
-
-
-def _wake(waiters: asyncio.Future[None] | None) -> None:
-    if waiters is not None:
-        waiters.set_result(None)
+        known, order = self._known, self._order
+        for _ in range(min(FORGOTTEN_AT_ONCE, len(order))):
+            front = known.get(order[0])
+            self._oldest_s = front.at_s if isinstance(front, _Kept) else now_s
+            is_too_much = len(order) + self._batched > self._messages_max
+            if not is_too_much and now_s - self._oldest_s < WINDOW_SECONDS:
+                return
+            key = order.popleft()
+            if isinstance(front, _Kept):
+                del known[key]
+                self._settle(front)
+            elif key in known:
+                order.append(key)  # still under way
 
 
 def _content_of(request: HttpRequest) -> int:
-    """Forms may stand in the address as well."""
+    """Queues and forms may stand in the address as well."""
     content = crc32c(request.body)
-    return content if not request.query else crc32c(request.query.encode(), content)
+    if request.path == "/" and not request.query:
+        return content
+    return crc32c(f"{request.path}?{request.query}".encode(), content)
 
 
-def _messages_in(answer: Any) -> int:
-    if isinstance(answer, SendMessageBatchReply):
-        return 1 + len(answer.successful or ()) + len(answer.failed or ())
-    return 1
+def _batched_in(answer: Any) -> int:
+    if not isinstance(answer, SendMessageBatchReply):
+        return 0
+    return len(answer.successful or ()) + len(answer.failed or ())
 
 
 def _is_first(attempt: str) -> bool:

@@ -149,9 +149,8 @@ class Frontend:
                 audit.add(entry_of(context, call, CANCELLED, is_ok=False))
             raise
         tally = self._tally
-        if call.payer is not None and code is OK:
-            moved_bytes = tally.bytes_in + tally.bytes_out
-            context.throttler.note_bytes(call.payer, moved_bytes, now_ms=context.clock.mono_ms())
+        if call.owed is not None and code is OK:
+            call.owed.add(tally.bytes_in + tally.bytes_out, now_ms=context.clock.mono_ms())
         api = UNKNOWN_API if call.action is None else call.action.name
         self._meter.request(api, call.codec.name, code, self._perf() - started)
         if audit is not None or code is not OK:

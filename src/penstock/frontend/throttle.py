@@ -37,7 +37,7 @@ class Throttler:
         self._frontend_count = 1
         self._buckets: dict[Hashable, LeakyBucket] = {}
         self._ways: dict[tuple[str, str, str, str | None], _Way] = {}
-        self._free: dict[str, Limits] = {}  # by account: what was found to limit nothing
+        self._seen: dict[str, tuple[Limits, bool]] = {}  # by account: whether they limit anything
         self._refused: dict[tuple[str, str], int] = {}  # by account and limit
 
     @property
@@ -47,10 +47,11 @@ class Throttler:
 
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
-    ) -> None:
-        """Raises Throttled, with the time after which asking again may help."""
+    ) -> LeakyBucket | None:
+        """Raises Throttled, with the time after which asking again may help. Returns what the bytes
+        that the request will have moved are poured into, if they count."""
         if tenant is None:
-            return
+            return None
         if self._frontends() != self._frontend_count:
             self._share_anew()
         way = self._ways.get((tenant.account, caller.user, action, arn))
@@ -67,18 +68,17 @@ class Throttler:
             if empty_at_ms < now_ms:
                 empty_at_ms = now_ms
             bucket.empty_at_ms = empty_at_ms + bucket.ms_per_unit
+        return in_debt
 
     def is_free(self, tenant: Tenant) -> bool:
         """Whether the tenant has no limits at all: nothing else need be asked."""
         limits = tenant.limits
-        if self._free.get(tenant.account) is limits:
-            return True
-        if limits != _NO_LIMITS:
-            return False
-        if len(self._free) >= WAYS_MAX:
-            self._free.clear()
-        self._free[tenant.account] = limits
-        return True
+        seen = self._seen.get(tenant.account)
+        if seen is None or seen[0] is not limits:
+            if len(self._seen) >= WAYS_MAX:
+                self._seen.clear()
+            seen = self._seen[tenant.account] = (limits, limits == _NO_LIMITS)
+        return seen[1]
 
     def charge(
         self, tenant: Tenant | None, caller: Caller, action: str, size_bytes: int, *, now_ms: float

@@ -37,15 +37,13 @@ def throttle(context: Context, call: Call) -> None:
     arn: str | None = call.arn
     if not arn and tenant.limits.queue_requests.per_s > 0:
         arn = _arn_of(call)  # a caller who is believed was asked for no permission on it
-    context.throttler.check(
+    call.owed = context.throttler.check(
         tenant,
         call.caller,
         OPERATIONS[action.name],
         arn or None,
         now_ms=context.clock.mono_ms(),
     )
-    if tenant.limits.tenant_bytes.per_s > 0:
-        call.payer = tenant
 
 
 def _arn_of(call: Call) -> str | None:

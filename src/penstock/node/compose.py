@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
@@ -41,6 +41,7 @@ from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import PenstockError
 from penstock.model.identity import Tenant
+from penstock.net.exchange import HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
 from penstock.net.kafka import KafkaListener
@@ -54,6 +55,7 @@ from penstock.node.entropy import Entropy
 from penstock.node.exposure import is_auth_on
 from penstock.node.facts import Facts
 from penstock.node.folder import DataFolder
+from penstock.node.frontend_calls import make_calls
 from penstock.node.keyring import KeyRingUnusable, start_key_ring
 from penstock.node.memory import MemoryKeeper
 from penstock.node.settings import Loaded, describe
@@ -118,6 +120,14 @@ class Node:
         await self._start_identities()
         await self._start_sealing()
         self._broker = Broker(self._surroundings(), self._tasks, entropy=self._entropy)
+        self._calls = make_calls(
+            self._broker,
+            self._catalog,
+            self._identities,
+            clock=self._clock,
+            node=config.node.name or platform.node(),
+        )
+        self._meter.register_collector(self._calls.callees.samples)
         # The admin address opens first: a long recovery can be watched on it.
         await self._start_admin()
         await self._broker.start()
@@ -138,6 +148,7 @@ class Node:
         self._memory = MemoryKeeper(self._pool)
         self._catalog.on_change(self._memory.topic_changed)
         self._meter.register_collector(self._levels)
+        self._calls.quotas.start(self._broker)
         self._report_health()
         self._health.ready()
         self._jobs = [
@@ -232,6 +243,7 @@ class Node:
         for job in self._jobs:
             job.cancel()
         self._memory.stop()
+        self._calls.quotas.stop()
         await self._broker.stop()
         await self._admin.drain(seconds_max=1.0)
         await self._identities.flush()
@@ -288,10 +300,10 @@ class Node:
     async def _start_http(self) -> None:
         config = self._config
         frontend = Frontend(
-            backend=self._broker,
+            backend=self._calls.backend,
             sealing=self._sealing,
-            catalog=self._catalog,
-            shares=self._broker.shares,
+            catalog=self._calls.catalog,
+            shares=self._calls.shares,
             clock=self._clock,
             config=FrontendConfig(
                 account=config.node.account,
@@ -309,8 +321,11 @@ class Node:
             identities=self._identities,
             usage=self._facts.usage,
             audit=self._facts.audit,
+            throttler=self._calls.throttler,
+            quotas=self._calls.quotas,
         )
-        self._http = self._listener(frontend, "http")
+        self._meter.register_collector(frontend.samples)
+        self._http = self._listener(frontend, "http", outlives=frontend.outlives)
         host, port = parse_listen(config.http.listen)
         bound = await self._http.start(host, port, tls=self._tls)
         self.http_url = f"{self._scheme}://{bound}"
@@ -349,9 +364,9 @@ class Node:
             return
         self._kafka_frontend = KafkaFrontend(
             KafkaContext(
-                streams=self._broker,
-                shares=self._broker.shares,
-                catalog=streams_of(self._catalog),
+                streams=self._calls.streams,
+                shares=self._calls.shares,
+                catalog=streams_of(self._calls.catalog),
                 groups=self._groups,
                 transactions=self._transactions,
                 producer_ids=self._producer_ids,
@@ -371,7 +386,9 @@ class Node:
                 entropy=self._entropy,
                 sealing=self._sealing,
                 identities=self._identities,
-                changes=self._identities,
+                changes=self._calls.directory,
+                throttler=self._calls.throttler,
+                quotas=self._calls.quotas,
                 usage=self._kafka_usage(),
                 audit=self._facts.audit,
             ),
@@ -379,7 +396,10 @@ class Node:
         )
         self._kafka = KafkaListener(
             self._kafka_frontend.answer,
-            config=KafkaListenerConfig(frame_bytes_max=config.frame_bytes_max),
+            config=KafkaListenerConfig(
+                frame_bytes_max=config.frame_bytes_max,
+                connections_per_address_max=config.connections_per_ip_max,
+            ),
             outlives=is_produce,
         )
         bound = await self._bind_kafka(self._kafka)
@@ -404,8 +424,8 @@ class Node:
 
     async def _start_admin(self) -> None:
         api = AdminApi(
-            backend=self._broker,
-            catalog=queues_of(self._catalog),
+            backend=self._calls.backend,
+            catalog=queues_of(self._calls.catalog),
             meter=self._meter,
             health=self._health,
             clock=self._clock,
@@ -413,8 +433,9 @@ class Node:
             config=[ConfigRow(r.key, r.value, r.origin) for r in describe(self._loaded)],
             token=self._config.admin.token,
             sealing=self._sealing,
-            identities=self._identities,
-            everything=self._catalog,
+            identities=self._calls.directory,
+            callees=self._calls.callees,
+            everything=self._calls.catalog,
             is_auth_on=self.is_auth_on,
         )
         self._admin = self._listener(api, "admin")
@@ -447,19 +468,27 @@ class Node:
             clock_trusted=self._is_elapsed_trusted,
         )
 
-    def _listener(self, answerer: Frontend | AdminApi, name: str) -> HttpListener:
+    def _listener(
+        self,
+        answerer: Frontend | AdminApi,
+        name: str,
+        *,
+        outlives: Callable[[HttpRequest], bool] = lambda _request: False,
+    ) -> HttpListener:
         http = self._config.http
         return HttpListener(
             answerer.handle,
             config=HttpConfig(
                 request_bytes_max=http.request_bytes_max,
                 connections_max=http.connections_max,
+                connections_per_address_max=http.connections_per_ip_max,
                 header_seconds_max=http.header_ms_max / 1_000,
                 body_seconds_max=http.body_ms_max / 1_000,
                 idle_seconds_max=http.idle_ms_max / 1_000,
             ),
             name=name,
             seed=self._entropy(10),
+            outlives=outlives,
         )
 
     async def _sweep_tombs(self) -> None:

@@ -9,6 +9,7 @@ from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
 from penstock.frontend.dispatch_identities import DispatchedIdentities
 from penstock.frontend.dispatch_streams import DispatchedShares, DispatchedStreams
 from penstock.frontend.quotas import TenantQuotas
+from penstock.frontend.throttle import Throttler
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.identities import StoredIdentities
 from penstock.model.ports import Clock
@@ -18,6 +19,7 @@ from penstock.model.topic import Topic
 class FrontendCalls(NamedTuple):
     callees: Callees
     quotas: TenantQuotas
+    throttler: Throttler
     backend: DispatchedBackend
     streams: DispatchedStreams
     shares: DispatchedShares
@@ -42,6 +44,7 @@ def make_calls(
     return FrontendCalls(
         callees=callees,
         quotas=quotas,
+        throttler=Throttler(),
         backend=DispatchedBackend(broker, callees, quotas, node_of=node_of),
         streams=DispatchedStreams(broker, callees, quotas, node_of=node_of),
         shares=DispatchedShares(broker.shares, callees, quotas, node_of=node_of),

@@ -5,7 +5,8 @@ fields. For a machine that becomes one JSON object a line; for a person at a ter
 readable line. Standard output is left alone: ``serve`` promises exactly one line there.
 
 Nothing that came in from outside can forge a line or drive a terminal: control characters are
-escaped in both formats. Fields that may hold a message's body or a secret are withheld by name.
+escaped in both formats. Fields that may hold a message's body or a secret are withheld by name, and
+what follows the words that announce a credential is withheld wherever it stands.
 """
 
 import logging
@@ -23,7 +24,8 @@ FIELD_CHARACTERS_MAX = 4_096  # a longer value is cut: a log line is no place fo
 WITHHELD = "[withheld]"
 WITHHELD_FIELDS = frozenset(
     {"body", "bodies", "message_body", "receipt", "receipt_key", "secret", "password", "token",
-     "authorization"}
+     "authorization", "credentials", "secret_key", "master_key", "data_key", "signing_key",
+     "signature", "stored_key", "server_key", "auth_bytes", "cookie"}
 )  # fmt: skip
 
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -31,6 +33,13 @@ _RESERVED = frozenset({"ts", "level", "event", "node"})
 # C0, DEL, C1 (0x9b alone starts a terminal sequence), line and paragraph separators, lone
 # surrogates and the marks that reverse the direction of text.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+# As headers and query strings spell them; errors of libraries like to quote those.
+_CREDENTIAL = re.compile(
+    r"(?i)\b(signature=|security-token[=:]\s*|bearer\s+|basic\s+|secret[=:]\s*|password[=:]\s*)"
+    r"[^\s,;&\"']+"
+)
 
 
 class LogFormat(StrEnum):
@@ -61,7 +70,7 @@ def _plain(value: object) -> object:
         return f"{len(value)} bytes"  # bytes are bodies or keys; their size is all a log needs
     if isinstance(value, list | tuple | set | frozenset):
         value = ", ".join(str(item) for item in value)
-    text = printable(str(value))
+    text = _CREDENTIAL.sub(rf"\1{WITHHELD}", printable(str(value)))
     if len(text) > FIELD_CHARACTERS_MAX:
         return text[:FIELD_CHARACTERS_MAX] + "…"
     return text

@@ -3,20 +3,30 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.frontend.memory import MemoryBackend, Rig
 from tests.unit.frontend.test_pipeline import json_call, make_queue, query_call, signed
 
 from penstock.frontend import idempotency
+from penstock.frontend.call import Action, Call
+from penstock.frontend.context import Context
 from penstock.frontend.idempotency import WINDOW_SECONDS, Answers, outlives
+from penstock.frontend.protocols import JSON
 from penstock.model.errors import Overloaded
 from penstock.model.message import Appended, Message
 from penstock.model.topic import Topic
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.telemetry import families
+from penstock.wire.aws.shapes import (
+    SendMessageBatchReply,
+    SendMessageBatchResultEntry,
+    SendMessageReply,
+)
 
 OWN = "x-penstock-request-token"
 WINDOW_MS = int(WINDOW_SECONDS * 1_000)
@@ -290,6 +300,75 @@ async def test_memory_is_bounded_by_messages_and_old_answers_go_bit_by_bit() -> 
     rig.clock.now_ms += WINDOW_MS
     await send(rig, url, headers={OWN: "last"})
     assert len(answers) == 1
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from("abcdef"),  # the token
+            st.sampled_from((0, 0, 0, 3, 10)),  # messages of a batch
+            st.integers(1, 3),  # the attempt
+            st.booleans(),  # it fails
+            st.sampled_from((0, 1, 200)),  # seconds until the next
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_the_memory_stays_bounded_and_only_the_same_is_answered_again(
+    steps: list[tuple[str, int, int, bool, int]],
+) -> None:
+    async def play() -> None:
+        answers = Answers(messages_max=12)
+        last: dict[tuple[str, int], tuple[object, int]] = {}  # what would be answered again
+        now_s = 1_000
+        for token, batch, number, is_failing, pause_s in steps:
+            given_answer = _answer(batch)
+
+            async def run(
+                *_: object, answer: object = given_answer, fails: bool = is_failing
+            ) -> Any:
+                if fails:
+                    raise Overloaded("not now")
+                return answer
+
+            request = HttpRequest("POST", "/", "", attempt(number, token), b"%d" % batch, "", "r")
+            call = Call(request, JSON)
+            call.action = Action("SendMessageBatch" if batch else "SendMessage", run)
+            try:
+                got = await answers.once(cast(Context, None), call, now_s=now_s)
+            except Overloaded:
+                got = None
+            known = last.get((token, batch))
+            if got is given_answer:
+                last = {key: each for key, each in last.items() if key[0] != token}
+                last[token, batch] = (got, now_s)
+            elif got is not None:
+                assert number > 1
+                assert known is not None
+                assert got is known[0]
+                assert now_s - known[1] < WINDOW_SECONDS
+            _check(answers)
+            now_s += pause_s
+
+    asyncio.run(play())
+
+
+def _answer(batch: int) -> SendMessageReply | SendMessageBatchReply:
+    if not batch:
+        return SendMessageReply(md5_of_message_body="", message_id="")
+    entries = [SendMessageBatchResultEntry(str(n), "", "") for n in range(batch)]
+    return SendMessageBatchReply(successful=entries)
+
+
+def _check(answers: Answers) -> None:
+    kept = [each.answer for each in answers._known.values() if isinstance(each, idempotency._Kept)]
+    batched = sum(
+        len(each.successful or ()) for each in kept if isinstance(each, SendMessageBatchReply)
+    )
+    assert answers._batched == batched
+    assert len(kept) == len(answers), "nothing is under way"
+    assert len(answers._order) + batched <= 12
+    assert set(answers._known) <= set(answers._order)
 
 
 def test_the_attempt_is_read_as_every_sdk_writes_it() -> None:

@@ -104,6 +104,44 @@ def test_bytes_are_paid_for_afterwards() -> None:
     throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=4_001)
 
 
+def test_tenants_with_different_limits_share_a_queue_and_no_bucket() -> None:
+    throttler = Throttler()
+    own = tenant(queue_requests=Rate(1, 3))
+    other = Tenant("222222222222", "two", 0, limits=Limits(queue_requests=Rate(1, 5)))
+    visitor = Caller("222222222222", "bob")
+    passed = {"own": 0, "other": 0}
+    for _ in range(20):
+        for name, of, caller in (("own", own, CALLER), ("other", other, visitor)):
+            try:
+                throttler.check(of, caller, "sqs:SendMessage", ARN, now_ms=0)
+            except Throttled:
+                continue
+            passed[name] += 1
+    assert passed == {"own": 3, "other": 5}
+    assert throttler.refused == {("111111111111", "queue"): 17, ("222222222222", "queue"): 15}
+
+
+def test_whether_a_tenant_has_limits_is_known_at_once_when_they_change() -> None:
+    throttler = Throttler()
+    assert throttler.is_free(tenant())
+    limited = tenant(operations={"sqs:SendMessage": Rate(1, 1)})
+    assert not throttler.is_free(limited)
+    assert not throttler.is_free(limited)
+    assert throttler.is_free(tenant())
+
+
+def test_many_sorts_of_requests_are_forgotten_without_losing_their_buckets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.frontend.throttle.WAYS_MAX", 10)
+    throttler, of = Throttler(), tenant(tenant_requests=Rate(1, 50))
+    passed = sum(
+        admitted(throttler, of, count=1, now_ms=0, arn=f"{ARN}{number}") for number in range(100)
+    )
+    assert passed == 50
+    assert len(throttler._ways) <= 10
+
+
 def test_several_frontends_divide_a_limit_among_them() -> None:
     alive = 1
     throttler = Throttler(frontends=lambda: alive)

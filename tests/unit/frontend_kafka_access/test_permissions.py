@@ -41,14 +41,19 @@ from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated import (
+    add_partitions_to_txn,
     consumer_group_heartbeat,
+    delete_topics,
     describe_cluster,
     describe_groups,
+    describe_share_group_offsets,
+    describe_transactions,
     init_producer_id,
     list_groups,
     list_transactions,
     metadata,
     offset_commit,
+    offset_fetch,
     share_fetch,
     share_group_heartbeat,
 )
@@ -323,6 +328,55 @@ async def test_a_group_is_not_described_to_those_who_may_not_know_its_topics(
     for key, request in ((69, ConsumerGroupDescribeRequest), (77, ShareGroupDescribeRequest)):
         (found,) = (await client.ask(key, request(["c" if key == 69 else "s"]))).groups
         assert (found.error_code, len(found.members)) == (0, 1)
+
+
+async def test_answers_about_everything_leave_out_topics_that_may_not_be_described(
+    house: House,
+) -> None:
+    topics = [await house.topic(name) for name in ("mine", "theirs")]
+    root = await house.root()
+    for topic in topics:
+        await commit(root, "g", topic)
+    beat = share_group_heartbeat.ShareGroupHeartbeatRequest("s", "m", 0, None, ["mine", "theirs"])
+    assert (await root.ask(76, beat)).error_code == 0
+    numbered = await root.ask(22, init_producer_id.InitProducerIdRequest("x", 10_000))
+    added = add_partitions_to_txn.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id="x",
+        v3_and_below_producer_id=numbered.producer_id,
+        v3_and_below_producer_epoch=numbered.producer_epoch,
+        v3_and_below_topics=[
+            add_partitions_to_txn.AddPartitionsToTxnTopic(name, [0]) for name in ("mine", "theirs")
+        ],
+    )
+    assert set(codes(await root.ask(24, added, 3))) == {0}
+
+    async def named_to(client: Client) -> list[list[str]]:
+        of_group = offset_fetch.OffsetFetchRequestGroup("g", topics=None)
+        offsets = await client.ask(9, offset_fetch.OffsetFetchRequest(groups=[of_group]), 9)
+        of_share = describe_share_group_offsets.DescribeShareGroupOffsetsRequestGroup("s", None)
+        asked_for = describe_share_group_offsets.DescribeShareGroupOffsetsRequest([of_share])
+        shares = await client.ask(90, asked_for)
+        transactions = await client.ask(
+            65, describe_transactions.DescribeTransactionsRequest(["x"])
+        )
+        return [
+            sorted(each.name for each in offsets.groups[0].topics),
+            sorted(each.topic_name for each in shares.groups[0].topics),
+            sorted(each.topic for each in transactions.transaction_states[0].topics),
+        ]
+
+    assert await named_to(root) == [["mine", "theirs"]] * 3
+    others = allow("kafka:Describe", resource="arn:penstock:*")
+    await house.user("ann", others, allow("kafka:Describe", resource=topic_arn("mine")))
+    assert await named_to(await house.client("ann")) == [["mine"]] * 3
+
+
+async def test_a_topic_that_is_not_there_is_refused_as_one_that_is(house: House) -> None:
+    await house.user("ann", allow("kafka:Describe"))
+    client = await house.client("ann")
+    states = [delete_topics.DeleteTopicState("not-there", ZERO_UUID)]
+    found = await client.ask(20, delete_topics.DeleteTopicsRequest(topics=states))
+    assert set(codes(found)) == {NO_TOPIC}
 
 
 # ── Bits ─────────────────────────────────────────────────────────────────────────────────────

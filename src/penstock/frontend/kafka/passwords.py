@@ -192,8 +192,8 @@ def _read_plain(token: bytes) -> tuple[str, bytes]:
         text = name.decode()
     except UnicodeDecodeError:
         raise PasswordRefused("the name is not UTF-8") from None
-    if not 0 < len(text) <= NAME_CHARS_MAX or not 0 < len(password) <= PASSWORD_BYTES_MAX:
-        raise PasswordRefused("the name or the password is empty or too long")
+    if not 0 < len(text) <= NAME_CHARS_MAX or len(password) > PASSWORD_BYTES_MAX:
+        raise PasswordRefused("the name is empty, or it or the password too long")
     if acting not in (b"", name):
         raise PasswordRefused("nobody may act as somebody else")
     return text, password
