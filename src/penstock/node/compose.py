@@ -43,8 +43,8 @@ from penstock.model.errors import PenstockError
 from penstock.model.identity import Tenant
 from penstock.net.exchange import HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
+from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
-from penstock.net.kafka import KafkaListener
 from penstock.net.listener import Listener
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.node import open_files
@@ -381,12 +381,14 @@ class Node:
                     log_dir=str(self._folder.path),
                     is_auth_on=self.is_auth_on,
                     is_insecure=self._config.auth.insecure,
+                    login_ms=config.login_ms,
                 ),
                 meter=self._meter,
                 entropy=self._entropy,
                 sealing=self._sealing,
                 identities=self._identities,
                 changes=self._calls.directory,
+                login_seed=self._ring.derive(b"kafka log-in"),
                 throttler=self._calls.throttler,
                 quotas=self._calls.quotas,
                 usage=self._kafka_usage(),
@@ -399,6 +401,7 @@ class Node:
             config=KafkaListenerConfig(
                 frame_bytes_max=config.frame_bytes_max,
                 connections_per_address_max=config.connections_per_ip_max,
+                stranger_frame_bytes_max=STRANGER_FRAME_BYTES_MAX if self.is_auth_on else 0,
             ),
             outlives=is_produce,
         )

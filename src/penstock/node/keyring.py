@@ -18,6 +18,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import hmac
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class MasterKeyRing:
         self._id = _id_of(master)
         self._ciphers = {_id_of(key): AESGCM(key) for key in (*old, master)}
         self._cipher = self._ciphers[self._id]
+        self._seed = hmac.digest(master, b"derive", "sha256")
 
     @property
     def master_id(self) -> str:
@@ -90,6 +92,10 @@ class MasterKeyRing:
             return cipher.decrypt(nonce, wrapped[_HEAD_BYTES + _NONCE_BYTES :], head + context)
         except InvalidTag:
             raise _damaged(context, "it was changed, or belongs somewhere else") from None
+
+    def derive(self, purpose: bytes) -> bytes:
+        """Bytes that only this master key gives, the same after every start."""
+        return hmac.digest(self._seed, purpose, "sha256")
 
     def rewrap(self, wrapped: bytes, context: bytes) -> bytes:
         """Under the present master key; the same bytes where that is so already."""
