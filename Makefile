@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run run test quick check fmt lint types imports unit compat faults bench locks clean
+.PHONY: help setup setup-run setup-spark run test quick check fmt lint types imports unit compat faults bench locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,7 +29,15 @@ help:  ## this list
 	.venv/awscli/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/awscli.lock
 	touch $@
 
-setup: .venv/.dev .venv/.awscli  ## create .venv with the server and every tool the tests use
+# PySpark is a source archive: its build back end is installed first, then it is built beside it.
+.venv/.spark: .venv/.run requirements/spark-build.lock requirements/spark.lock
+	$(PIP) --require-hashes -r requirements/spark-build.lock
+	$(PIP) --require-hashes --no-build-isolation -r requirements/spark.lock
+	touch $@
+
+setup-spark: .venv/.spark  ## what the pipeline needs: Spark and a Java
+
+setup: .venv/.dev .venv/.spark .venv/.awscli  ## create .venv with the server and every tool the tests use
 
 setup-run: .venv/.run
 
@@ -72,6 +80,8 @@ bench: setup  ## measure against peers and limits; writes benchmarks/results/
 locks:  ## resolve the requirement locks again (needs uv)
 	uv pip compile pyproject.toml --group build --universal --generate-hashes --no-header -q -o requirements/run.lock
 	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
+	uv pip compile pyproject.toml --extra spark --group build --group spark-build -c requirements/dev.lock --universal --generate-hashes --no-header -q -o requirements/spark.lock
+	uv pip compile --group spark-build -c requirements/spark.lock --universal --generate-hashes --no-header -q -o requirements/spark-build.lock
 	for name in awscli moto localstack; do \
 	  uv pip compile requirements/$$name.in --universal --generate-hashes --no-header -q -o requirements/$$name.lock; \
 	done

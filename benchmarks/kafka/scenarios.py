@@ -22,7 +22,7 @@ from benchmarks.server import Server
 ROOT = Path(__file__).parents[2]
 SPARE_S = 90.0  # a load process that takes so much longer than its window is ended
 RAW, CLIENT = "raw", "client"
-PACED_RATE = 500
+PACED_RATE = 1_000
 CONNECTIONS = 4
 PRODUCE_IN_FLIGHT = 5
 CONSUME_IN_FLIGHT = 1  # the next offset is known from the answer
