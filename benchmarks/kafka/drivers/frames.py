@@ -13,6 +13,7 @@ from itertools import cycle
 
 from benchmarks.kafka.job import RECORD_BYTES, Action, Job
 from benchmarks.kafka.pump import Conversation, Fault
+from penstock.model.file_slice import in_memory
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM, encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
@@ -172,7 +173,7 @@ class Consumer:
                 for answer in topic.partitions:
                     code = code or answer.error_code
                     offset = self._offsets[answer.index]
-                    for records in answer.records:
+                    for records in in_memory(answer.records):
                         with memoryview(records) as part:
                             found, offset = walk_batches(part, offset)
                             part.release()

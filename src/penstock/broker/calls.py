@@ -165,10 +165,19 @@ class Broker:
         return (await self._partition(topic, partition)).ends()
 
     async def fetch(
-        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+        self,
+        topic: Topic,
+        partition: int,
+        *,
+        offset: int,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
     ) -> Fetched:
         owner = await self._partition(topic, partition)
-        return owner.fetch(offset, bytes_max=bytes_max, is_committed=is_committed)
+        return owner.fetch(
+            offset, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
+        )
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
         return (await self._partition(topic, partition)).stream.find_time(timestamp_ms)

@@ -207,12 +207,16 @@ class Partition:
             return self.log.start_offset
         return max(self.log.start_offset, min(self.leases.cursor.head, self.journal.high_watermark))
 
-    def fetch(self, offset: int, *, bytes_max: int, is_committed: bool) -> Fetched:
+    def fetch(
+        self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
+    ) -> Fetched:
         ends = self.ends()
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         try:
-            fetched = self.stream.fetch(offset, bytes_max=bytes_max, is_committed=is_committed)
+            fetched = self.stream.fetch(
+                offset, bytes_max=bytes_max, is_committed=is_committed, as_slices=as_slices
+            )
         except Damaged as damage:
             self.found_damage(damage)
             raise
@@ -329,6 +333,7 @@ class Partition:
     async def clean(self) -> int:
         """Forget what is past its retention and drop the segments nobody needs any more. Returns
         the bytes freed."""
+        self.log.age_marks()
         freed_bytes = await self._drop_segments()
         if self.topic.is_queue:
             await self.leases.expire()

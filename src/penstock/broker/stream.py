@@ -119,14 +119,16 @@ class Stream:
             leader_epoch=LEADER_EPOCH,
         )
 
-    def fetch(self, offset: int, *, bytes_max: int, is_committed: bool) -> Fetched:
+    def fetch(
+        self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
+    ) -> Fetched:
         ends = self.ends
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         up_to = ends.last_stable_offset if is_committed else ends.high_watermark
         if offset >= up_to:
             return Fetched(ends)
-        found = self._read(offset, bytes_max=bytes_max, up_to=up_to)
+        found = self._read(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slices)
         if not found.buffers:
             return Fetched(ends)
         aborted: Sequence[tuple[int, int]] = ()
@@ -135,11 +137,11 @@ class Stream:
             aborted = [(each.producer_id, each.first_offset) for each in gone]
         return Fetched(ends, found.buffers, found.next_offset, found.record_count, aborted)
 
-    def _read(self, offset: int, *, bytes_max: int, up_to: int) -> Stretch:
+    def _read(self, offset: int, *, bytes_max: int, up_to: int, as_slice: bool) -> Stretch:
         """Without the batches that compaction has emptied: there are clients that take an answer
         without a record for one that was cut short, and give up after some. Where nothing else is
         found, the last of them, so that the reader gets on."""
-        found = self._log.read_stretch(offset, bytes_max=bytes_max, up_to=up_to)
+        found = self._log.read_stretch(offset, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         for _ in range(EMPTY_READS_MAX - 1):
             if not found.is_hollow or found.next_offset >= up_to:
                 break

@@ -54,13 +54,25 @@ class DispatchedStreams:
         return appended
 
     async def fetch(
-        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+        self,
+        topic: Topic,
+        partition: int,
+        *,
+        offset: int,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
     ) -> Fetched:
         bulkhead = self._callees.backend(self._node_of(topic, partition))
         place = bulkhead.enter()
         try:
             fetched = await self._streams.fetch(
-                topic, partition, offset=offset, bytes_max=bytes_max, is_committed=is_committed
+                topic,
+                partition,
+                offset=offset,
+                bytes_max=bytes_max,
+                is_committed=is_committed,
+                as_slices=as_slices,
             )
         except BaseException as error:
             bulkhead.failed(place, error)

@@ -35,6 +35,7 @@ from penstock.frontend.seal_batches import (
     sealed_stretches,
 )
 from penstock.model.errors import InvalidRequest
+from penstock.model.file_slice import in_memory
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.model.message import Delivery, Message
 from penstock.model.ports import Acquired, Fetched
@@ -177,8 +178,9 @@ class Sealing:
     async def opened_fetch(self, topic: Topic, partition: int, fetched: Fetched) -> Fetched:
         if not fetched.buffers:
             return fetched
-        buffers, gone = await self._opened_buffers(topic, partition, fetched.buffers)
-        if buffers is fetched.buffers:
+        held = in_memory(fetched.buffers)
+        buffers, gone = await self._opened_buffers(topic, partition, held)
+        if buffers is held:
             return fetched
         count = fetched.record_count - len(gone)
         return replace(fetched, buffers=buffers, record_count=max(count, 0))

@@ -97,6 +97,23 @@ class Disk:
 DISK = Disk()
 
 
+class SharedFile:
+    """A descriptor that several hold, and that is closed when the last of them lets go: a segment
+    may be closed or removed while pieces of it are on their way to a client."""
+
+    __slots__ = ("_disk", "fd")
+
+    def __init__(self, fd: int, disk: Disk) -> None:
+        self.fd = fd
+        self._disk = disk
+
+    def pread(self, count: int, position: int) -> bytes:
+        return self._disk.pread(self.fd, count, position)
+
+    def __del__(self) -> None:
+        self._disk.close(self.fd)
+
+
 def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> None:
     """For files that are not on the hot path: goes on after a short write."""
     view = memoryview(data)

@@ -301,10 +301,12 @@ class Log:
         finally:
             self._touch(segment)
 
-    def read_stretch(self, start: int, *, bytes_max: int, up_to: int | None = None) -> Stretch:
+    def read_stretch(
+        self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
+    ) -> Stretch:
         """As ``read``, for those who hand on what they get: a few buffers of many batches each,
         without those that hold nothing, and not more than is good for others (``log/stretch.py``
-        has the bound, and says what is verified when)."""
+        has the bound, and says what is verified when). ``as_slice``: or a piece of the file."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return Stretch((), start, 0)
@@ -312,12 +314,18 @@ class Log:
             return stretch_of(self._tail.read(start, bytes_max=bytes_max, up_to=end), start)
         segment = self._segments[bisect_right(self._bases, start) - 1]
         try:
-            return segment.read_stretch(start, bytes_max=bytes_max, up_to=end)
+            return segment.read_stretch(start, bytes_max=bytes_max, up_to=end, as_slice=as_slice)
         except DamagedRange as damaged:
             self._damage = merge_damage(self._damage, [damaged.damage])
             raise
         finally:
             self._touch(segment)
+
+    def age_marks(self) -> None:
+        """To be called now and then: what was written before the last time is new no more."""
+        for segment in self._segments:
+            if segment.marks:
+                segment.marks.age()
 
     def _end_of_read(self, start: int, up_to: int | None) -> int:
         if not self.start_offset <= start <= self.end_offset:

@@ -21,14 +21,22 @@ from penstock.log.check import (
 )
 from penstock.log.damage import Damage, DamagedRange
 from penstock.log.entries import EntryFile
-from penstock.log.files import Disk
+from penstock.log.files import Disk, SharedFile
 from penstock.log.index import RELATIVE_MAX, START, Place, SegmentIndex
 from penstock.log.layout import CHECK_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, segment_path
+from penstock.log.marks import Marks
 from penstock.log.scan import Scan, Scanner, Source, header_fault
 from penstock.log.stretch import KnownStretches, Stretch, read_stretch, stretch_of
 from penstock.model.errors import DiskFull
 from penstock.model.limits import MIB
-from penstock.record.batch import CRC_FROM, HEADER_BYTES, LENGTH_FROM, BatchHeader, parse_header
+from penstock.record.batch import (
+    ATTR_CONTROL,
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    parse_header,
+)
 from penstock.record.crc32c import crc32c
 
 NO_TIMESTAMP = -1
@@ -48,7 +56,7 @@ class SegmentInfo(NamedTuple):
 class SegmentFiles:
     """The four descriptors of an open segment, and what readers have learned while it is open."""
 
-    __slots__ = ("checks", "disk", "index", "log_fd", "stretches")
+    __slots__ = ("checks", "disk", "index", "log_fd", "log_file", "stretches")
 
     def __init__(self, folder: Path, base_offset: int, *, interval_bytes: int, disk: Disk) -> None:
         self.disk = disk
@@ -67,6 +75,7 @@ class SegmentFiles:
         self.index = SegmentIndex(offsets, times, interval_bytes=interval_bytes, disk=disk)
         self.checks = EntryFile(*checks, CHECK_FIELDS, disk=disk)
         self.stretches = KnownStretches()
+        self.log_file: SharedFile | None = SharedFile(self.log_fd, disk)
 
     def flush(self) -> None:
         self.index.flush()
@@ -79,7 +88,8 @@ class SegmentFiles:
         try:
             self.flush()
         finally:
-            for fd in self.fds():
+            self.log_file = None  # closes it, once nobody reads from it any more
+            for fd in self.fds()[1:]:
                 self.disk.close(fd)
 
 
@@ -97,6 +107,7 @@ class Segment:
         "folder",
         "interval_bytes",
         "last",
+        "marks",
         "max_timestamp",
     )
 
@@ -111,6 +122,7 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp = NO_TIMESTAMP
         self.last = START
+        self.marks = Marks()
         self._files: SegmentFiles | None = None
 
     @property
@@ -175,6 +187,11 @@ class Segment:
         self.end_offset = header.base_offset + header.last_offset_delta + 1
         files.checks.append(header_check(bytes(batch[:HEADER_BYTES])))
         files.index.note(place, timestamp_max=self.max_timestamp)
+        marks = self.marks
+        if position >= marks.due_at:
+            marks.add(header.base_offset, position)
+        if not header.attributes & ATTR_CONTROL:
+            marks.records += header.count
 
     def seal(self) -> None:
         """No batch comes after this one: index the last, write out what is pending."""
@@ -198,10 +215,12 @@ class Segment:
         reader = _Reader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
 
-    def read_stretch(self, start: int, *, bytes_max: int, up_to: int) -> Stretch:
+    def read_stretch(
+        self, start: int, *, bytes_max: int, up_to: int, as_slice: bool = False
+    ) -> Stretch:
         """The same for readers who pass it on as it is; perhaps fewer batches."""
         assert self.base_offset <= start < self.end_offset
-        found = read_stretch(self, start, bytes_max=bytes_max, up_to=up_to)
+        found = read_stretch(self, start, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         if found is None:
             found = stretch_of(self.read(start, bytes_max=bytes_max, up_to=up_to), start)
         return found
@@ -270,6 +289,7 @@ class Segment:
             for check in scan.checks:
                 checks.append(check)
         self.files.stretches.clear()  # a batch may have another number now
+        self.marks.clear()
         self.files.flush()
 
     def find_time(self, timestamp_ms: int) -> int:

@@ -5,6 +5,7 @@ and much is lost: an object, a copy and a walk per batch. A stretch is read with
 in place and handed on as it lies there.
 
     a known stretch ──────────────► one read, nothing more
+    written just now (``marks.py``) and asked for as a slice ──► not even a read
     any other ──► one read ──► every header, check and CRC ──► known from now on
                                    │ something is wrong with the first batch
                                    └► None: ``Segment.read`` goes batch by batch and says what
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.log.check import header_check, read_checks
 from penstock.log.index import Place
-from penstock.model.limits import BATCH_BYTES_MAX, MIB
+from penstock.model.file_slice import FileSlice, Piece
+from penstock.model.limits import BATCH_BYTES_MAX, KIB, MIB
 from penstock.record.batch import (
     ATTR_CONTROL,
     CRC_FROM,
@@ -35,10 +37,9 @@ from penstock.record.crc32c import crc32c
 if TYPE_CHECKING:
     from penstock.log.segment import Segment
 
-Buffer = bytes | memoryview
-
 STRETCH_BYTES_MAX = 4 * MIB  # of one read: longer ones would keep everybody else waiting
 TRUSTED_READS = 15  # between two verifications of one stretch
+SLICE_BYTES_MIN = 64 * KIB  # below, a copy costs less than what it takes to avoid it
 KNOWN_MAX = 512  # stretches remembered per open segment, 400 bytes each
 _CHECKS_FIRST = 64  # enough for a MiB of batches of ordinary size
 _CHECKS_AHEAD = 1_024
@@ -47,7 +48,7 @@ _ATTRIBUTES_LOW_AT = 22
 
 
 class Stretch(NamedTuple):
-    buffers: Sequence[Buffer]  # whole batches, in order; the first may begin below what was asked
+    buffers: Sequence[Piece]  # whole batches, in order; the first may begin below what was asked
     next_offset: int  # behind the last batch
     record_count: int  # without those of control batches
     is_hollow: bool = False  # nothing but what compaction has left of batches without a record
@@ -113,16 +114,25 @@ def stretch_of(batches: Sequence[bytes], start: int) -> Stretch:
     return Stretch(filled, next_offset, count)
 
 
-def read_stretch(segment: "Segment", start: int, *, bytes_max: int, up_to: int) -> Stretch | None:
+def read_stretch(
+    segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
+) -> Stretch | None:
     """Some whole batches from the one that holds ``start``: as ``Segment.read``, but perhaps fewer.
-    None when the first of them is not in order, or not to be had this way."""
+    None when the first of them is not in order, or not to be had this way. ``as_slice``: a piece of
+    the file will do, if it is long enough to be worth it."""
     bytes_max = min(bytes_max, STRETCH_BYTES_MAX)
+    if as_slice and segment.marks:
+        found = _marked(segment, start, bytes_max=bytes_max, up_to=up_to)
+        if found is not None:
+            return found
     stretches = segment.files.stretches
     known = stretches.find(start)
     if known is not None and known.trusted_reads:
-        found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to)
+        found = _read_known(segment, known, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
         if found is not None:
             return found
+    if as_slice and (mark := segment.marks.next_after(start)) is not None:
+        up_to = min(up_to, mark)  # and from there on by the marks
     # What has to be passed over, where only the index is to go by, is less than its interval.
     place, ahead = (
         (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
@@ -144,7 +154,24 @@ def read_stretch(segment: "Segment", start: int, *, bytes_max: int, up_to: int) 
     return found
 
 
-def _read_known(segment: "Segment", first: Known, *, bytes_max: int, up_to: int) -> Stretch | None:
+def _marked(segment: "Segment", start: int, *, bytes_max: int, up_to: int) -> Stretch | None:
+    found = segment.marks.find(
+        start,
+        bytes_max=bytes_max,
+        up_to=up_to,
+        end_offset=segment.end_offset,
+        end_position=segment.bytes,
+    )
+    file = segment.files.log_file
+    if found is None or found.size < SLICE_BYTES_MIN or file is None:
+        return None
+    piece = FileSlice(file, found.position, found.size)
+    return Stretch((piece,), found.next_offset, found.record_count)
+
+
+def _read_known(
+    segment: "Segment", first: Known, *, bytes_max: int, up_to: int, as_slice: bool
+) -> Stretch | None:
     """As many stretches in a row as are known and fit."""
     find = segment.files.stretches.find
     position = first.place.position
@@ -164,6 +191,9 @@ def _read_known(segment: "Segment", first: Known, *, bytes_max: int, up_to: int)
         known = find(next_offset)
     if not size:
         return None
+    file = segment.files.log_file
+    if as_slice and size >= SLICE_BYTES_MIN and file is not None:
+        return Stretch((FileSlice(file, position, size),), next_offset, count)
     data = segment.disk.pread(segment.files.log_fd, size, position)
     return Stretch((data,), next_offset, count) if len(data) == size else None
 
@@ -239,7 +269,7 @@ def _without(
     view: memoryview, first: int, end: int, hollow: Sequence[int], next_offset: int, count: int
 ) -> Stretch:
     """Nobody is served what compaction has emptied, unless there is nothing else."""
-    buffers: list[Buffer] = []
+    buffers: list[Piece] = []
     for at in hollow:
         if at > first:
             buffers.append(view[first:at])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.model.file_slice import Piece
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
 from penstock.model.topic import PeekState, QueueSettings, QueueStats, Topic
@@ -138,7 +139,8 @@ class Fetched(msgspec.Struct, frozen=True, gc=False):
 
     ends: StreamEnds
     # Whole batches in order, many to a buffer; the first may begin below the offset asked for.
-    buffers: Sequence[bytes | memoryview] = ()
+    # Slices of files only for those who said that they take them.
+    buffers: Sequence[Piece] = ()
     next_offset: int = -1  # behind the last batch; -1 when there is none
     record_count: int = 0  # without those of control batches
     aborted: Sequence[tuple[int, int]] = ()  # (producer id, first offset), for committed reads
@@ -174,9 +176,17 @@ class Streams(Protocol):
     async def ends(self, topic: Topic, partition: int) -> StreamEnds: ...
 
     async def fetch(
-        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+        self,
+        topic: Topic,
+        partition: int,
+        *,
+        offset: int,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
     ) -> Fetched:
-        """What is there now; never waits for more. Raises OffsetOutOfRange and Damaged."""
+        """What is there now; never waits for more. ``as_slices``: where it can be had as pieces of
+        files, these will do. Raises OffsetOutOfRange and Damaged."""
         ...
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:

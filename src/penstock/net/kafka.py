@@ -18,12 +18,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from penstock.model.file_slice import FileSlice, Piece, in_memory
 from penstock.net.begun import Begun, rest_of
 from penstock.net.frames import LENGTH_BYTES, Chunks, FrameReader, FrameRefused
 from penstock.net.listener import Listener, Peer
+from penstock.net.slice_sender import SliceSender
 
 Buffer = bytes | memoryview
-Reply: TypeAlias = Sequence[Buffer] | None
+Reply: TypeAlias = Sequence[Piece] | None
 # None: nothing is sent back (acks=0). Raising HangUp ends the connection without an answer. A
 # frame given as a memoryview is good until ``KafkaConnection.written``, or the end of the answer.
 Answer = Callable[["KafkaConnection", Buffer], Coroutine[Any, Any, Reply]]
@@ -118,12 +120,18 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._since = self._opened_at = listener.now
         self._stalled_since: float | None = None
         self._is_reading_paused = False
+        self._sender: SliceSender | None = None  # of pieces of files, once there are any
 
     # ── What later stages have to say ────────────────────────────────────────────────────────
 
     @property
     def is_tls(self) -> bool:
         return self._listener.is_tls
+
+    @property
+    def takes_slices(self) -> bool:
+        """Whether pieces of files in an answer save anything."""
+        return not self._listener.is_tls
 
     def admit(self) -> None:
         """It has logged in."""
@@ -163,6 +171,8 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         if self._held_back is not None:
             self._held_back.cancel()
         self._reader.close()
+        if self._sender is not None:
+            self._sender.close()
         for request in self._requests:
             if request.task is not None and not request.is_kept:
                 request.task.cancel()
@@ -324,7 +334,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
     def _send_ready(self) -> None:
         """Every reply that has none before it to wait for."""
         requests, transport = self._requests, self._transport
-        parts: list[Buffer] = []
+        parts: list[Piece] = []
         size = 0
         error: BaseException | None = None
         while requests and requests[0].is_done:
@@ -338,14 +348,20 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         if transport.is_closing() or self._is_failed:
             return  # nobody is left to be told
         self._since = self._listener.now
-        if 0 < size <= JOINED_BYTES_MAX:
-            transport.write(b"".join(parts))
-        elif size:
-            transport.writelines(parts)
+        if size:
+            self._write(parts, size)
         if error is not None:
             self._fail(error)
-        elif (self._listener.is_draining or self._is_ending) and not requests:
-            transport.close()
+        else:
+            self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if (self._listener.is_draining or self._is_ending) and self._is_idle:
+            self._transport.close()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not self._requests and (self._sender is None or not self._sender.is_busy)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -360,6 +376,48 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
         self._listener.loop.call_soon(self._transport.abort)
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, parts: list[Piece], size: int) -> None:
+        transport = self._transport
+        if any(isinstance(part, FileSlice) for part in parts):
+            if self.takes_slices and not transport.get_write_buffer_size():
+                self._write_slices(parts)
+                return
+            try:
+                parts = [*in_memory(parts)]
+            except OSError as error:
+                self._fail(error)
+                return
+        buffers = cast(list[Buffer], parts)
+        if size <= JOINED_BYTES_MAX:
+            transport.write(b"".join(buffers))
+        else:
+            transport.writelines(buffers)
+
+    def _write_slices(self, parts: list[Piece]) -> None:
+        try:
+            sender = self._sender
+            if sender is None:
+                fd = self._transport.get_extra_info("socket").fileno()
+                sender = self._sender = SliceSender(
+                    self._listener.loop, fd, moved=self._moved, done=self._sent
+                )
+            if not sender.send(parts):
+                self._stalled_since = self._listener.now
+        except OSError:
+            self._transport.abort()  # the client has gone, or a file; nothing can be said any more
+
+    def _moved(self) -> None:
+        self._stalled_since = self._listener.now
+
+    def _sent(self, error: OSError | None) -> None:
+        self._stalled_since = None
+        if error is not None:
+            self._transport.abort()
+            return
+        self._since = self._listener.now
+        self._end_if_done()
+        self._begin_waiting()
 
     def pause_writing(self) -> None:
         """It reads no answers, so it gets no more of them until it does."""
@@ -388,7 +446,7 @@ class KafkaConnection(Peer, asyncio.BufferedProtocol):
             self.abort()
 
     def close_if_idle(self) -> None:
-        if not self._requests:
+        if self._is_idle:
             self._transport.close()
 
     def abort(self) -> None:

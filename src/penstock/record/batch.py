@@ -25,6 +25,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from penstock.model.file_slice import Piece, in_memory
 from penstock.record.compression import compress
 from penstock.record.crc32c import crc32c
 from penstock.record.malformed import MalformedBatch
@@ -134,11 +135,9 @@ def check(
     return header
 
 
-def split_batches(
-    buffers: Sequence[bytes | memoryview],
-) -> Iterator[bytes]:
+def split_batches(pieces: Sequence[Piece]) -> Iterator[bytes]:
     """The single batches of what was read whole; each is a copy."""
-    for buffer in buffers:
+    for buffer in in_memory(pieces):
         position = 0
         while position < len(buffer):
             end = position + parse_header(buffer, position).total_bytes

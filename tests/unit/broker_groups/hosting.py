@@ -52,7 +52,14 @@ class Between:
         return await self._streams.ends(topic, partition)
 
     async def fetch(
-        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+        self,
+        topic: Topic,
+        partition: int,
+        *,
+        offset: int,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
     ) -> Fetched:
         return await self._streams.fetch(
             topic, partition, offset=offset, bytes_max=bytes_max, is_committed=is_committed

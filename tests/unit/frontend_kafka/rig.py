@@ -15,6 +15,7 @@ from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.model.errors import OffsetOutOfRange
+from penstock.model.file_slice import Piece, in_memory
 from penstock.model.ports import BatchAppended, Fetched, Marker, ProducerSeen, Shares, StreamEnds
 from penstock.model.topic import Kind, Topic
 from penstock.net.kafka import KafkaConfig as ListenerConfig
@@ -125,7 +126,14 @@ class MemoryStreams:
         return self.partition(topic, partition).ends
 
     async def fetch(
-        self, topic: Topic, partition: int, *, offset: int, bytes_max: int, is_committed: bool
+        self,
+        topic: Topic,
+        partition: int,
+        *,
+        offset: int,
+        bytes_max: int,
+        is_committed: bool,
+        as_slices: bool = False,
     ) -> Fetched:
         of = self.partition(topic, partition)
         of.looks += 1
@@ -308,12 +316,12 @@ class Rig:
         buffers = await self.raw(key, version, codec.encode_request(request, version))
         if buffers is None:
             return None
-        data = b"".join(buffers)
+        data = b"".join(in_memory(buffers))
         correlation_id, at = parse_response_header(data, api.response_header_version(version))
         assert correlation_id == CORRELATION_ID
         return codec.decode_response(data, at, version)
 
-    async def raw(self, key: int, version: int, body: bytes) -> Sequence[bytes | memoryview] | None:
+    async def raw(self, key: int, version: int, body: bytes) -> Sequence[Piece] | None:
         frame = encode_request_frame(
             APIS[key], version, correlation_id=CORRELATION_ID, client_id="me", body=body
         )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 import pytest
 from tests.unit.frontend_kafka.rig import MemoryPartition, Rig, batch
 
+from penstock.model.file_slice import in_memory
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
 from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES
@@ -54,7 +55,7 @@ async def parts(rig: Rig, asked: FetchRequest, version: int = 12) -> list[FetchP
 
 
 def held(one: FetchPartitionResponse) -> bytes:
-    return b"".join(one.records)
+    return b"".join(in_memory(one.records))
 
 
 async def parked(rig: Rig, partition: MemoryPartition, asking: Awaitable[object]) -> None:

@@ -9,6 +9,7 @@ from tests.unit.frontend_kafka.rig import CORRELATION_ID, Rig
 from penstock.frontend.kafka import pipeline
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.model.errors import DiskFull
+from penstock.model.file_slice import in_memory
 from penstock.model.limits import REQUEST_BYTES_MAX
 from penstock.net.kafka import HangUp
 from penstock.wire.kafka.apis import API_VERSIONS, APIS, PRODUCE
@@ -47,7 +48,7 @@ async def test_api_versions_names_exactly_what_is_served(version: int) -> None:
 async def test_the_answer_to_api_versions_has_the_old_header_in_every_version() -> None:
     buffers = await Rig().raw(API_VERSIONS, 4, b"\x02a\x02b\x00")
     assert buffers is not None
-    data = b"".join(buffers)
+    data = b"".join(in_memory(buffers))
     assert struct.unpack_from(">i", data) == (CORRELATION_ID,)
     assert decode_api_versions_response(data, 4, 4).error_code == 0
 
@@ -56,7 +57,7 @@ async def test_a_version_of_api_versions_from_the_future_is_answered_in_version_
     rig = Rig()
     buffers = await rig.frontend.answer(rig.connection, frame(API_VERSIONS, 99, b"\x00whatever"))
     assert buffers is not None
-    data = b"".join(buffers)
+    data = b"".join(in_memory(buffers))
     answer = decode_api_versions_response(data, 4, 0)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert {row.api_key for row in answer.api_keys} == set(ACTIONS)

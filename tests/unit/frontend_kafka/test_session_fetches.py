@@ -16,6 +16,7 @@ from tests.unit.broker.stage import on_stage
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, Rig, batch
 
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
+from penstock.model.file_slice import in_memory
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
 from penstock.wire.kafka.apis import FETCH
@@ -156,7 +157,7 @@ async def test_only_what_is_new_is_answered(version: int) -> None:
     rig.partition(topic, 2).append(batch(b"b"))
     (found,) = (await reader.fetch()).items()
     assert found[0] == reader.spot(topic, 2)
-    assert b"".join(found[1].records) == rig.partition(topic, 2).batches[0]
+    assert b"".join(in_memory(found[1].records)) == rig.partition(topic, 2).batches[0]
     assert reader.session_id == first_id
 
 

@@ -23,6 +23,7 @@ from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.quotas import TenantQuotas
 from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
+from penstock.model.file_slice import in_memory
 from penstock.model.identity import ADMIN_POLICY, AccessKey, Tenant, User
 from penstock.model.topic import Kind, Topic
 from penstock.net.kafka import KafkaConfig as ListenerConfig
@@ -109,7 +110,7 @@ class Client:
         buffers = await self.house.frontend.answer(self.connection, frame[LENGTH_BYTES:])
         if buffers is None:
             return None
-        data = b"".join(buffers)
+        data = b"".join(in_memory(buffers))
         correlation_id, at = parse_response_header(data, api.response_header_version(version))
         assert correlation_id == CORRELATION_ID
         return codec.decode_response(data, at, version)

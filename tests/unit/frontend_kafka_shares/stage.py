@@ -13,6 +13,7 @@ from tests.unit.frontend_kafka.rig import CORRELATION_ID, Rig, batch
 from penstock.broker.groups import GroupHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.frontend.catalog_view import streams_of
+from penstock.model.file_slice import in_memory
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.topic import Kind, Topic
 from penstock.net.kafka import KafkaConfig as ListenerConfig
@@ -76,7 +77,7 @@ class Member:
         )
         buffers = await self.rig.frontend.answer(self.connection, frame[LENGTH_BYTES:])
         assert buffers is not None
-        data = b"".join(buffers)
+        data = b"".join(in_memory(buffers))
         _, at = parse_response_header(data, api.response_header_version(version))
         return api.codec().decode_response(data, at, version)
 

@@ -1,4 +1,5 @@
 import errno
+import gc
 import os
 import threading
 from pathlib import Path
@@ -197,6 +198,7 @@ def test_a_sync_in_a_thread_copes_with_rolls_and_drops_meanwhile(tmp_path: Path)
 
 
 def test_descriptors_of_closed_segments_are_bounded(tmp_path: Path) -> None:
+    gc.collect()  # files of other tests' logs
     before = open_fds()
     log = open_log(tmp_path)
     written = append_many(log, 150)

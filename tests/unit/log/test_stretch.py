@@ -11,6 +11,7 @@ from tests.unit.log.stage import SMALL, QuickDisk, append, make_batch, open_log,
 from penstock.log.damage import DamagedRange
 from penstock.log.log import OPEN_SEGMENTS_MAX, Log, LogConfig, OffsetOutOfRange
 from penstock.log.stretch import KNOWN_MAX, STRETCH_BYTES_MAX, TRUSTED_READS, Stretch
+from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB
 from penstock.record.batch import (
     ATTR_CONTROL,
@@ -45,7 +46,7 @@ def append_behind(log: Log, count: int) -> bytes:
 
 
 def joined(stretch: Stretch) -> bytes:
-    return b"".join(stretch.buffers)
+    return b"".join(in_memory(stretch.buffers))
 
 
 def flip(path: Path, position: int) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.wire_kafka.messages import UUIDS, Vector, vectors
 
+from penstock.model.file_slice import in_memory
 from penstock.wire.kafka.endpoints import Leader, NodeEndpoint
 from penstock.wire.kafka.fetch import (
     AbortedTransaction,
@@ -218,7 +219,7 @@ def test_responses_are_read_back_and_their_length_is_known(
     topic = FetchTopicResponse("" if is_id else "t", b"i" * 16 if is_id else ZERO_UUID, kept)
     value = FetchResponse((topic,), throttle_ms)
     buffers, total = encode_fetch_reply(value, version)
-    raw = b"".join(buffers)
+    raw = b"".join(in_memory(buffers))
     assert total == len(raw)
     assert decode_fetch_response(raw, 0, version) == value
 
@@ -243,7 +244,7 @@ def test_batches_stand_in_the_list_themselves() -> None:
         buffers, total = encode_fetch_reply(value, version)
         assert [each for each in buffers if any(each is batch for batch in batches)] == batches * 2
         assert total == sum(len(each) for each in buffers)
-        read = decode_fetch_response(b"".join(buffers), 0, version)
+        read = decode_fetch_response(b"".join(in_memory(buffers)), 0, version)
         assert read.topics[0].partitions[1].records == (b"first batchsecond batch",)
 
 

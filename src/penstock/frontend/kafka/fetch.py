@@ -70,7 +70,7 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     if session.size > PARTITIONS_MAX:
         sessions.drop(session)
         raise _too_many()
-    fetch = _Fetch(context, asked, session)
+    fetch = _Fetch(context, asked, session, takes_slices=call.connection.takes_slices)
     try:
         await fetch.look()
         if asked.wait_ms_max > 0 and not fetch.is_enough:
@@ -114,11 +114,19 @@ class _Fetch:
         "_session",
         "_size",
         "_streams",
+        "_takes_slices",
         "_wanted",
         "_watches",
     )
 
-    def __init__(self, context: KafkaContext, asked: FetchRequest, session: FetchSession) -> None:
+    def __init__(
+        self,
+        context: KafkaContext,
+        asked: FetchRequest,
+        session: FetchSession,
+        *,
+        takes_slices: bool,
+    ) -> None:
         self._context = context
         self._streams = context.streams
         self._session = session
@@ -132,6 +140,7 @@ class _Fetch:
         self._bytes_min = min(asked.bytes_min, self._bytes_max)
         self._is_committed = asked.isolation_level == READ_COMMITTED
         self._wanted.read_as(is_committed=self._is_committed)
+        self._takes_slices = takes_slices
         self._size = 0
         self._is_failed = False
 
@@ -198,6 +207,7 @@ class _Fetch:
             one.is_left = True
             return
         sealing = self._context.sealing
+        is_sealed = sealing is not None and sealing.may_hold(topic)
         while True:
             fetched = await self._streams.fetch(
                 topic,
@@ -205,9 +215,10 @@ class _Fetch:
                 offset=one.next_offset,
                 bytes_max=max(room, 0),
                 is_committed=self._is_committed,
+                as_slices=self._takes_slices and not is_sealed,
             )
             self._check_turn()
-            if sealing is not None and sealing.may_hold(topic):
+            if sealing is not None and is_sealed:
                 fetched = await sealing.opened_fetch(topic, asked.index, fetched)
                 self._check_turn()
             one.code = epoch_refusal(asked.current_leader_epoch, fetched.ends.leader_epoch)

@@ -28,9 +28,10 @@ from penstock.frontend.kafka.audited import AUDITED, run_noted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.logins import Login, Logins
 from penstock.model.errors import PenstockError
+from penstock.model.file_slice import Piece
 from penstock.model.identity import Caller, Tenant
 from penstock.model.limits import REQUEST_BYTES_MAX
-from penstock.net.kafka import Buffer, HangUp, KafkaConnection
+from penstock.net.kafka import Buffer, HangUp, KafkaConnection, Reply
 from penstock.wire.kafka.apis import (
     API_VERSIONS,
     APIS,
@@ -86,7 +87,7 @@ class KafkaFrontend:
         """Answer the fetches that wait, and let no other begin to."""
         self._context.parked.drain()
 
-    async def answer(self, connection: KafkaConnection, frame: Buffer) -> Sequence[Buffer] | None:
+    async def answer(self, connection: KafkaConnection, frame: Buffer) -> Reply:
         """Raises HangUp and nothing else, except for cancellation: the client has gone. A frame
         that is a memoryview is a producer's, and not read any more once it is written."""
         started = self._perf()
@@ -132,7 +133,7 @@ class KafkaFrontend:
 
     async def _answer(
         self, call: KafkaCall, login: Login, action: KafkaAction, frame: Buffer
-    ) -> tuple[str, Sequence[Buffer] | None]:
+    ) -> tuple[str, Reply]:
         codec = self._codec_of(call.api)
         asked = codec.decode_request(frame, call.header.body_at, call.version)
         context = self._context_of(call.caller.account)
@@ -170,9 +171,7 @@ class KafkaFrontend:
         self._logins.check(login)
         return login.caller
 
-    async def _take_token(
-        self, connection: KafkaConnection, frame: Buffer
-    ) -> Sequence[Buffer] | None:
+    async def _take_token(self, connection: KafkaConnection, frame: Buffer) -> Reply:
         reply = await self._logins.take(connection, bytes(frame))
         if reply.code:
             raise HangUp(reply.code.message)  # this form has no other way to say so
@@ -185,7 +184,7 @@ class KafkaFrontend:
         call: KafkaCall,
         payer: Tenant,
         received_bytes: int,
-        buffers: Sequence[Buffer] | None,
+        buffers: Reply,
     ) -> int:
         """For how many milliseconds the client must pause. Bytes are those of records."""
         context = self._context
@@ -217,7 +216,7 @@ def _action_of(header: RequestHeader, frame: Buffer) -> KafkaAction:
     return action
 
 
-def _encoded(call: KafkaCall, codec: Codec, response: Any) -> Sequence[Buffer]:
+def _encoded(call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:
     header, api, version = call.header, call.api, call.version
     if api.key == FETCH:
         body, _ = encode_fetch_reply(response, version)
@@ -231,7 +230,7 @@ def _head(header: RequestHeader, api: Api, version: int) -> bytes:
     return response_header(header.correlation_id, api.response_header_version(version))
 
 
-def _framed(header: RequestHeader, api: Api, version: int, body: bytes) -> Sequence[Buffer]:
+def _framed(header: RequestHeader, api: Api, version: int, body: bytes) -> Sequence[Piece]:
     return (_head(header, api, version), body)
 
 

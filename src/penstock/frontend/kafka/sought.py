@@ -16,6 +16,7 @@ line, so that however little fits into an answer, each has its turn."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from penstock.model.file_slice import Piece
 from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -72,7 +73,7 @@ class Sought:
     def forget_found(self) -> None:
         self.code = ErrorCode.NONE
         self.ends: StreamEnds | None = None
-        self.buffers: Sequence[bytes | memoryview] = ()  # whole batches
+        self.buffers: Sequence[Piece] = ()  # whole batches
         self.size = 0
         self.record_count = 0
         self.next_offset = self.asked.offset  # where to go on: what is held is not read again

@@ -17,6 +17,7 @@ What a partition's reply looks like from version 12 on:
 import struct
 from collections.abc import Sequence
 
+from penstock.model.file_slice import Piece, in_memory
 from penstock.wire.kafka.endpoints import (
     Leader,
     NodeEndpoint,
@@ -92,7 +93,7 @@ class FetchPartitionResponse(Message, frozen=True, gc=False):
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    records: Sequence[bytes | memoryview] = ()  # whole batches, in order
+    records: Sequence[Piece] = ()  # whole batches, in order
     aborted: Sequence[AbortedTransaction] | None = None
     preferred_read_replica: int = -1
     diverging_epoch: EpochEnd | None = None
@@ -121,7 +122,7 @@ def _check_version(what: str, version: int) -> None:
 # ── Response ─────────────────────────────────────────────────────────────────────────────────
 
 
-def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[bytes | memoryview], int]:
+def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
     """The body as buffers in the order they are to be written, and how many bytes they are.
     The buffers of ``records`` stand in the list themselves."""
     _check_version("FetchResponse", version)
@@ -134,10 +135,10 @@ def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[bytes |
 
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
     """The body in one piece, for those to whom a copy does not matter."""
-    return b"".join(encode_fetch_reply(value, version)[0])
+    return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
-def _reply_buffers(value: FetchResponse, version: int) -> list[bytes | memoryview]:
+def _reply_buffers(value: FetchResponse, version: int) -> list[Piece]:
     is_compact = version >= FLEXIBLE_FROM
     is_id = version >= _TOPIC_ID_FROM
     if version >= _SESSION_FROM:
@@ -145,7 +146,7 @@ def _reply_buffers(value: FetchResponse, version: int) -> list[bytes | memoryvie
     else:
         head = [_REPLY_4.pack(value.throttle_time_ms)]
     head.append(encode_count(len(value.topics), is_compact))
-    buffers: list[bytes | memoryview] = []
+    buffers: list[Piece] = []
     for topic in value.topics:
         head += (
             encode_topic(topic.name, topic.topic_id, is_id=is_id, is_compact=is_compact),

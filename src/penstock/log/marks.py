@@ -1,0 +1,83 @@
+"""Where batches begin in what was written a moment ago.
+
+Such bytes are handed out as a piece of the file, without looking at them: they were whole when they
+came, and reading them back now would show the page cache and not the disk. A mark every MARK_BYTES
+is enough: a reader who starts at one is led from mark to mark, any other gets there with its first
+read. After a while (``age``, called by the clock of whoever owns the log) they are gone, and what
+they led to is verified like everything else (``log/stretch.py``).
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from penstock.model.limits import KIB
+
+MARK_BYTES = 256 * KIB  # a quarter of what most clients ask for at once; 24 bytes of memory each
+
+
+class Marked(NamedTuple):
+    position: int
+    size: int
+    next_offset: int
+    record_count: int
+
+
+class Marks:
+    """Of one segment."""
+
+    __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
+
+    def __init__(self) -> None:
+        self.due_at = 0  # the position from which on the next batch gets one
+        self.records = 0  # appended by this process, without those of control batches
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, offset: int, position: int) -> None:
+        """A batch begins here; ``records`` does not count it yet."""
+        self._offsets.append(offset)
+        self._positions.append(position)
+        self._records.append(self.records)
+        self.due_at = position + MARK_BYTES
+
+    def clear(self) -> None:
+        self._offsets = array("q")
+        self._positions = array("q")
+        self._records = array("q")
+        self._old_count = 0
+        self.due_at = 0
+
+    def age(self) -> None:
+        """Drop those that were here the last time."""
+        if self._old_count == len(self._offsets):
+            self.clear()
+            return
+        for each in (self._offsets, self._positions, self._records):
+            del each[: self._old_count]
+        self._old_count = len(self._offsets)
+
+    def find(
+        self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
+    ) -> Marked | None:
+        """The longest piece from the mark at ``start`` that is not too long; the segment's end,
+        which is given, counts as one. None when there is none."""
+        offsets, positions = self._offsets, self._positions
+        first = bisect_left(offsets, start)
+        if first == len(offsets) or offsets[first] != start:
+            return None
+        position = positions[first]
+        if end_offset <= up_to and end_position - position <= bytes_max:
+            size = end_position - position
+            return Marked(position, size, end_offset, self.records - self._records[first])
+        last = min(bisect_right(positions, position + bytes_max), bisect_right(offsets, up_to)) - 1
+        if last <= first:
+            return None
+        count = self._records[last] - self._records[first]
+        return Marked(position, positions[last] - position, offsets[last], count)
+
+    def next_after(self, start: int) -> int | None:
+        at = bisect_right(self._offsets, start)
+        return self._offsets[at] if at < len(self._offsets) else None

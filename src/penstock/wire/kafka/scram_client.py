@@ -1,0 +1,116 @@
+"""SCRAM (RFC 5802, RFC 7677) from the client's side: the other half of ``scram``. Pure: the nonce
+is an argument.
+
+The password never leaves the client, and the client believes a server only after it has shown, in
+its last word, that it knows what was kept of that password. What a server asks for is bounded: too
+few iterations would let a false one guess the password from the proof, and too many would keep the
+client busy for as long as it likes.
+"""
+
+import base64
+import hashlib
+import hmac
+from typing import Final
+
+from penstock.wire.kafka.scram import (
+    DIGESTS,
+    ITERATIONS_MIN,
+    NONCE_CHARS_MAX,
+    NONCE_CHARS_MIN,
+    ScramRefused,
+    salted_password,
+)
+
+ITERATIONS_MAX: Final = 1_000_000  # half a second of work; Kafka's own tools stop far below
+SALT_BYTES_MAX: Final = 1_024
+
+_GS2_HEADER: Final = "n,,"  # no channel binding, nobody acts as somebody else
+_BINDING: Final = base64.b64encode(_GS2_HEADER.encode()).decode("ascii")
+
+
+class ScramClient:
+    """One attempt: ``first``, then ``final`` with the server's answer, then ``verify`` with its
+    last word. Each raises ScramRefused for a server that is not to be believed."""
+
+    __slots__ = ("_bare", "_mechanism", "_nonce", "_password", "_verifier")
+
+    def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
+        """``nonce``: fresh for each attempt, printable and without commas."""
+        assert mechanism in DIGESTS
+        assert NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX
+        assert "," not in nonce
+        self._mechanism = mechanism
+        self._nonce = nonce
+        # As Kafka's clients have it: UTF-8 as it is, without the normal forms of SASLprep.
+        self._password = password.encode()
+        written = user.replace("=", "=3D").replace(",", "=2C")
+        self._bare = f"n={written},r={nonce}"
+        self._verifier: bytes | None = None
+
+    @property
+    def first(self) -> bytes:
+        return f"{_GS2_HEADER}{self._bare}".encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        """The proof. Takes milliseconds on purpose."""
+        text = _text(server_first)
+        nonce, salt, iterations = _read_server_first(text)
+        if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
+            raise ScramRefused("the server answered with a nonce that is not fresh")
+        digest = DIGESTS[self._mechanism]
+        salted = salted_password(self._mechanism, self._password, salt=salt, iterations=iterations)
+        client_key = hmac.digest(salted, b"Client Key", digest)
+        stored_key = hashlib.new(digest, client_key).digest()
+        without_proof = f"c={_BINDING},r={nonce}"
+        signed = f"{self._bare},{text},{without_proof}".encode()
+        signature = hmac.digest(stored_key, signed, digest)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        server_key = hmac.digest(salted, b"Server Key", digest)
+        self._verifier = hmac.digest(server_key, signed, digest)
+        return f"{without_proof},p={base64.b64encode(proof).decode('ascii')}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        """That the server knows the password as well."""
+        text = _text(server_final)
+        if text.startswith("e="):
+            raise ScramRefused(f"the server refused the proof: {text[2:].partition(',')[0]}")
+        attribute = text.partition(",")[0]
+        if not attribute.startswith("v=") or self._verifier is None:
+            raise ScramRefused("the server's last message has no signature")
+        if not hmac.compare_digest(_base64(attribute[2:]), self._verifier):
+            raise ScramRefused("the server does not know the password")
+
+
+def _read_server_first(text: str) -> tuple[str, bytes, int]:
+    """Nonce, salt and iterations."""
+    attributes = text.split(",")
+    if attributes[0].startswith("m="):
+        raise ScramRefused("the server demands an extension")
+    if len(attributes) < 3 or [part[:2] for part in attributes[:3]] != ["r=", "s=", "i="]:
+        raise ScramRefused("the server's first message lacks a nonce, a salt or a count")
+    nonce, salt, count = attributes[0][2:], _base64(attributes[1][2:]), attributes[2][2:]
+    if len(nonce) > 2 * NONCE_CHARS_MAX or not 0 < len(salt) <= SALT_BYTES_MAX:
+        raise ScramRefused("the server's nonce or salt is of an impossible size")
+    if not count.isascii() or not count.isdigit() or len(count) > 10:
+        raise ScramRefused("the server's count of iterations is not a number")
+    iterations = int(count)
+    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+        raise ScramRefused(
+            f"the server asks for {iterations} iterations,"
+            f" {ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed"
+        )
+    return nonce, salt, iterations
+
+
+def _text(message: bytes) -> str:
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        raise ScramRefused("the server's message is not UTF-8") from None
+
+
+def _base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ScramRefused("a value of the server's is not base64") from None
