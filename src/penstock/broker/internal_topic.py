@@ -4,10 +4,10 @@ afterwards, made again if somebody deletes it, never resized."""
 from collections.abc import Callable
 
 from penstock.broker.group_log import GroupLog
-from penstock.model.errors import TopicExists
+from penstock.metadata.own_topic import make_own_topic
 from penstock.model.limits import MIB
 from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Topic
 
 PARTITION_COUNT = 4  # each is a log of its own; decisions rarely wait for another's sync
 REWRITE_BYTES = 16 * MIB  # appended to a partition before it is rewritten
@@ -18,8 +18,6 @@ CONFIGS = {
     "retention.ms": "-1",
     "segment.bytes": str(REWRITE_BYTES),
 }
-TOPIC_ID_BYTES = 16
-RECEIPT_KEY_BYTES = 32
 
 
 class InternalTopic:
@@ -55,24 +53,12 @@ class InternalTopic:
         return self._catalog.find(*self._namespace, self._name)
 
     async def _make(self) -> Topic:
-        account, region = self._namespace
-        now_ms = self._clock.wall_ms()
-        topic = Topic(
-            topic_id=self._entropy(TOPIC_ID_BYTES).hex(),
-            account=account,
-            region=region,
-            name=self._name,
-            kind=Kind.STREAM,
+        return await make_own_topic(
+            self._catalog,
+            self._namespace,
+            self._name,
             partition_count=self._partition_count,
-            created_at_ms=now_ms,
-            modified_at_ms=now_ms,
-            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
             configs=CONFIGS,
+            clock=self._clock,
+            entropy=self._entropy,
         )
-        try:
-            return await self._catalog.create(topic)
-        except TopicExists:
-            found = self._find()
-            if found is None:
-                raise
-            return found

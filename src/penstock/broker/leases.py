@@ -20,6 +20,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from penstock.broker.alarm import Alarm
 from penstock.broker.journal import Flush, Journal
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.taken import Taken
@@ -104,8 +105,7 @@ class Leases:
         self._messages_end = log.end_offset  # behind the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, when its record was sent
         self._listeners: set[Callable[[], None]] = set()
-        self._wake_timer: asyncio.TimerHandle | None = None
-        self._wake_at_ms = 0
+        self._alarm = Alarm(self._clock, self.wake)
 
     # ── what the partition tells ─────────────────────────────────────────────────────────────
 
@@ -389,24 +389,10 @@ class Leases:
         """Wake again when the next lease or delay ends, as long as somebody waits."""
         if not self.waits and not self._listeners:
             return
-        at_ms = self.cursor.next_wake_ms()
-        if at_ms is None:
-            return
-        if self._wake_timer is not None:
-            if self._wake_at_ms <= at_ms:
-                return
-            self._wake_timer.cancel()
-        self._wake_at_ms = at_ms
-        delay_s = max(1, at_ms - self._clock.mono_ms()) / 1_000
-        self._wake_timer = self._loop.call_later(delay_s, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._wake_timer = None
-        self.wake()
+        self._alarm.set(self.cursor.next_wake_ms())
 
     def disarm(self) -> None:
-        if self._wake_timer is not None:
-            self._wake_timer.cancel()
+        self._alarm.clear()
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────
 

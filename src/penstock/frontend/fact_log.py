@@ -18,10 +18,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.metadata.own_topic import make_own_topic
 from penstock.model.errors import PenstockError, ProducerRefused, TopicExists, TopicNotFound
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Topic
 from penstock.record.batch import encode_batch, parse_header, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import Header, encode_record, iter_records
@@ -34,8 +35,6 @@ ACKS_ALL: Final = -1
 COMPRESSED_BYTES_MIN: Final = KIB  # below, there is nothing to gain
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
-TOPIC_ID_BYTES: Final = 16
-RECEIPT_KEY_BYTES: Final = 32
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # What does not follow on: the partition has lost something that it had answered for, or this id.
@@ -206,24 +205,12 @@ class FactLog:
         )
 
     async def _make(self) -> Topic:
-        account, region = self._namespace
-        now_ms = self._clock.wall_ms()
-        topic = Topic(
-            topic_id=self._entropy(TOPIC_ID_BYTES).hex(),
-            account=account,
-            region=region,
-            name=self.name,
-            kind=Kind.STREAM,
+        return await make_own_topic(
+            self._catalog,
+            self._namespace,
+            self.name,
             partition_count=self._partition + 1,
-            created_at_ms=now_ms,
-            modified_at_ms=now_ms,
-            receipt_key=self._entropy(RECEIPT_KEY_BYTES),
             configs={_RETENTION: str(self._retention_ms)},
+            clock=self._clock,
+            entropy=self._entropy,
         )
-        try:
-            return await self._catalog.create(topic)
-        except TopicExists:  # another node was faster
-            found = self._catalog.find(account, region, self.name)
-            if found is None:
-                raise
-            return found

@@ -62,6 +62,7 @@ class KafkaConfig:
     is_auth_on: bool = False  # off: every client is believed, logged in or not
     is_insecure: bool = False  # passwords may be sent in the clear, from other machines as well
     login_ms: int = 0  # how long a log-in is good for; 0: as long as the connection
+    protocol: str = "PLAINTEXT"  # as clients call what the listener speaks
     login_refusal_ms: int = 250  # how long every refused log-in takes, whatever is wrong with it
 
     def __post_init__(self) -> None:

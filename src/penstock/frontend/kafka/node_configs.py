@@ -27,7 +27,7 @@ def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
         )
     yield _entry(
         "advertised.listeners",
-        f"PLAINTEXT://{host}:{port}",
+        f"{config.protocol}://{host}:{port}",
         ValueType.STRING,
         "Where clients reach this node.",
         Source.NODE,

@@ -1,0 +1,46 @@
+"""A stream that the node makes for itself: nobody asked for it, and several nodes may be about to
+make it at once."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.model.errors import TopicExists
+from penstock.model.ports import Catalog, Clock
+from penstock.model.topic import Kind, Topic
+
+TOPIC_ID_BYTES: Final = 16
+RECEIPT_KEY_BYTES: Final = 32
+
+
+async def make_own_topic(
+    catalog: Catalog,
+    namespace: tuple[str, str],
+    name: str,
+    *,
+    partition_count: int,
+    configs: Mapping[str, str],
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+) -> Topic:
+    """``namespace``: account and region. Returns the one that is there, whoever made it."""
+    account, region = namespace
+    now_ms = clock.wall_ms()
+    topic = Topic(
+        topic_id=entropy(TOPIC_ID_BYTES).hex(),
+        account=account,
+        region=region,
+        name=name,
+        kind=Kind.STREAM,
+        partition_count=partition_count,
+        created_at_ms=now_ms,
+        modified_at_ms=now_ms,
+        receipt_key=entropy(RECEIPT_KEY_BYTES),
+        configs=dict(configs),
+    )
+    try:
+        return await catalog.create(topic)
+    except TopicExists:  # another was faster
+        found = catalog.find(account, region, name)
+        if found is None:
+            raise
+        return found
