@@ -1,0 +1,143 @@
+"""A follower's side of replication: ask for what comes next, append it, and cut off whatever the
+leader's history does not contain. Pure, and of one epoch.
+
+An answer counts only if it is the one that is waited for and the log still is as it was when asked
+(R16): a doubled or late one could otherwise cut off what was committed since.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple
+
+from penstock.replication.epochs import EpochHistory
+from penstock.replication.messages import (
+    Answer,
+    B,
+    Behind,
+    Data,
+    Diverge,
+    Fenced,
+    Fetch,
+    NotYet,
+)
+
+
+class Append(NamedTuple, Generic[B]):
+    """These come next; afterwards ``Follower.appended``."""
+
+    batches: Sequence[B]
+    high_watermark: int  # of the leader
+
+
+class Truncate(NamedTuple):
+    """Cut the log to this offset and ask again."""
+
+    to: int
+
+
+class Restart(NamedTuple):
+    """Drop everything and begin at this offset: the leader has nothing from before it."""
+
+    at: int
+
+
+class Refresh(NamedTuple):
+    """There is a newer epoch: look at the row again."""
+
+
+class Halt(NamedTuple):
+    """Something happened that the rules exclude. The partition must not go on here."""
+
+    reason: str
+
+
+class Ignore(NamedTuple):
+    pass
+
+
+Step = Append[B] | Truncate | Restart | Refresh | Halt | Ignore
+
+
+class Follower:
+    def __init__(self, node: int, incarnation: int, epoch: int, leader: int) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.epoch = epoch
+        self.leader = leader
+        self._asked: Fetch | None = None
+        self._number = 0
+
+    def ask(self, *, end_offset: int, durable_offset: int, last_epoch: int) -> Fetch:
+        """The next request; one that is still under way is given up."""
+        self._number += 1
+        self._asked = Fetch(
+            self.node,
+            self.incarnation,
+            self.epoch,
+            end_offset,
+            durable_offset,
+            last_epoch,
+            self._number,
+        )
+        return self._asked
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._asked is not None
+
+    def take(
+        self,
+        answer: Answer[B],
+        history: EpochHistory,
+        *,
+        start_offset: int,
+        end_offset: int,
+        high_watermark: int,
+    ) -> Step[B]:
+        asked = self._asked
+        if (
+            asked is None
+            or answer.asked != asked
+            or asked.offset != end_offset
+            or asked.last_epoch != history.last
+        ):
+            return Ignore()
+        self._asked = None
+        if isinstance(answer, Data):
+            return Append(answer.batches, answer.high_watermark)
+        if isinstance(answer, Fenced):
+            return Refresh()
+        if isinstance(answer, NotYet):
+            return Ignore()
+        if isinstance(answer, Behind):
+            return self._restart(answer, end_offset)
+        return self._truncate(
+            answer,
+            history,
+            start_offset=start_offset,
+            end_offset=end_offset,
+            high_watermark=high_watermark,
+        )
+
+    def _restart(self, answer: Behind, end_offset: int) -> Restart | Halt:
+        if answer.start_offset <= end_offset:
+            return Halt("the leader has what it says it has not")
+        return Restart(answer.start_offset)
+
+    def _truncate(
+        self,
+        answer: Diverge,
+        history: EpochHistory,
+        *,
+        start_offset: int,
+        end_offset: int,
+        high_watermark: int,
+    ) -> Truncate | Restart | Halt:
+        """To where both agree, by what both know of epochs up to the leader's (R17): that may take
+        several rounds, each with an older epoch. Never to the high watermark, which is behind."""
+        _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
+        to = min(answer.end_offset, own_end)
+        if to >= end_offset:
+            return Halt(f"told to cut at {to} what ends at {end_offset}")
+        if to < high_watermark:
+            return Halt(f"told to cut at {to} what is committed up to {high_watermark}")
+        return Restart(to) if to < start_offset else Truncate(to)

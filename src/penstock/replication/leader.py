@@ -1,0 +1,181 @@
+"""A leader's knowledge of its followers: who has what on disk, what is committed by that, and who
+belongs into the in-sync set. Pure, and of one epoch: whoever leads again starts with an empty table
+(R8), because what a follower had in an earlier epoch it may have cut off since.
+
+Committed is what every member of the in-sync set has on disk. While a change of the set is under
+way nobody knows which of the two holds, so it is what every member of both has (R12).
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from penstock.replication.epochs import EpochHistory
+from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
+from penstock.replication.row import Change, PartitionRow, View
+
+LAG_MS_MAX: Final = 4_000  # how long a follower may be behind and still hold commits up
+PENDING_MAX: Final = 8  # changes whose fate is unknown; more are not proposed
+
+
+class Serve(NamedTuple):
+    """To be answered with what comes behind ``asked.offset``."""
+
+    asked: Fetch
+
+
+class _Peer:
+    __slots__ = ("asked_at_ms", "caught_up_at_ms", "durable_offset", "end_then", "incarnation")
+
+    def __init__(self, incarnation: int, now_ms: int) -> None:
+        self.incarnation = incarnation
+        self.durable_offset = 0
+        self.asked_at_ms = now_ms
+        self.end_then = 0  # of the leader's log when it asked the last time
+        self.caught_up_at_ms = now_ms
+
+
+class Leader:
+    def __init__(
+        self, node: int, view: View, *, end_offset: int, high_watermark: int, now_ms: int
+    ) -> None:
+        assert view.row.leader == node
+        self.node = node
+        self.epoch = view.row.epoch
+        self.epoch_start = end_offset
+        self.high_watermark = high_watermark
+        self._view = view
+        self._since_ms = now_ms
+        self._peers: dict[int, _Peer] = {}
+        self._pending: list[Change] = []
+
+    @property
+    def row(self) -> PartitionRow:
+        return self._view.row
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything an earlier leader may have answered for is committed here too: until
+        then readers at the end are told to come again (R19)."""
+        return self.high_watermark >= self.epoch_start
+
+    def saw(self, view: View) -> None:
+        """A later view of the same epoch. Changes that were proposed on an older version of the
+        row have failed or are in it (R2)."""
+        assert view.row.epoch == self.epoch
+        assert view.row.leader == self.node
+        self._view = view
+        self._pending = [each for each in self._pending if each.version >= view.version]
+
+    # ── Fetches ──────────────────────────────────────────────────────────────────────────────
+
+    def fetched(
+        self,
+        fetch: Fetch,
+        history: EpochHistory,
+        *,
+        start_offset: int,
+        end_offset: int,
+        now_ms: int,
+    ) -> Serve | Diverge | Behind | Fenced | NotYet:
+        """What to answer. Only a follower whose log is contained in ours is believed (R14, R15)."""
+        if fetch.epoch < self.epoch:
+            return Fenced(fetch, self.epoch)
+        if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
+            return NotYet(fetch)
+        peer = self._peers.get(fetch.node)
+        if peer is not None and fetch.incarnation < peer.incarnation:
+            return Fenced(fetch, self.epoch)
+        if fetch.offset < start_offset:
+            return Behind(fetch, start_offset)
+        epoch, end = history.end_of(fetch.last_epoch, end_offset=end_offset)
+        if fetch.offset > start_offset and (epoch != fetch.last_epoch or end < fetch.offset):
+            return Diverge(fetch, epoch, end)
+        if peer is None or fetch.incarnation > peer.incarnation:
+            peer = self._peers[fetch.node] = _Peer(fetch.incarnation, self._since_ms)
+        # Requests may overtake each other; what is on disk stays there for this incarnation.
+        peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
+        if fetch.offset >= end_offset:
+            peer.caught_up_at_ms = now_ms
+        elif fetch.offset >= peer.end_then:
+            peer.caught_up_at_ms = max(peer.caught_up_at_ms, peer.asked_at_ms)
+        peer.asked_at_ms = now_ms
+        peer.end_then = end_offset
+        return Serve(fetch)
+
+    # ── Commits ──────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, durable_offset: int) -> int:
+        """The high watermark, given what this node has on disk itself (R13). It never falls."""
+        committed = durable_offset
+        for member in self._counted():
+            if member != self.node:
+                peer = self._peers.get(member)
+                committed = min(committed, peer.durable_offset if peer is not None else 0)
+        self.high_watermark = max(self.high_watermark, committed)
+        return self.high_watermark
+
+    def _counted(self) -> frozenset[int]:
+        """Everybody who is in sync now or by any change that may have happened (R12)."""
+        counted = self.row.in_sync
+        for change in self._pending:
+            counted |= change.row.in_sync
+        return counted
+
+    # ── The in-sync set ──────────────────────────────────────────────────────────────────────
+
+    def propose(self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX) -> Change | None:
+        """The next change of the set that is due; None when there is none. The same one again is
+        harmless, and the way out of an answer that was lost."""
+        if len(self._pending) >= PENDING_MAX:
+            return None
+        row = self.row
+        late = [
+            member
+            for member in sorted(row.in_sync)
+            if member != self.node and self._lag_ms(member, now_ms) > lag_ms_max
+        ]
+        if late and len(row.in_sync) > row.in_sync_min:  # R10
+            return self._proposed(self.without(late[0]))
+        for member in row.replicas:
+            if member != self.node and member not in row.whole:
+                change = self.adding(member)
+                if change is not None:
+                    return self._proposed(change)
+        return None
+
+    def _lag_ms(self, member: int, now_ms: int) -> int:
+        peer = self._peers.get(member)
+        return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
+
+    def _proposed(self, change: Change) -> Change:
+        if change not in self._pending:
+            self._pending.append(change)
+        return change
+
+    def without(self, member: int) -> Change:
+        row = self.row
+        assert member != self.node, "a leader is in sync with itself"
+        assert len(row.in_sync) > row.in_sync_min, "never below the least that is wanted"
+        left = msgspec.structs.replace(
+            row, in_sync=row.in_sync - {member}, lost=row.lost - {member}
+        )
+        return Change(self._view.version, left)
+
+    def adding(self, member: int) -> Change | None:
+        """None unless it has, in this epoch and under its present registration, everything that is
+        or may be committed (R11)."""
+        peer = self._peers.get(member)
+        if peer is None or peer.durable_offset < max(self.high_watermark, self.epoch_start):
+            return None
+        row = self.row
+        more = msgspec.structs.replace(
+            row, in_sync=row.in_sync | {member}, lost=row.lost - {member}
+        )
+        return Change(self._view.version, more, {member: peer.incarnation})
+
+    # ── For status ───────────────────────────────────────────────────────────────────────────
+
+    def durable_offsets(self) -> Mapping[int, int]:
+        return {node: peer.durable_offset for node, peer in self._peers.items()}

@@ -1,0 +1,201 @@
+"""One partition on one node: what its row asks of it, and how far it is. Pure: the shell owns the
+log, the store's watch and the network, and tells this what happened.
+
+    a view of the row ──► see ──► lead (a new epoch), follow, wait, or halt
+    a fetch           ──► fetched ──► serve, diverge, fenced …
+    an answer         ──► answered ──► append, truncate, ignore …
+    the disk has more ──► synced ──► the high watermark
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+from penstock.replication.epochs import EpochHistory
+from penstock.replication.follower import Append, Follower, Halt, Restart, Step, Truncate
+from penstock.replication.leader import Leader, Serve
+from penstock.replication.messages import Answer, B, Behind, Diverge, Fenced, Fetch, NotYet
+from penstock.replication.row import View
+
+
+class Role(Enum):
+    WAITING = "waiting"  # for a view that says what to do
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    HALTED = "halted"
+
+
+class Seen(NamedTuple):
+    """What a view has changed."""
+
+    is_new_epoch: bool  # requests of clients that are under way have an unknown end (R8)
+    high_watermark: int
+
+
+class Replica:
+    def __init__(
+        self,
+        node: int,
+        incarnation: int,
+        *,
+        registered_at: int,
+        history: EpochHistory,
+        start_offset: int,
+        end_offset: int,
+        durable_offset: int,
+        high_watermark: int,
+    ) -> None:
+        """``registered_at``: the store's revision when this incarnation registered. What was read
+        before it may come from a life in which this node was somebody else (R4). A node that has
+        declared a loss knows of no high watermark: it gives the start of its log for it."""
+        self.node = node
+        self.incarnation = incarnation
+        self.role = Role.WAITING
+        self.epoch = -1
+        self.halt_reason = ""
+        self.history = history
+        self.start_offset = start_offset
+        self.end_offset = end_offset
+        self.durable_offset = durable_offset
+        self.high_watermark = min(high_watermark, end_offset)
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.view: View | None = None
+        self._registered_at = registered_at
+
+    # ── Views ────────────────────────────────────────────────────────────────────────────────
+
+    def see(self, view: View, *, now_ms: int) -> Seen:
+        """Never goes back: neither in revision nor, with it, in epoch."""
+        row = view.row
+        before = self.view
+        if (
+            self.role is Role.HALTED
+            or view.revision < self._registered_at
+            or (before is not None and view.revision <= before.revision)
+        ):
+            return Seen(False, self.high_watermark)
+        if row.epoch < max(self.epoch, self.history.last):
+            self._halt(f"the store knows epoch {row.epoch}, the log {self.history.last}")  # R4b
+            return Seen(False, self.high_watermark)
+        self.view = view
+        is_new = row.epoch > self.epoch
+        if is_new or self.role is Role.WAITING:
+            self._take_role(view, now_ms=now_ms)
+        elif self.leader is not None:
+            self.leader.saw(view)
+            self._advance()
+        return Seen(is_new, self.high_watermark)
+
+    def _take_role(self, view: View, *, now_ms: int) -> None:
+        row = view.row
+        self.epoch = row.epoch
+        self.leader = None
+        self.follower = None
+        if row.leader == self.node and row.leader_incarnation == self.incarnation:
+            self.role = Role.LEADER
+            self.leader = Leader(
+                self.node,
+                view,
+                end_offset=self.end_offset,
+                high_watermark=self.high_watermark,
+                now_ms=now_ms,
+            )
+            self._advance()
+        elif row.leader in (self.node, -1):
+            # It was this node in an earlier life, or is nobody: somebody will be elected.
+            self.role = Role.WAITING
+        else:
+            self.role = Role.FOLLOWER
+            self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
+
+    def _halt(self, reason: str) -> None:
+        self.role = Role.HALTED
+        self.halt_reason = reason
+        self.leader = None
+        self.follower = None
+
+    # ── Appends ──────────────────────────────────────────────────────────────────────────────
+
+    def appended(self, epoch: int, next_offset: int) -> None:
+        """A batch of this epoch was written, and ends here."""
+        self.history.append(epoch, self.end_offset)
+        assert next_offset > self.end_offset, "a batch holds something"
+        self.end_offset = next_offset
+
+    def synced(self, durable_offset: int) -> int:
+        """What is on disk now. Returns the high watermark."""
+        assert durable_offset <= self.end_offset
+        self.durable_offset = max(self.durable_offset, durable_offset)
+        self._advance()
+        return self.high_watermark
+
+    def _advance(self) -> None:
+        if self.leader is not None:
+            self.high_watermark = self.leader.advance(self.durable_offset)
+
+    def truncated(self, to: int) -> None:
+        assert self.high_watermark <= to <= self.end_offset
+        self.end_offset = to
+        self.durable_offset = min(self.durable_offset, to)
+        self.history.truncate(to)
+
+    def restarted(self, at: int) -> None:
+        """The log is empty and begins here."""
+        self.start_offset = self.end_offset = self.durable_offset = at
+        self.high_watermark = at
+        self.history.truncate(-1)
+
+    def trimmed(self, start_offset: int) -> None:
+        self.start_offset = start_offset
+        self.history.trim(start_offset)
+
+    # ── Replication ──────────────────────────────────────────────────────────────────────────
+
+    def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
+        """As a leader; the high watermark may have moved."""
+        leader = self.leader
+        if leader is None:
+            return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)
+        found = leader.fetched(
+            fetch,
+            self.history,
+            start_offset=self.start_offset,
+            end_offset=self.end_offset,
+            now_ms=now_ms,
+        )
+        self._advance()
+        return found
+
+    def ask(self) -> Fetch | None:
+        """As a follower: what to ask the leader now."""
+        if self.follower is None:
+            return None
+        return self.follower.ask(
+            end_offset=self.end_offset,
+            durable_offset=self.durable_offset,
+            last_epoch=self.history.last,
+        )
+
+    def answered(self, answer: Answer[B]) -> Step[B] | None:
+        """What to do to the log; then tell it (``appended`` and ``followed``, ``truncated`` or
+        ``restarted``)."""
+        if self.follower is None:
+            return None
+        step = self.follower.take(
+            answer,
+            self.history,
+            start_offset=self.start_offset,
+            end_offset=self.end_offset,
+            high_watermark=self.high_watermark,
+        )
+        if isinstance(step, Halt):
+            self._halt(step.reason)
+        return step
+
+    def followed(self, leader_watermark: int) -> int:
+        """What the leader has said is committed, as far as it is here (R18)."""
+        self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
+        return self.high_watermark
+
+
+__all__ = ["Append", "Replica", "Restart", "Role", "Seen", "Serve", "Truncate"]

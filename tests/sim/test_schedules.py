@@ -1,0 +1,54 @@
+"""The replication rules under every fault the simulator knows, and a checker that is itself
+checked: each rule broken must be noticed. A failing seed is told by ``python -m tests.sim --seed``.
+"""
+
+import pytest
+from tests.sim.mutations import MUTATIONS, find_seed
+from tests.sim.world import STEPS, World
+
+CHUNK = 600
+SYNCED = 6_000
+UNSYNCED = 4_200
+
+
+@pytest.mark.parametrize("first", range(0, SYNCED, CHUNK))
+def test_nothing_that_was_answered_for_is_lost(first: int) -> None:
+    _run(first, is_synced=True)
+
+
+@pytest.mark.parametrize("first", range(0, UNSYNCED, CHUNK))
+def test_nor_where_answers_do_not_wait_for_disks(first: int) -> None:
+    """What every copy had only in memory may be; that is said aloud, and ends the schedule."""
+    _run(first, is_synced=False)
+
+
+def _run(first: int, *, is_synced: bool) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(first, first + CHUNK):
+        world = World(seed, is_synced=is_synced)
+        found = world.run(STEPS)
+        assert not found, f"seed {seed}, {is_synced=}: {found}"
+        for name, count in world.counts.items():
+            totals[name] = totals.get(name, 0) + count
+    # A run whose faults did not happen proves nothing.
+    assert totals["commits"] > 10 * CHUNK, totals
+    assert totals["crashes"] > 2 * CHUNK, totals
+    assert min(totals.values()) > CHUNK // 10, totals
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_broken_rule_is_noticed(name: str) -> None:
+    mutation = MUTATIONS[name]
+    found = find_seed(mutation, first=mutation.first, schedules=mutation.schedules)
+    assert found is not None, f"nobody notices that {name} ({mutation.rule})"
+
+
+def test_a_schedule_can_be_told_again() -> None:
+    stories = []
+    for _ in range(2):
+        world = World(17)
+        world.story = []
+        world.run(STEPS)
+        stories.append(world.story)
+    assert stories[0] == stories[1]
+    assert len(stories[0]) > 50
