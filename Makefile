@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run test quick check fmt lint types imports unit compat faults bench locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports unit compat faults bench locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -43,6 +43,9 @@ setup-run: .venv/.run
 
 run: setup-run  ## start a server on embedded defaults and say how to talk to it
 	exec $(BIN)/penstock serve --hints
+
+pipeline-demo: setup-run setup-spark  ## against a running server: messages, Spark jobs, a report page
+	$(BIN)/python tools/pipeline_demo.py
 
 check: setup lint types imports  ## ruff, mypy --strict, import contracts
 

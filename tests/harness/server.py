@@ -34,6 +34,7 @@ STABLE_PORTS = range(12_000, 32_000)
 
 _HTTP = re.compile(r"\bhttp=(https?://\S+)")
 _ADMIN = re.compile(r"\badmin=(https?://\S+)")
+_INTERNAL = re.compile(r"\binternal=(\S+:\d+)")
 _KAFKA = re.compile(r"\bkafka=(\S+:\d+)")
 _TRACEBACK = re.compile(
     r"Traceback \(most recent call last\)|Task exception was never retrieved"
@@ -132,6 +133,7 @@ class Server:
         self.url = ""
         self.admin_url = ""
         self.kafka = ""  # HOST:PORT
+        self.internal = ""  # HOST:PORT, of a metadata node
         self.starts = 0
         self._process: _Process | None = None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)  # of runs that have ended
@@ -183,9 +185,12 @@ class Server:
             reason = "ended before it was ready" if told else f"not ready in {seconds} s"
             raise ServerFailed(f"penstock serve {reason}\n{self.stderr_tail()}")
         http, admin = _HTTP.search(process.ready_line), _ADMIN.search(process.ready_line)
-        assert http is not None, f"no http= in {process.ready_line!r}"
-        self.url = http.group(1).rstrip("/")
-        self.port = int(self.url.rsplit(":", 1)[1])
+        internal = _INTERNAL.search(process.ready_line)
+        self.internal = internal.group(1) if internal is not None else ""
+        assert http is not None or internal is not None, f"no http= in {process.ready_line!r}"
+        if http is not None:
+            self.url = http.group(1).rstrip("/")
+            self.port = int(self.url.rsplit(":", 1)[1])
         self.admin_url = admin.group(1).rstrip("/") if admin is not None else ""
         kafka = _KAFKA.search(process.ready_line)
         self.kafka = kafka.group(1) if kafka is not None else ""

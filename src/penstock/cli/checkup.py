@@ -11,11 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.cli.client import Json
+from penstock.cli.client import Json, as_seen_from, is_loopback
 from penstock.cli.failure import Failure
+from penstock.cli.finding import Finding, Status
 from penstock.cli.output import size
 from penstock.cli.session import Session
 from penstock.model.limits import DISK_RESERVE_BYTES
@@ -28,15 +29,6 @@ _FSYNC_SLOW_MS = 20.0
 _CLOCK_SKEW_MS = 1_000
 # No correct clock is earlier than this program: 2026-01-01.
 _EARLIEST_S = 1_767_225_600
-
-Status = Literal["ok", "warn", "fail"]
-
-
-class Finding(NamedTuple):
-    check: str
-    status: Status
-    detail: str
-    fix: str = ""
 
 
 class Report(NamedTuple):
@@ -67,6 +59,7 @@ def examine(
         findings += _ports(values)
     if info is None or _is_loopback(session.settings.endpoint):
         findings += _disk(Path(data or (info or {}).get("data") or values.get("node.data") or "."))
+    findings += _certificates(session, info, values, is_local=is_local)
     findings.append(_clock(skew_ms))
     return Report(findings, rows)
 
@@ -166,6 +159,29 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
             yield Finding(f"port {text}", "ok", "free")
 
 
+def _certificates(
+    session: Session, info: Json | None, values: dict[str, str], *, is_local: bool
+) -> Iterator[Finding]:
+    """Every one in use: in the files of settings that are this machine's, in the authority that
+    this command trusts, and on the server's listeners."""
+    from penstock.cli import expiry
+
+    named = values
+    if info is not None:  # where its relative paths lead to, a server does not say
+        is_here = _is_loopback(session.settings.endpoint)
+        named = {k: v for k, v in values.items() if is_here and os.path.isabs(v)}  # noqa: PTH117
+    # Not AWS_CA_BUNDLE: that is the world's authorities, most often.
+    private = os.environ.get("PENSTOCK_CA_FILE", "")
+    yield from expiry.in_files(named, more={"PENSTOCK_CA_FILE": private})
+    if not is_local and info is not None:
+        kafka = f"{info.get('kafka_protocol')}://{(info.get('endpoints') or {}).get('kafka')}"
+        listeners = (session.settings.endpoint, session.admin.url, kafka)
+        seen = (as_seen_from(session.admin.url, url) for url in listeners)
+        yield from expiry.on_listeners(seen)
+    elif not is_local and session.settings.explicit & {"endpoint", "admin"}:
+        yield from expiry.on_listeners((session.settings.endpoint, session.settings.admin or ""))
+
+
 def _disk(folder: Path) -> list[Finding]:
     """Of the data folder, or of the one it would be created in."""
     place = folder.absolute()
@@ -221,4 +237,4 @@ def _clock(skew_ms: int | None) -> Finding:
 
 def _is_loopback(url: str) -> bool:
     host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return is_loopback(host)

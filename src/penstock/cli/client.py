@@ -32,15 +32,57 @@ _REPLY_BYTES_MAX = 64 * 1_048_576
 
 
 def credentials_from_environment() -> Credentials:
-    """What AWS tools would use; else our own; else what a server without authentication takes."""
+    """What was found, else what a server without authentication takes."""
+    return found_credentials() or Credentials("penstock", "penstock")
+
+
+def found_credentials() -> Credentials | None:
+    """What AWS tools would use; else our own; else those of the profile that AWS_PROFILE names.
+    The default profile is not looked at: it belongs to somebody else's cloud more often than not.
+    """
     env = os.environ
-    if not env.get("AWS_ACCESS_KEY_ID") and env.get("PENSTOCK_KEY_ID"):
+    if env.get("AWS_ACCESS_KEY_ID"):
+        return Credentials(
+            env["AWS_ACCESS_KEY_ID"],
+            env.get("AWS_SECRET_ACCESS_KEY") or "penstock",
+            env.get("AWS_SESSION_TOKEN") or None,
+        )
+    if env.get("PENSTOCK_KEY_ID"):
         return Credentials(env["PENSTOCK_KEY_ID"], env.get("PENSTOCK_SECRET", ""))
-    return Credentials(
-        os.environ.get("AWS_ACCESS_KEY_ID") or "penstock",
-        os.environ.get("AWS_SECRET_ACCESS_KEY") or "penstock",
-        os.environ.get("AWS_SESSION_TOKEN") or None,
-    )
+    if env.get("AWS_PROFILE"):
+        return _profile(env["AWS_PROFILE"])
+    return None
+
+
+def _profile(name: str) -> Credentials:
+    import configparser
+
+    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    place = os.path.expanduser(path)  # noqa: PTH111
+    found = configparser.ConfigParser(interpolation=None)
+    try:
+        with open(place, encoding="utf-8") as file:  # noqa: PTH123
+            found.read_file(file)
+        section = found[name]
+        return Credentials(
+            section["aws_access_key_id"],
+            section["aws_secret_access_key"],
+            section.get("aws_session_token"),
+        )
+    except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
+        why = f"{place}: {error.strerror}" if isinstance(error, OSError) else f"not in {place}"
+        raise Failure(
+            f"the profile '{name}' cannot be used",
+            why,
+            "unset AWS_PROFILE, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            exit_code=ExitCode.USAGE,
+        ) from None
+
+
+def ca_file() -> str | None:
+    """A private authority, where the environment names its file: ours, or the name that AWS tools
+    know. Without one, the machine's authorities count."""
+    return os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")
 
 
 def timestamp_now() -> str:
@@ -48,20 +90,34 @@ def timestamp_now() -> str:
 
 
 def _tls_context() -> "ssl.SSLContext":
-    """The machine's authorities, and a private one where the environment names its file: ours, or
-    the name that AWS tools know."""
     import ssl
 
-    ca_file = os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        return ssl.create_default_context(cafile=ca_file())
     except OSError as error:
         raise Failure(
-            f"'{ca_file}' cannot be used to check the server's certificate",
+            f"'{ca_file()}' cannot be used to check the server's certificate",
             str(error),
             "name the authority's certificate, ca.pem, in PENSTOCK_CA_FILE",
             exit_code=ExitCode.USAGE,
         ) from error
+
+
+def as_seen_from(endpoint: str, told: str) -> str:
+    """An address that a server tells of itself, for one who has reached it at ``endpoint``: what
+    is on the server's own machine from there is on the endpoint's from here. ``told`` may have a
+    scheme or none."""
+    scheme, mark, rest = told.rpartition("://")
+    host = urlsplit(f"//{rest}").hostname or ""
+    away = urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
+    if not is_loopback(host) or is_loopback(away) or not away:
+        return told
+    shown = f"[{away}]" if ":" in away else away
+    return f"{scheme}{mark}{shown}:{rest.rpartition(':')[2]}"
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class Connection:

@@ -22,6 +22,7 @@ _USE = "Queues and messages"
 _STREAM = "Topics and groups"
 _ACCESS = "Who may do what"
 _LOOK = "Measure and look after"
+_PIPE = "Pipeline"
 _LEARN = "Learn"
 
 _ENTRIES = {
@@ -70,6 +71,11 @@ _ENTRIES = {
     "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
     "generate": Entry(
         "penstock.cli.generate:generate", "Write a configuration file, or certificates.", _LOOK
+    ),
+    "pipeline": Entry(
+        "penstock.cli.pipeline:pipeline",
+        "Spark jobs: run, watch, report, verify; needs penstock[spark].",
+        _PIPE,
     ),
     "examples": Entry("penstock.cli.examples:examples", "Recipes to copy and paste.", _LEARN),
     "completion": Entry(

@@ -9,29 +9,25 @@ answered, and the user learns how many records the server has accepted.
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any, NamedTuple
-
-import click
+from typing import IO, NamedTuple
 
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.interrupts import Interrupts
-from penstock.cli.kafka_client import Place, refused
+from penstock.cli.kafka_client import Place, failure_of, refused, told
 from penstock.cli.key_partition import partition_of_key
-from penstock.cli.progress import Progress
 from penstock.cli.record_lines import OutgoingRecord, RecordDefaults, from_json, from_text
 from penstock.cli.sending import line_chunks
 from penstock.cli.session import Session
+from penstock.cli.tally import Tally
+from penstock.net.kafka_client import KafkaRefused, KafkaTrouble
 from penstock.record.batch import NO_PRODUCER, encode_batch
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.produce import ProducePartitionResponse
 
-_PRODUCE, _INIT_PRODUCER_ID = 0, 22
-_BY_NAME_MAX = 12  # newer requests name topics by id
-_ACKS_ALL = -1
 _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
-_FAILURES_LISTED_MAX = 20
 _PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # may be otherwise in a moment
 
 
@@ -60,9 +56,9 @@ class _Batch(NamedTuple):
     records: Sequence[OutgoingRecord]
 
 
-class RecordSender:
+class RecordSender(Tally):
     def __init__(self, session: Session, topic: str) -> None:
-        self._session = session
+        super().__init__(session, "record", topic)
         self._kafka = session.kafka
         self._topic = topic
         self._what = f"cannot send to topic '{topic}'"
@@ -71,50 +67,24 @@ class RecordSender:
         self._turn = secrets.randbelow(self._partition_count)
         self._producer_id, self._producer_epoch = self._ask_producer_id()
         self._sequences: dict[int, int] = {}
-        self.accepted = 0
-        self.failed = 0
         self.last: tuple[int, int] | None = None  # partition and offset of the last one accepted
 
     def _ask_producer_id(self) -> tuple[int, int]:
-        from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
-
         try:
-            reply = self._kafka.call(
-                _INIT_PRODUCER_ID, InitProducerIdRequest(None, transaction_timeout_ms=60_000)
-            )
-        except Failure as failure:
-            if failure.exit_code in _PASSING:
-                raise
+            return self._kafka.client.producer_id()
+        except KafkaRefused:
             return NO_PRODUCER, -1  # a server without them: at least once, then
-        if reply.error_code:
-            return NO_PRODUCER, -1
-        return reply.producer_id, reply.producer_epoch
+        except KafkaTrouble as trouble:
+            raise failure_of(trouble, self._what) from trouble
 
     def send(self, source: Iterable[Sequence[OutgoingRecord]]) -> None:
-        """Send all of it. On any interruption the count of accepted records is told first."""
-        progress = Progress("sending", is_quiet=self._session.settings.quiet)
-        try:
-            with progress, Interrupts() as interrupts:
-                for chunk in source:
-                    with interrupts.held():
-                        self._send_chunk(chunk)
-                    progress.update(self.accepted + self.failed)
-        except KeyboardInterrupt:
-            self._session.remark(f"interrupted: {self._accepted_text()}")
-            raise
-        except Failure as failure:
-            if self.accepted:
-                failure.why = f"{failure.why}; {self._accepted_text()}".removeprefix("; ")
-                failure.exit_code = ExitCode.PARTIAL
-            raise
+        with Interrupts() as interrupts:
 
-    def _accepted_text(self) -> str:
-        return f"{self.accepted} records had been accepted by '{self._topic}'"
+            def send(chunk: Sequence[OutgoingRecord]) -> None:
+                with interrupts.held():
+                    self._send_chunk(chunk)
 
-    def outcome(self) -> ExitCode:
-        if not self.failed:
-            return ExitCode.OK
-        return ExitCode.PARTIAL if self.accepted else ExitCode.FAILED
+            self.run(source, send)
 
     # ── Batches ──────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +107,7 @@ class RecordSender:
         if record.partition is not None:
             if 0 <= record.partition < self._partition_count:
                 return record.partition
-            self._refuse([record], f"there is no partition {record.partition}")
+            self.refuse(record.place, f"there is no partition {record.partition}")
             return None
         if record.key is None:
             return self._turn
@@ -198,7 +168,10 @@ class RecordSender:
                 if failure.exit_code in _PASSING:
                     trouble = failure
                     continue
-                self._refuse(batch.records, failure.why)
+                if failure.exit_code is ExitCode.DENIED:
+                    raise failure  # whoever may not send one record may send none
+                for record in batch.records:
+                    self.refuse(record.place, failure.why)
                 del left[part.index]
             if trouble is not None:
                 self._kafka.metadata([self._topic])  # somebody else may lead by now
@@ -209,33 +182,13 @@ class RecordSender:
             trouble = failure
         return trouble
 
-    def _ask(self, batches: Mapping[int, _Batch]) -> list[Any]:
-        from penstock.wire.kafka.primitives import ZERO_UUID
-        from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
-
-        def request(places: Sequence[Place]) -> Any:
-            parts = [
-                ProducePartition(place.partition, batches[place.partition].data) for place in places
-            ]
-            topics = [ProduceTopic(self._topic, ZERO_UUID, parts)]
-            return ProduceRequest(None, _ACKS_ALL, self._kafka.timeout_ms, topics)
-
-        places = [Place(self._topic, number) for number in batches]
-        replies = self._kafka.at_leaders(
-            _PRODUCE, places, request, what=self._what, version_max=_BY_NAME_MAX
-        )
-        return [part for reply in replies for topic in reply.topics for part in topic.partitions]
+    def _ask(self, batches: Mapping[int, _Batch]) -> list[ProducePartitionResponse]:
+        data = {Place(self._topic, number): batch.data for number, batch in batches.items()}
+        with told(self._what):
+            return list(self._kafka.client.try_produce(data).values())
 
     def _accept(self, partition: int, base_offset: int, batch: _Batch) -> None:
         count = len(batch.records)
         self._sequences[partition] = (self._sequences.get(partition, 0) + count) % _SEQUENCES
         self.accepted += count
         self.last = (partition, base_offset + count - 1 if base_offset >= 0 else -1)
-
-    def _refuse(self, records: Sequence[OutgoingRecord], why: str) -> None:
-        for record in records:
-            self.failed += 1
-            if self.failed <= _FAILURES_LISTED_MAX:
-                click.echo(f"record {record.place} refused: {why}", err=True)
-            elif self.failed == _FAILURES_LISTED_MAX + 1:
-                click.echo("further refusals are counted, not listed", err=True)

@@ -7,6 +7,9 @@ import click
 # Flag → key of the configuration. Only a flag that was given becomes a key.
 _KEYS = {
     "data": "node.data",
+    "role": "node.roles",
+    "internal": "internal.listen",
+    "metadata": "metadata.service",
     "http": "http.listen",
     "kafka": "kafka.listen",
     "admin": "admin.listen",
@@ -62,6 +65,13 @@ class Address(click.ParamType[str]):
 @click.option("--tls-key", metavar="FILE", help="its key in PEM")
 @click.option(
     "--insecure", is_flag=True, default=None, help="serve other machines without TLS all the same"
+)
+@click.option(
+    "--role", metavar="ROLES", help="metadata, or frontend,broker with --metadata; all by default"
+)
+@click.option("--internal", type=Address(), help="where a metadata node listens for other nodes")
+@click.option(
+    "--metadata", metavar="HOST:PORT[,...]", help="metadata nodes to ask instead of the own store"
 )
 @click.option("--log-format", type=click.Choice(["auto", "json", "console"]), help="how to log")
 @click.option("--print-config", is_flag=True, help="show every setting and its origin, and stop")

@@ -29,7 +29,7 @@ TIMEOUT_S_DEFAULT = 30.0
 class Settings:
     endpoint: str = ENDPOINT_DEFAULT
     admin: str | None = None  # None: ask the endpoint
-    kafka: str | None = None  # None: ask the admin API
+    kafka: str | None = None  # None: ask the endpoint, or the admin API if that is named
     region: str = REGION_DEFAULT
     account: str | None = None  # None: the server's default
     timeout_s: float = TIMEOUT_S_DEFAULT
@@ -76,9 +76,9 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
         ),
         option(
             "--kafka",
-            metavar="HOST:PORT",
+            metavar="[PROTOCOL://]HOST:PORT",
             envvar=["PENSTOCK_KAFKA"],
-            help="Kafka listener [env PENSTOCK_KAFKA, default: ask the admin API]",
+            help="Kafka listener [env PENSTOCK_KAFKA, default: ask the endpoint]",
         ),
         option(
             "--region",
@@ -163,13 +163,13 @@ class Session:
     @property
     def admin(self) -> "Admin":
         if self._admin is None:
-            from penstock.cli.client import Admin
+            from penstock.cli.client import Admin, as_seen_from
 
             settings = self.settings
             url, account_default = settings.admin, None
             if url is None:
                 info = self.sqs.info()
-                url = str(info["admin"])
+                url = as_seen_from(settings.endpoint, str(info["admin"]))
                 # The account that the SQS API uses for us, so that both show the same queues.
                 account_default = info.get("account")
             self._admin = Admin(
@@ -184,10 +184,9 @@ class Session:
     @property
     def kafka(self) -> "Kafka":
         if self._kafka is None:
-            from penstock.cli.kafka_client import Kafka, address_from
+            from penstock.cli.kafka_access import dialled
 
-            address = self.settings.kafka or address_from(self.admin.info())
-            self._kafka = Kafka(address, timeout_s=self.settings.timeout_s)
+            self._kafka = dialled(self)
         return self._kafka
 
     def remark(self, text: str) -> None:

@@ -10,23 +10,22 @@ record may be printed again, and none is missed.
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.group_offsets import check_idle, commit, committed
 from penstock.cli.interrupts import Interrupts
-from penstock.cli.kafka_client import EARLIEST, READ_COMMITTED, Kafka, Place, check, refused
+from penstock.cli.kafka_client import EARLIEST, Kafka, Place, refused, told
 from penstock.cli.log_place import offsets_at, target_of
 from penstock.cli.record_lines import as_item, as_text, value_text
 from penstock.cli.session import Session
+from penstock.net.kafka_client import Fetched
 from penstock.record.batch import ATTR_TRANSACTIONAL, parse_header
 from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import RawRecord, iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
-_FETCH = 1
-_BY_NAME_MAX = 12  # newer fetches name topics by id
 _WAIT_MS = 10_000
 _WAIT_MS_SEVERAL = 250  # where several nodes lead: each is asked in turn
 _PARTITION_BYTES = 1_048_576
@@ -124,8 +123,7 @@ class _Reader:
                     return
             found: list[tuple[Place, RawRecord]] = []
             is_moved = is_troubled = False
-            for part in self._fetch(places):
-                place = Place(self._topic, part.index)
+            for place, part in self._fetch(places).items():
                 before = self._next[place]
                 if part.error_code:
                     is_troubled = self._look_into(place, part.error_code) or is_troubled
@@ -140,46 +138,25 @@ class _Reader:
             if is_moved:
                 yield found
 
-    def _fetch(self, places: Sequence[Place]) -> list[Any]:
-        from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
-        from penstock.wire.kafka.primitives import ZERO_UUID
-
+    def _fetch(self, places: Sequence[Place]) -> dict[Place, Fetched]:
         wait_ms = 0
         if self._is_following:
             wait_ms = _WAIT_MS if self._kafka.has_one_leader(places) else _WAIT_MS_SEVERAL
-
-        def request(mine: Sequence[Place]) -> Any:
-            wanted = [
-                FetchPartition(place.partition, self._next[place], _PARTITION_BYTES)
-                for place in mine
-            ]
-            return FetchRequest(
-                wait_ms_max=wait_ms,
+        with told(self._what):
+            return self._kafka.client.try_fetch(
+                {place: self._next[place] for place in places},
+                wait_ms=wait_ms,
                 bytes_min=1 if wait_ms else 0,
-                topics=[FetchTopic(self._topic, ZERO_UUID, wanted)],
                 bytes_max=_ANSWER_BYTES,
-                isolation_level=READ_COMMITTED,
+                partition_bytes_max=_PARTITION_BYTES,
             )
 
-        replies = self._kafka.at_leaders(
-            _FETCH,
-            places,
-            request,
-            what=self._what,
-            wait_s=wait_ms / 1_000,
-            version_max=_BY_NAME_MAX,
-        )
-        for reply in replies:
-            check(self._what, reply.error_code)
-        return [part for reply in replies for topic in reply.topics for part in topic.partitions]
-
-    def _records(self, place: Place, part: Any) -> Iterator[RawRecord]:
-        aborted = {(each.producer_id, each.first_offset) for each in part.aborted or ()}
-        data = b"".join(part.records)
+    def _records(self, place: Place, part: Fetched) -> Iterator[RawRecord]:
+        aborted = {(each.producer_id, each.first_offset) for each in part.aborted}
         # What came after the command was given is somebody else's, unless we follow.
         stop = _NO_END if self._is_following else self._ends[place]
         try:
-            for batch in _whole_batches(data):
+            for batch in _whole_batches(bytes(part.records)):
                 header = parse_header(batch)
                 begin = self._next[place]
                 if not header.is_control and not _is_aborted(batch, aborted):

@@ -17,6 +17,7 @@ from penstock.frontend.call import Call
 from penstock.frontend.context import Context
 from penstock.frontend.protocols import STS_JSON, STS_QUERY
 from penstock.model.identity import Caller
+from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_account
 from penstock.wire.aws import sigv4
 from penstock.wire.aws.faults import fault
@@ -59,13 +60,15 @@ def _verify(context: Context, call: Call) -> None:
         )
     signer = context.signers.of(scope)
     is_genuine = sigv4.is_genuine(request, scope, timestamp=timestamp, key=signer.signing_key)
-    signer.check(is_genuine=is_genuine)
-    context.signers.note_used(signer, now_ms=now_ms)
+    if not (is_genuine and signer.is_usable):
+        signer.check(is_genuine=is_genuine)
+    if now_ms - signer.noted_at_ms >= MINUTE_MS:
+        context.signers.note_used(signer, now_ms=now_ms)
     caller = signer.caller
     call.caller = caller
     call.account = caller.account
     call.region = scope.region
-    call.sender = f"{caller.account}:{caller.user}"
+    call.sender = signer.sender
 
 
 def _believe(context: Context, call: Call) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.frontend.call import Call
 from penstock.frontend.context import Context
+from penstock.frontend.passes import Place
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sqs.move_tasks import no_such, open_handle
 from penstock.frontend.sqs.redrive import sources_of
@@ -70,11 +71,25 @@ def authorize(context: Context, call: Call) -> None:
 
 
 def _on_queue(context: Context, call: Call, permission: str, asked: QueueRequest) -> None:
-    """The hot one: no ``Target`` is made unless somebody else's queue is asked for."""
+    """The hot one: what was allowed a moment ago is allowed (``passes.py``)."""
     url = asked.queue_url
     if not url:
         raise missing("QueueUrl")
-    address = queue_urls.parse(url)
+    caller = call.caller
+    account, region = caller.account, call.region
+    place = (account, caller.user, permission, url, region)
+    kept = context.passes.find(place)
+    # In its own account, as all are that there is a pass for; and a queue, since it was one.
+    if kept is None or context.everything.find(account, region, kept.topic.name) is not kept.topic:
+        _weigh(context, call, permission, place)
+        return
+    call.arn = kept.arn
+    call.topic = kept.topic
+    call.kept = kept
+
+
+def _weigh(context: Context, call: Call, permission: str, place: Place) -> None:
+    address = queue_urls.parse(place[3])
     caller = call.caller
     account = address.account or caller.account
     topic = context.catalog.find(account, call.region, address.name)
@@ -83,16 +98,22 @@ def _on_queue(context: Context, call: Call, permission: str, asked: QueueRequest
     if account != caller.account:
         _require(context, call, permission, Target(account, arn, topic, TopicNotFound()))
         return
-    decision = context.decisions.decide(
+    text = None if topic is None else topic.settings.policy
+    decisions = context.decisions
+    decision = decisions.decide(
         caller,
         permission,
         arn=arn,
         owner=account,
-        policy=None if topic is None else topic.settings.policy,
+        policy=text,
         circumstances=lambda: _circumstances(context, call),
     )
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
+    if topic is not None and decisions.is_kept(
+        caller, permission, arn=arn, owner=account, policy=text
+    ):
+        call.kept = context.passes.keep(place, topic)
 
 
 def _set_queue_attributes(

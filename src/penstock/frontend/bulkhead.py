@@ -66,6 +66,7 @@ class Bulkhead:
         "_deadline_s",
         "_has_failed",
         "_loop",
+        "_lost",
         "_now",
         "_parked",
         "_parked_swept_at",
@@ -88,8 +89,11 @@ class Bulkhead:
         calls_max: int = CALLS_MAX,
         parked_max: int = PARKED_MAX,
         deadline_ms: int | None = None,
+        lost: tuple[type[PenstockError], ...] = (),
     ) -> None:
+        """``lost``: errors of the way to a callee that is elsewhere, and not of the callee."""
         self.name = name
+        self._lost = lost
         self.calls_max = calls_max
         self.parked_max = parked_max
         self.breaker = Breaker()
@@ -197,7 +201,9 @@ class Bulkhead:
             and self._cut.pop(task, None) is not None
             and task.uncancel() == 0
         )
-        if isinstance(error, PenstockError):
+        if self._lost and isinstance(error, self._lost):
+            self._note_failure(str(error))
+        elif isinstance(error, PenstockError):
             if self._has_failed:
                 self._note_answer()
         elif isinstance(error, OSError):

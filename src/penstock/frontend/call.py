@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.frontend.leaky_bucket import LeakyBucket
+from penstock.frontend.passes import Pass
 from penstock.model.identity import Caller
+from penstock.model.topic import Topic
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import Request
@@ -40,13 +42,16 @@ class Call:
         "asked",
         "caller",
         "codec",
+        "kept",
         "owed",
+        "owed_from_ms",
         "permission",
         "region",
         "request",
         "scope",
         "scope_fault",
         "sender",
+        "topic",
     )
 
     def __init__(self, request: HttpRequest, codec: Codec) -> None:
@@ -66,5 +71,8 @@ class Call:
         # empty for a caller who is believed; the resource also for an action on no queue.
         self.permission = ""
         self.arn = ""
+        self.kept: Pass | None = None  # all of it has been weighed before
+        self.topic: Topic | None = None  # the queue, if it was found on the way, in this turn
         # throttle: what the messages' bytes count against, once it is known how many they are.
         self.owed: LeakyBucket | None = None
+        self.owed_from_ms = 0  # from when on: when it came or, of one that waits, got its answer

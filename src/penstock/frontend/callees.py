@@ -14,6 +14,7 @@ from penstock.model.ports import Clock
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
+from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
 METADATA: Final = "metadata"
 # Shorter than the store waits for its file to be free, and than any client waits for an answer.
@@ -50,7 +51,11 @@ class Callees:
         self._backend_calls_max = backend_calls_max
         self._backend_deadline_ms = backend_deadline_ms
         self.metadata = Bulkhead(
-            METADATA, clock, calls_max=METADATA_CALLS_MAX, deadline_ms=metadata_deadline_ms
+            METADATA,
+            clock,
+            calls_max=METADATA_CALLS_MAX,
+            deadline_ms=metadata_deadline_ms,
+            lost=(Unreachable, DeadlineExceeded),
         )
         self._backends: dict[str, Bulkhead] = {}  # by node: as many as a cluster has
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.nobody import Nobody
+from penstock.frontend.passes import Passes
 from penstock.frontend.purges import PurgeGuard
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.route import Rotation
@@ -38,6 +39,7 @@ class FrontendConfig:
     partitions_default: int = 1
     # Known only once the admin listener has its port, hence possibly a callable.
     admin_url: AdminUrl = None
+    kafka_url: str | None = None  # such as SASL_SSL://127.0.0.1:9092, for commands to find
 
     def __post_init__(self) -> None:
         assert 1 <= self.partitions_default <= PARTITIONS_MAX, "partitions_default out of range"
@@ -79,7 +81,9 @@ class Context:
     reset_at_ms: int = 0  # deletions before this no longer guard their names
     signers: Signers = field(init=False)
     decisions: Decisions = field(init=False)
+    passes: Passes = field(init=False)
 
     def __post_init__(self) -> None:
         self.signers = Signers(self.identities)
         self.decisions = Decisions(self.identities)
+        self.passes = Passes(self.identities)

@@ -77,6 +77,13 @@ class Decisions:
             decision = self._weigh(caller, action, arn, owner, policy, circumstances)
         return decision
 
+    def is_kept(
+        self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
+    ) -> bool:
+        """Whether what was just decided is good for every such request, whatever the circumstances
+        it comes in, until something changes."""
+        return (caller.account, caller.user, action, arn, owner, policy) in self._decisions
+
     def is_known_to(
         self,
         caller: Caller,

@@ -13,8 +13,10 @@ by themselves. A receive that is repeated leases other messages, and the first l
 
 Remembering is on the path of every send, so it is kept cheap: an SDK's first attempt is noted and
 not looked up, and of the content there is a checksum, which is compared when the token comes again:
-the same token with another content, or from somebody else, is another request. The memory is lost
-with the process, and bounded: at full load it holds seconds instead of minutes."""
+the same token with another content, or from somebody else, is another request. Answers are written
+on small sheets, one after the other, and forgotten by the sheet: adding one touches little memory,
+and what comes again, which is seldom, is looked for on all of them. The memory is lost with the
+process, and bounded: at full load it holds seconds instead of minutes."""
 
 import asyncio
 from collections import deque
@@ -37,9 +39,12 @@ HEADER_ATTEMPT: Final = "amz-sdk-request"
 TOKEN_CHARS_MAX: Final = 128
 WINDOW_SECONDS: Final = 300.0
 MESSAGES_MAX: Final = 50_000  # answers, and the messages in those to batches; 500 bytes each
-FORGOTTEN_AT_ONCE: Final = 100  # more than any one answer counts
+SHEETS: Final = 50  # that these are spread over; so many are looked through at most, and some more
+SHEET_SECONDS: Final = 10.0  # what is forgotten for its age goes by so much at once
+FREED_AT_ONCE: Final = 2  # of what is forgotten: one more than is added, so it comes to an end
 
-_SENDS: Final = frozenset(("SendMessage", "SendMessageBatch"))
+_BATCH: Final = "SendMessageBatch"
+_SENDS: Final = frozenset(("SendMessage", _BATCH))
 REPEATABLE: Final = _SENDS | frozenset(
     (
         "AddPermission",
@@ -80,12 +85,12 @@ def key_of(call: Call, action: str) -> tuple[Key, bool] | None:
     """What the request is found by, and whether its client says that it is the first of its kind:
     there is nothing to look for then. None: it is not one to remember. For an action that is
     ``REPEATABLE``."""
+    headers = call.request.headers
     asked = call.asked
     if action in _SENDS and isinstance(asked, QueueRequest):
         url = asked.queue_url
         if url is not None and url.endswith(".fifo"):
             return None
-    headers = call.request.headers
     own = headers.get(HEADER_OWN)
     if own is not None:
         if not 1 <= len(own) <= TOKEN_CHARS_MAX:
@@ -100,6 +105,12 @@ def key_of(call: Call, action: str) -> tuple[Key, bool] | None:
     return token, attempt == "attempt=1" or _is_first(attempt)
 
 
+def is_marked(request: HttpRequest) -> bool:
+    """Whether its client would say so if it came again. Who does not is not remembered at all."""
+    headers = request.headers
+    return HEADER_SDK in headers or HEADER_OWN in headers
+
+
 def outlives(request: HttpRequest) -> bool:
     """Whether it is carried out to its end although its client has gone."""
     target = request.headers.get("x-amz-target")
@@ -111,21 +122,33 @@ def outlives(request: HttpRequest) -> bool:
         return False
 
 
+class _Sheet:
+    """Answers that were given one after the other."""
+
+    __slots__ = ("answers", "begun_s", "last_s", "messages")
+
+    def __init__(self, now_s: float) -> None:
+        self.answers: dict[Key, _Kept] = {}
+        self.begun_s = self.last_s = now_s
+        self.messages = 0
+
+
 class Answers:
     """Given lately, or about to be."""
 
     def __init__(self, *, messages_max: int = MESSAGES_MAX) -> None:
-        self._messages_max = messages_max
-        # None: under way. A future: the same, and others wait for its end.
-        self._known: dict[Key, _Kept | asyncio.Future[None] | None] = {}
-        # Keys as they came, each of those known among them; of what failed one may be left over.
-        self._order: deque[Key] = deque()
-        self._oldest_s = 0.0  # nothing that is known is older
-        self._batched = 0  # messages in answers to batches
+        self._sheet_max = max(1, messages_max // SHEETS)
+        # Filled sheets; the one being filled comes on top, and may go beyond by one batch.
+        self._filled_max = messages_max - self._sheet_max
+        self._under_way: dict[Key, asyncio.Future[None] | None] = {}  # a future: others wait for it
+        self._sheet = _Sheet(0.0)
+        self._filled: deque[_Sheet] = deque()  # oldest first
+        self._filled_messages = 0
+        self._forgotten: list[dict[Key, _Kept]] = []  # freed bit by bit
         self.repeated_count = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._sheet.answers) + sum(len(sheet.answers) for sheet in self._filled)
 
     async def once(self, context: Context, call: Call, *, now_s: float) -> Any:
         """Carry the call out, unless that has been done. ``now_s``: when the request came, by a
@@ -141,80 +164,71 @@ class Answers:
             if kept is not None and kept.is_for(call, action.name, now_s):
                 self.repeated_count += 1
                 return kept.answer
-        known = self._known
-        if key in known:
-            self._forget_answer(key)
-        else:
-            self._order.append(key)
-            known[key] = None
+            call.topic = None  # it may have changed meanwhile
+        under_way = self._under_way
+        if key not in under_way:  # else two call themselves the first
+            under_way[key] = None
         try:
             answer = await action.run(context, call, call.asked)
         except BaseException:
-            self._failed(key, now_s)
+            self._ended(key)  # whoever waits, or comes again, tries again
             raise
-        before = known.get(key)
-        known[key] = _Kept(
+        sheet = self._sheet
+        sheet.answers[key] = _Kept(
             answer, now_s, call.caller, action.name, call.region, _content_of(call.request)
         )
-        if before is not None or isinstance(answer, SendMessageBatchReply):
-            self._batched += _batched_in(answer)
-            self._settle(before)
-        if (
-            len(self._order) + self._batched > self._messages_max
-            or now_s - self._oldest_s >= WINDOW_SECONDS
-        ):
-            self._forget_some(now_s)
+        self._ended(key)
+        sheet.messages += 1 if action.name != _BATCH else 1 + _messages_in(answer)
+        if sheet.messages >= self._sheet_max or now_s - sheet.begun_s >= SHEET_SECONDS:
+            self._turn_over(now_s)
+        if self._forgotten:
+            self._free_some()
         return answer
 
+    def _ended(self, key: Key) -> None:
+        waited_for = self._under_way.pop(key, None)
+        if waited_for is not None:
+            waited_for.set_result(None)
+
     async def _find(self, key: Key) -> _Kept | None:
-        """The answer, once there is one; None: there is none, and none is about to be given."""
-        while key in self._known:
-            found = self._known[key]
-            if isinstance(found, _Kept):
-                return found
-            if found is None:
-                found = self._known[key] = asyncio.get_running_loop().create_future()
-            await asyncio.shield(found)  # others wait for the same
+        """The newest answer, once there is one; None: there is none, and none is about to be
+        given."""
+        under_way = self._under_way
+        while key in under_way:
+            waited_for = under_way[key]
+            if waited_for is None:
+                waited_for = under_way[key] = asyncio.get_running_loop().create_future()
+            await asyncio.shield(waited_for)  # others wait for the same
+        kept = self._sheet.answers.get(key)
+        if kept is not None:
+            return kept
+        for sheet in reversed(self._filled):
+            kept = sheet.answers.get(key)
+            if kept is not None:
+                return kept
         return None
 
-    def _settle(self, before: _Kept | asyncio.Future[None] | None) -> None:
-        """Of what an answer has taken the place."""
-        if isinstance(before, asyncio.Future):
-            before.set_result(None)
-        elif before is not None:
-            self._batched -= _batched_in(before.answer)
+    def _turn_over(self, now_s: float) -> None:
+        """Begin a new sheet, and forget those that are too much or too old."""
+        sheet, filled = self._sheet, self._filled
+        sheet.last_s = now_s
+        filled.append(sheet)
+        self._filled_messages += sheet.messages
+        self._sheet = _Sheet(now_s)
+        while filled and (
+            self._filled_messages > self._filled_max or now_s - filled[0].last_s >= WINDOW_SECONDS
+        ):
+            oldest = filled.popleft()
+            self._filled_messages -= oldest.messages
+            self._forgotten.append(oldest.answers)
 
-    def _forget_answer(self, key: Key) -> None:
-        """It is too old, or for another request: some clients call each of theirs the first."""
-        found = self._known[key]
-        if isinstance(found, _Kept):
-            self._settle(found)
-            self._known[key] = None
-
-    def _failed(self, key: Key, now_s: float) -> None:
-        """Whoever waits, or comes again, tries again."""
-        found = self._known.get(key)
-        if not isinstance(found, _Kept):
-            self._known.pop(key, None)
-            self._settle(found)
-        if len(self._order) + self._batched > self._messages_max:
-            self._forget_some(now_s)
-
-    def _forget_some(self, now_s: float) -> None:
-        """What is too much, and of what is too old a part: nobody pays for all of it."""
-        known, order = self._known, self._order
-        for _ in range(min(FORGOTTEN_AT_ONCE, len(order))):
-            front = known.get(order[0])
-            self._oldest_s = front.at_s if isinstance(front, _Kept) else now_s
-            is_too_much = len(order) + self._batched > self._messages_max
-            if not is_too_much and now_s - self._oldest_s < WINDOW_SECONDS:
-                return
-            key = order.popleft()
-            if isinstance(front, _Kept):
-                del known[key]
-                self._settle(front)
-            elif key in known:
-                order.append(key)  # still under way
+    def _free_some(self) -> None:
+        """A sheet at once would hold everybody up."""
+        answers = self._forgotten[-1]
+        for _ in range(min(FREED_AT_ONCE, len(answers))):
+            answers.popitem()
+        if not answers:
+            self._forgotten.pop()
 
 
 def _content_of(request: HttpRequest) -> int:
@@ -225,9 +239,7 @@ def _content_of(request: HttpRequest) -> int:
     return crc32c(f"{request.path}?{request.query}".encode(), content)
 
 
-def _batched_in(answer: Any) -> int:
-    if not isinstance(answer, SendMessageBatchReply):
-        return 0
+def _messages_in(answer: SendMessageBatchReply) -> int:
     return len(answer.successful or ()) + len(answer.failed or ())
 
 

@@ -33,7 +33,10 @@ class LeakyBucket:
 
     def add(self, cost: float, *, now_ms: float) -> None:
         """Pour in, whether or not it fits: what is known only afterwards is paid for later."""
-        self.empty_at_ms = max(self.empty_at_ms, now_ms) + cost * self.ms_per_unit
+        empty_at_ms = self.empty_at_ms
+        if empty_at_ms < now_ms:
+            empty_at_ms = now_ms
+        self.empty_at_ms = empty_at_ms + cost * self.ms_per_unit
 
     def is_idle(self, *, now_ms: float) -> bool:
         return self.empty_at_ms <= now_ms

@@ -18,6 +18,7 @@ from penstock.frontend.context import Context, Meter
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sts import get_caller_identity
 from penstock.frontend.usage import Counts, Refusal, UsageTable
+from penstock.model.errors import Throttled
 from penstock.model.names import is_account
 from penstock.wire.aws import queue_urls
 from penstock.wire.aws.faults import Fault
@@ -78,20 +79,29 @@ class Metering:
         self.tally = Tally(meter)  # what actions are given as their meter
         self._table = table
 
-    def answered(self, call: Call) -> None:
-        """As it was asked to."""
-        asked, tally = call.asked, self.tally
-        action = call.action
-        assert action is not None, "nothing else is carried out"
-        counts = None
-        if isinstance(asked, QueueRequest):
-            counts = self._table.found.get(
-                (asked.queue_url, action.name, call.account, call.region)
-            )
-        if counts is None:
-            counts = self._find(call, action.name)
+    def answered(self, call: Call, seconds: float) -> None:
+        """As it was asked to, so long after it was read."""
+        tally, table, kept = self.tally, self._table, call.kept
+        if kept is not None and kept.counts is not None and kept.counted_ms == table.minute_ms:
+            counts = kept.counts
+        else:
+            counts = self._look_up(call)
+            if kept is not None:
+                kept.counts, kept.counted_ms = counts, table.minute_ms
         counts.add(tally.messages, tally.bytes_in, tally.bytes_out)
+        if counts.durations is not None:
+            counts.took(seconds)
         tally.messages = tally.bytes_in = tally.bytes_out = 0
+
+    def _look_up(self, call: Call) -> Counts:
+        asked, action = call.asked, call.action
+        assert action is not None, "nothing else is carried out"
+        if isinstance(asked, QueueRequest):
+            place = (asked.queue_url, action.name, call.account, call.region)
+            counts = self._table.found.get(place)
+            if counts is not None:
+                return counts
+        return self._find(call, action.name)
 
     def _find(self, call: Call, action: str) -> Counts:
         """By account, region and name, and by the URL from then on: it is there at once."""
@@ -154,6 +164,10 @@ def _existing(context: Context, call: Call) -> str:
     else:
         account, name = _named(asked, account)
     # Of others one learns nothing: not from the answer, and not from the bill.
-    is_own = account == call.account
-    found = is_own and context.catalog.find(account, call.region, name) is not None
-    return name if found else NONE
+    if account != call.account:
+        return NONE
+    try:
+        topic = context.catalog.find(account, call.region, name)
+    except Throttled:  # where the catalog is elsewhere, it may not know just now
+        return NONE
+    return NONE if topic is None else name

@@ -33,6 +33,7 @@ def info(context: Context) -> dict[str, str | None]:
     return {
         "version": __version__,
         "admin": admin,
+        "kafka": config.kafka_url,
         "account": config.account,
         "region": config.region,
     }

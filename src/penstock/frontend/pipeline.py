@@ -24,7 +24,7 @@ from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
 from penstock.frontend.decode import decode, has_action
-from penstock.frontend.idempotency import REPEATABLE, Answers, outlives
+from penstock.frontend.idempotency import REPEATABLE, Answers, is_marked, outlives
 from penstock.frontend.metering import DENIALS, Metering, Tally
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.protocols import REQUEST_ID, codec_of
@@ -130,13 +130,15 @@ class Frontend:
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
-            if action.name in REPEATABLE:
+            if action.name in REPEATABLE and is_marked(request):
                 answer = await self._answers.once(context, call, now_s=started)
             else:
                 answer = await action.run(context, call, call.asked)
-            if action.name in WAITING and not call.caller.is_trusted:
-                authenticate_again(context, call)
-                authorize(context, call)
+            if action.name in WAITING:
+                call.owed_from_ms = context.clock.mono_ms()
+                if not call.caller.is_trusted:
+                    authenticate_again(context, call)
+                    authorize(context, call)
             reply = call.codec.reply(action.name, answer, request.request_id)
         except Exception as error:
             refusal = _refusal(error, request)
@@ -149,25 +151,26 @@ class Frontend:
                 audit.add(entry_of(context, call, CANCELLED, is_ok=False))
             raise
         tally = self._tally
+        seconds = self._perf() - started
         if call.owed is not None and code is OK:
-            call.owed.add(tally.bytes_in + tally.bytes_out, now_ms=context.clock.mono_ms())
+            call.owed.add(tally.bytes_in + tally.bytes_out, now_ms=call.owed_from_ms)
         api = UNKNOWN_API if call.action is None else call.action.name
-        self._meter.request(api, call.codec.name, code, self._perf() - started)
+        self._meter.request(api, call.codec.name, code, seconds)
         if audit is not None or code is not OK:
-            self._note(call, code, audit)
+            self._note(call, code, audit, seconds)
         elif self._metering is not None:
-            self._metering.answered(call)
+            self._metering.answered(call, seconds)
         else:
             tally.clear()
         return reply
 
-    def _note(self, call: Call, code: str, audit: AuditTrail | None) -> None:
+    def _note(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
         """The rare ends: of what changes something, and of what was refused."""
         context, metering = self._context, self._metering
         if metering is None:
             self._tally.clear()
         elif code is OK:
-            metering.answered(call)
+            metering.answered(call, seconds)
         else:
             metering.refused(context, call, code)
         if audit is not None:

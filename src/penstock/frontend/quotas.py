@@ -110,7 +110,7 @@ class TenantQuotas:
             if number % SUMMED_AT_ONCE == SUMMED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if topic.account in stored and not topic.is_share:
-                stored[topic.account] += await _stored_in(streams, topic)
+                stored[topic.account] += await stored_bytes(streams, topic)
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account]
         for account, most in limited.items():
@@ -181,7 +181,8 @@ def _less(counts: dict[str, int], account: str) -> None:
         counts[account] -= 1
 
 
-async def _stored_in(streams: Streams, topic: Topic) -> int:
+async def stored_bytes(streams: Streams, topic: Topic) -> int:
+    """Of a topic in all its partitions: numbers that the logs have at hand."""
     size_bytes = 0
     try:
         for partition in range(topic.partition_count):

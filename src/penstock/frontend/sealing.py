@@ -115,6 +115,11 @@ class Sealing:
 
     # ── Messages ─────────────────────────────────────────────────────────────────────────────
 
+    def sealed(self, topic: Topic, message: Message) -> Message | None:
+        """``seal`` without waiting; None: there is no key at hand."""
+        key = self._keys.take(topic, 1)
+        return None if key is None else seal_message(message, key, self._entropy(NONCE_BYTES))
+
     async def seal(self, topic: Topic, message: Message) -> Message:
         key = self._keys.take(topic, 1) or await self._keys.reserve(topic, 1)
         return seal_message(message, key, self._entropy(NONCE_BYTES))

@@ -15,9 +15,9 @@ from penstock.model.limits import MINUTE_MS
 from penstock.model.ports import Identities
 from penstock.wire.aws import sigv4
 from penstock.wire.aws.faults import fault
-from penstock.wire.aws.sigv4 import CredentialScope
+from penstock.wire.aws.sigv4 import CredentialScope, SigningKey
 
-SIGNERS_MAX: Final = 10_000  # of each sort; about 500 bytes each
+SIGNERS_MAX: Final = 10_000  # of each sort; about 1 KiB each
 _NO_SECRET: Final = b"0" * 40
 _NOBODY: Final = Caller("", "")
 
@@ -25,22 +25,33 @@ _NOBODY: Final = Caller("", "")
 class Signer:
     """Who signs with one key on one day. Nothing of it is ever shown: it has no ``repr``."""
 
-    __slots__ = ("caller", "is_known", "is_suspended", "key", "noted_at_ms", "signing_key")
+    __slots__ = (
+        "caller",
+        "is_known",
+        "is_suspended",
+        "is_usable",
+        "key",
+        "noted_at_ms",
+        "sender",
+        "signing_key",
+    )
 
     def __init__(
         self,
         caller: Caller,
         key: AccessKey | None,
-        signing_key: bytes,
+        signing_key: SigningKey,
         *,
         is_known: bool,
         is_suspended: bool,
     ) -> None:
         self.caller = caller
+        self.sender = f"{caller.account}:{caller.user}"  # as messages show it
         self.key = key
         self.signing_key = signing_key
         self.is_known = is_known  # and may be used
         self.is_suspended = is_suspended
+        self.is_usable = is_known and not is_suspended
         self.noted_at_ms = 0
 
     def check(self, *, is_genuine: bool) -> None:

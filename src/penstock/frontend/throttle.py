@@ -5,8 +5,9 @@ that is refused has cost nobody anything. Bytes are known only when a reply is m
 in then and hold back the next request. Limits are a tenant's and shared by all frontends: each
 takes its part of them by how many are alive.
 
-Which buckets a request has to pass is the same for all requests of one sort, so it is worked out
-once and remembered until the tenant's limits change."""
+Which buckets a request has to pass is the same for all requests of one sort, so this way is worked
+out once and remembered until the tenant's limits change; who keeps it (``passes.py``) asks before
+going it again whether it still leads on."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Final, NamedTuple
@@ -21,22 +22,27 @@ BYTES: Final = "bytes"
 _NO_LIMITS: Final = Limits()
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """What requests of one sort have to pass."""
 
+    serial: int  # of the buckets it leads through: they may be replaced
+    account: str
     limits: Limits
     names: tuple[str, ...]  # of the limits behind the buckets
     buckets: tuple[LeakyBucket, ...]
     bytes_bucket: LeakyBucket | None  # paid for afterwards: whoever is in debt waits
+    is_open: bool  # there is nothing to pass
 
 
 class Throttler:
-    def __init__(self, *, frontends: Callable[[], int] = lambda: 1) -> None:
-        """``frontends``: how many of them are alive, this one included."""
+    def __init__(self, *, frontends: Callable[[], int] | None = None) -> None:
+        """``frontends``: how many of them are alive, this one included; None: it is the only
+        one."""
         self._frontends = frontends
         self._frontend_count = 1
+        self._serial = 0  # raised when buckets go
         self._buckets: dict[Hashable, LeakyBucket] = {}
-        self._ways: dict[tuple[str, str, str, str | None], _Way] = {}
+        self._ways: dict[tuple[str, str, str, str | None], Way] = {}
         self._seen: dict[str, tuple[Limits, bool]] = {}  # by account: whether they limit anything
         self._refused: dict[tuple[str, str], int] = {}  # by account and limit
 
@@ -52,17 +58,32 @@ class Throttler:
         that the request will have moved are poured into, if they count."""
         if tenant is None:
             return None
-        if self._frontends() != self._frontend_count:
-            self._share_anew()
+        return self.enter(self.way_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
+
+    def way_of(
+        self, tenant: Tenant, caller: Caller, action: str, arn: str | None, *, now_ms: float
+    ) -> Way:
+        if self._frontends is not None and self._frontends() != self._frontend_count:
+            self._share_anew(self._frontends())
         way = self._ways.get((tenant.account, caller.user, action, arn))
         if way is None or way.limits is not tenant.limits:
             way = self._work_out(tenant, caller, action, arn, now_ms)
+        return way
+
+    def leads_on(self, way: Way) -> bool:
+        """Whether it is still one, as long as its tenant's limits are the same."""
+        return way.serial == self._serial and (
+            self._frontends is None or self._frontends() == self._frontend_count
+        )
+
+    def enter(self, way: Way, *, now_ms: float) -> LeakyBucket | None:
+        """``check``, for who has kept the way."""
         for bucket in way.buckets:
             if bucket.empty_at_ms - now_ms > bucket.room_ms:
-                self._refuse(tenant.account, way, now_ms)
+                self._refuse(way, now_ms)
         in_debt = way.bytes_bucket
         if in_debt is not None and in_debt.empty_at_ms - now_ms > in_debt.burst_ms:
-            self._refuse(tenant.account, way, now_ms)
+            self._refuse(way, now_ms)
         for bucket in way.buckets:
             empty_at_ms = bucket.empty_at_ms
             if empty_at_ms < now_ms:
@@ -88,11 +109,7 @@ class Throttler:
         sender must pause."""
         if tenant is None:
             return 0
-        if self._frontends() != self._frontend_count:
-            self._share_anew()
-        way = self._ways.get((tenant.account, caller.user, action, None))
-        if way is None or way.limits is not tenant.limits:
-            way = self._work_out(tenant, caller, action, None, now_ms)
+        way = self.way_of(tenant, caller, action, None, now_ms=now_ms)
         for bucket in way.buckets:
             bucket.add(1, now_ms=now_ms)
         if way.bytes_bucket is not None:
@@ -107,10 +124,10 @@ class Throttler:
             bucket = self._bucket((BYTES, tenant.account), tenant.limits.tenant_bytes, now_ms)
             bucket.add(size_bytes, now_ms=now_ms)
 
-    def _refuse(self, account: str, way: _Way, now_ms: float) -> None:
+    def _refuse(self, way: Way, now_ms: float) -> None:
         wait_ms, limit = _longest_wait(way, now_ms)
         wait_ms, limit = max(1, wait_ms), limit or BYTES  # a fraction may have been rounded away
-        self._count_refused(account, limit)
+        self._count_refused(way.account, limit)
         raise Throttled(
             f"The rate of requests is above the limit ({limit}).", retry_after_ms=wait_ms
         )
@@ -121,7 +138,7 @@ class Throttler:
 
     def _work_out(
         self, tenant: Tenant, caller: Caller, action: str, arn: str | None, now_ms: float
-    ) -> _Way:
+    ) -> Way:
         limits, account = tenant.limits, tenant.account
         wanted: list[tuple[str, Hashable, Rate | None]] = [
             ("tenant", ("tenant", account), limits.tenant_requests),
@@ -141,8 +158,10 @@ class Throttler:
             bytes_bucket = self._bucket((BYTES, account), limits.tenant_bytes, now_ms)
         if len(self._ways) >= WAYS_MAX:
             self._ways.clear()
-        way = self._ways[account, caller.user, action, arn] = _Way(
-            limits, tuple(found), tuple(found.values()), bytes_bucket
+        buckets = tuple(found.values())
+        is_open = not buckets and bytes_bucket is None
+        way = self._ways[account, caller.user, action, arn] = Way(
+            self._serial, account, limits, tuple(found), buckets, bytes_bucket, is_open
         )
         return way
 
@@ -155,9 +174,10 @@ class Throttler:
             bucket = self._buckets[key] = LeakyBucket(rate, share=share)
         return bucket
 
-    def _share_anew(self) -> None:
+    def _share_anew(self, frontend_count: int) -> None:
         """Another frontend came or went: all parts are new."""
-        self._frontend_count = self._frontends()
+        self._frontend_count = frontend_count
+        self._serial += 1
         self._buckets.clear()
         self._ways.clear()
 
@@ -165,10 +185,11 @@ class Throttler:
         self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}
         if len(self._buckets) >= BUCKETS_MAX:
             self._buckets.clear()  # somebody has that many busy: forgetting favours them once
+        self._serial += 1
         self._ways.clear()  # they may lead to buckets that are gone
 
 
-def _longest_wait(way: _Way, now_ms: float) -> tuple[int, str]:
+def _longest_wait(way: Way, now_ms: float) -> tuple[int, str]:
     """Until one more request passes, and the limit that it is."""
     longest = (0, "")
     for name, bucket in zip(way.names, way.buckets, strict=True):

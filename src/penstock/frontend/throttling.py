@@ -12,6 +12,7 @@ from penstock.frontend.context import Context
 from penstock.frontend.metering import OPERATIONS
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.throttle import Throttler
+from penstock.model.identity import Tenant
 from penstock.model.names import queue_arn
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
@@ -23,27 +24,40 @@ from penstock.wire.aws.shapes import QueueRequest
 
 def throttle(context: Context, call: Call) -> None:
     """Raises Throttled."""
-    tenant = context.identities.tenant(call.caller.account)
+    kept = call.kept
+    tenant = context.identities.tenant(call.caller.account) if kept is None else kept.tenant
     if tenant is None:
         return
     if tenant.quotas.connections_max and context.quotas is not None:
         connection = call.request.connection
         if connection is not None:
             context.quotas.claim(connection, tenant)
-    if context.throttler.is_free(tenant):
-        return
-    action = call.action
-    assert action is not None, "decode found an action or raised"
-    arn: str | None = call.arn
-    if not arn and tenant.limits.queue_requests.per_s > 0:
-        arn = _arn_of(call)  # a caller who is believed was asked for no permission on it
-    call.owed = context.throttler.check(
-        tenant,
-        call.caller,
-        OPERATIONS[action.name],
-        arn or None,
-        now_ms=context.clock.mono_ms(),
-    )
+    throttler, clock = context.throttler, context.clock
+    if kept is None:
+        if throttler.is_free(tenant):
+            return
+        action = call.action
+        assert action is not None, "decode found an action or raised"
+        operation, arn = OPERATIONS[action.name], _arn(call, tenant)
+        now_ms = clock.mono_ms()
+        call.owed = throttler.check(tenant, call.caller, operation, arn, now_ms=now_ms)
+    else:
+        way = kept.way
+        if way is None or not throttler.leads_on(way):
+            way = kept.way = throttler.way_of(
+                tenant, call.caller, call.permission, kept.arn, now_ms=clock.mono_ms()
+            )
+        if way.is_open:
+            return
+        now_ms = clock.mono_ms()
+        call.owed = throttler.enter(way, now_ms=now_ms)
+    call.owed_from_ms = now_ms
+
+
+def _arn(call: Call, tenant: Tenant) -> str | None:
+    if not call.arn and tenant.limits.queue_requests.per_s > 0:
+        return _arn_of(call)  # a caller who is believed was asked for no permission on it
+    return call.arn or None
 
 
 def _arn_of(call: Call) -> str | None:

@@ -11,10 +11,13 @@ whose resource and operation are ``*``, and with too many tenants in one of all:
 then, totals never.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
 from penstock.model.limits import KIB, MIB, MINUTE_MS
+from penstock.wire.facts.telemetry import BOUNDS_SECONDS
 from penstock.wire.facts.usage import CALLS, STORAGE, UsageColumns
 
 Key = tuple[str, str, str, str]  # tenant, region, resource, operation; "": none
@@ -39,6 +42,7 @@ class Counts:
         "bytes_in",
         "bytes_out",
         "denied",
+        "durations",
         "failed",
         "messages",
         "requests",
@@ -46,7 +50,8 @@ class Counts:
         "units64k",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_timed: bool = False) -> None:
+        self.durations: dict[int, int] | None = {} if is_timed else None  # by bucket
         self.clear()
 
     def add(self, messages: int, bytes_in: int, bytes_out: int) -> None:
@@ -58,6 +63,13 @@ class Counts:
         size = bytes_in + bytes_out
         self.units64k += 1 if size <= UNIT_BYTES else -(-size // UNIT_BYTES)
 
+    def took(self, seconds: float) -> None:
+        """How long that request was under way, where somebody wants to know."""
+        durations = self.durations
+        if durations is not None:
+            bucket = bisect_left(BOUNDS_SECONDS, seconds)
+            durations[bucket] = durations.get(bucket, 0) + 1
+
     def clear(self) -> None:
         self.requests = 0  # answered, those that were refused among them
         self.messages = 0
@@ -67,12 +79,18 @@ class Counts:
         self.throttled = 0
         self.denied = 0
         self.failed = 0
+        if self.durations:
+            self.durations.clear()
 
 
 class UsageTable:
-    def __init__(self, *, now_ms: int, keys_max: int = KEYS_MAX) -> None:
+    def __init__(self, *, now_ms: int, keys_max: int = KEYS_MAX, is_timed: bool = False) -> None:
+        """``is_timed``: note also how long requests took."""
+        self._is_timed = is_timed
+        # Told of each row that is taken, before it begins again from nothing.
+        self.on_taken: Callable[[Key, Counts], None] | None = None
         self._keys_max = keys_max
-        self._minute_ms = _minute_of(now_ms)
+        self.minute_ms = _minute_of(now_ms)  # when the minute began that is counted now
         self._counts: dict[Key, Counts] = {}
         self._folded: dict[str, Counts] = {}  # by tenant
         # By whatever a caller knows it by that is at hand sooner than a key; ``remember``.
@@ -80,11 +98,6 @@ class UsageTable:
         self._key_chars = 0
         self._stored: dict[tuple[str, str, str], int] = {}
         self._stored_folded: dict[str, int] = {}
-
-    @property
-    def minute_ms(self) -> int:
-        """When the minute began that is counted now."""
-        return self._minute_ms
 
     # ── Counting: the hot path ───────────────────────────────────────────────────────────────
 
@@ -100,10 +113,11 @@ class UsageTable:
         counts.bytes_out += bytes_out
         counts.units64k += -(-(bytes_in + bytes_out) // UNIT_BYTES)
 
-    def request(self, key: Key) -> None:
-        """A request whose messages are counted with their topics."""
+    def request(self, key: Key, seconds: float) -> None:
+        """A request whose messages are counted with their topics, and how long it took."""
         counts = self.find(key)
         counts.requests += 1
+        counts.took(seconds)
 
     def refuse(self, key: Key, refusal: Refusal) -> None:
         counts = self.find(key)
@@ -137,8 +151,13 @@ class UsageTable:
     def take(self, *, now_ms: int) -> tuple[int, UsageColumns]:
         """The minute, and what was added in it since the last time. If another minute has begun
         since, what comes from now on is counted in that."""
-        minute_ms = self._minute_ms
+        minute_ms = self.minute_ms
         columns = UsageColumns()
+        if self.on_taken is not None:
+            for key, counts in self._counts.items():
+                self.on_taken(key, counts)
+            for tenant, counts in self._folded.items():
+                self.on_taken((tenant, "", FOLDED, FOLDED), counts)
         for (tenant, region, resource, op), counts in self._counts.items():
             _emit(columns, tenant, region, resource, op, counts)
         for tenant, counts in self._folded.items():
@@ -150,7 +169,7 @@ class UsageTable:
         self._stored.clear()
         self._stored_folded.clear()
         if _minute_of(now_ms) != minute_ms:
-            self._minute_ms = _minute_of(now_ms)
+            self.minute_ms = _minute_of(now_ms)
             self._counts.clear()
             self._folded.clear()
             self.found.clear()
@@ -161,12 +180,12 @@ class UsageTable:
         size = sum(map(len, key))
         if len(self._counts) < self._keys_max and self._key_chars + size <= KEY_CHARS_MAX:
             self._key_chars += size
-            counts = self._counts[key] = Counts()
+            counts = self._counts[key] = Counts(is_timed=self._is_timed)
             return counts
         tenant = key[0]
         if tenant not in self._folded and len(self._folded) >= self._keys_max:
             tenant = FOLDED
-        return self._folded.setdefault(tenant, Counts())
+        return self._folded.setdefault(tenant, Counts(is_timed=self._is_timed))
 
 
 def _minute_of(now_ms: int) -> int:

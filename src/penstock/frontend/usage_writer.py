@@ -17,12 +17,11 @@ from contextlib import suppress
 from typing import Final
 
 from penstock.frontend.fact_log import Fact, FactLog
+from penstock.frontend.quotas import stored_bytes
 from penstock.frontend.usage import UsageTable
-from penstock.model.errors import PenstockError
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_internal
 from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.topic import Topic
 from penstock.wire.facts.usage import SCHEMA_HEADER, VERSION, UsageFacts, encode
 
 log_ = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class UsageWriter:
                 await asyncio.sleep(0)
             if topic.is_share or (is_internal(topic.name) and not topic.is_queue):
                 continue
-            size_bytes = await _size_of(streams, topic)
+            size_bytes = await stored_bytes(streams, topic)
             if size_bytes:
                 self._table.store(topic.account, topic.region, topic.name, size_bytes)
 
@@ -132,13 +131,3 @@ class UsageWriter:
         """Until the next flush; the end of a minute is always one."""
         left_ms = MINUTE_MS - self._clock.wall_ms() % MINUTE_MS
         return min(self._flush_ms, left_ms) / 1_000
-
-
-async def _size_of(streams: Streams, topic: Topic) -> int:
-    size_bytes = 0
-    try:
-        for partition in range(topic.partition_count):
-            size_bytes += await streams.log_bytes(topic, partition)
-    except PenstockError:  # deleted a moment ago, say
-        return 0
-    return size_bytes

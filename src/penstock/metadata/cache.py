@@ -6,23 +6,15 @@ watch comes round. The watch then brings the same change again, which is known b
 ignored: an object is replaced only by a newer one.
 """
 
-import asyncio
-import logging
-from collections.abc import Callable, Collection
-from contextlib import aclosing
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store, StoreUnusable
-from penstock.model.errors import PenstockError
+from penstock.metadata.following import Following
+from penstock.metadata.store import Change, ChangeKind, Entry, Store, StoreUnusable
 
 T = TypeVar("T")
-
-RETRY_SECONDS_MIN = 0.1
-RETRY_SECONDS_MAX = 5.0
-
-log = logging.getLogger(__name__)
 
 
 class Cache(Generic[T]):
@@ -44,25 +36,21 @@ class Cache(Generic[T]):
         # so that an older put still on its way cannot bring the value back.
         self._deletes: dict[str, int] = {}
         self._revision = 0  # what the watch has passed
-        self._task: asyncio.Task[None] | None = None
-        self._trouble: str | None = None
+        self._following = Following(
+            store, prefix, fill=self._fill, take=self._take, revision=lambda: self._revision
+        )
 
     async def start(self) -> None:
         """Returns when the whole prefix is in memory. Raises StoreUnusable."""
-        assert self._task is None, "a cache starts once"
-        await self._fill()
-        self._task = asyncio.create_task(self._follow(), name=f"watch {self._prefix}")
+        await self._following.start()
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await self._following.stop()
 
     @property
     def trouble(self) -> str | None:
         """Why the memory may be behind the store, or None."""
-        return self._trouble
+        return self._following.trouble
 
     def get(self, key: str) -> T | None:
         return self._values.get(key)
@@ -110,31 +98,10 @@ class Cache(Generic[T]):
                 self.apply(key, None, version=revision)
         self._pass(revision)
 
-    async def _follow(self) -> None:
-        is_behind = False
-        retry_seconds = RETRY_SECONDS_MIN
-        while True:
-            try:
-                if is_behind:
-                    await self._fill()
-                    is_behind, self._trouble = False, None
-                watch = self._store.watch(self._prefix, from_revision=self._revision + 1)
-                async with aclosing(watch):
-                    async for changes in watch:
-                        for change in changes:
-                            self._apply_change(change)
-                        self._pass(changes[-1].version)
-                        retry_seconds = RETRY_SECONDS_MIN
-                return  # the store was closed
-            except Compacted:
-                is_behind = True
-            except PenstockError as exc:
-                is_behind, self._trouble = True, str(exc)
-                log.warning(
-                    "metadata watch failed", extra={"prefix": self._prefix, "why": str(exc)}
-                )
-                await asyncio.sleep(retry_seconds)
-                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+    def _take(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._apply_change(change)
+        self._pass(changes[-1].version)
 
     def _apply_entry(self, entry: Entry) -> None:
         if entry.version > self._versions.get(entry.key, 0):

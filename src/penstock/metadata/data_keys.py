@@ -72,7 +72,7 @@ class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     orphaned_at_ms: int = 0  # when its topic was found to be gone
 
 
-_decode = msgspec.json.Decoder(DataKeyEntry).decode
+decode_data_key = msgspec.json.Decoder(DataKeyEntry).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -141,7 +141,7 @@ class DataKeys:
         self._clock = clock
         self._entropy = entropy
         self._entries = Cache(
-            store, DATA_KEYS_PREFIX, decode=_decode, on_change=self._on_entry_change
+            store, DATA_KEYS_PREFIX, decode=decode_data_key, on_change=self._on_entry_change
         )
         self._ids: dict[str, set[str]] = {}  # of keys, by topic id
         self._ready: dict[bytes, DataKey] = {}  # by place; oldest first

@@ -1,22 +1,59 @@
-"""What another node may write into the catalog: the rules every entry must keep, checked before the
-store is asked. Pure.
+"""What another node may write into the metadata: the rules every entry must keep, checked before
+the store is asked. Pure.
 
 A node that is wrong, old or taken over must not be able to leave behind what the others cannot
-read, nor change what it has not looked at: every key that changes is compared, every value is the
-topic that its key says, and a topic goes only in exchange for its tombstone, for without one
-nobody would ever remove its data.
+read, nor change what it has not looked at: every value is what its key says, and every key that
+changes is compared. Three things follow others and need no comparison of their own: a tombstone
+its topic, a password and the end of a key the entry of their user, which names both. A topic goes
+only in exchange for its tombstone, for without one nobody would ever remove its data.
+
+A transaction keeps to one kind of things: topics, identities, data keys, or producer ids.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.metadata import identity_entries as identities
+from penstock.metadata import producer_ids
 from penstock.metadata.calls import Txn
-from penstock.metadata.catalog import TOMBS_PREFIX, TOPICS_PREFIX, tomb_key, topic_key
+from penstock.metadata.catalog import (
+    TOMBS_PREFIX,
+    TOMBSTONES_MAX,
+    TOPICS_MAX,
+    TOPICS_PREFIX,
+    tomb_key,
+    topic_key,
+)
+from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.model.errors import InvalidRequest
 from penstock.model.names import is_account, is_region
 from penstock.model.topic import Topic
+
+DATA_KEYS_MAX: Final = 1_000_000  # some 300 bytes each
+PRODUCER_ID_MAX: Final = 2**63 - 1
+
+_DATA_KEY = re.compile(rf"{DATA_KEYS_PREFIX}[0-9a-f]{{32}}/[0-9a-f]{{16}}\Z")
+
+
+class Family(Enum):
+    """Things that change together."""
+
+    TOPICS = "topics"
+    IDENTITIES = "identities"
+    DATA_KEYS = "data keys"
+    PRODUCER_IDS = "producer ids"
+
+
+class Rule(NamedTuple):
+    family: Family
+    place: Callable[[str, bytes], str | None]  # where a value belongs; None: it can be anywhere
+    entries_max: int
+    follows: str = ""  # the prefix of what may be compared in its place
 
 
 class _Id(msgspec.Struct):
@@ -35,41 +72,144 @@ def topic_id_of(value: bytes) -> str:
         return ""
 
 
-def check_txn(txn: Txn) -> bool:
-    """Whether it creates a topic. Raises InvalidRequest."""
+# ── Where values belong ──────────────────────────────────────────────────────────────────────
+
+
+def _topic(key: str, value: bytes) -> Topic:
+    topic = _decode(value)
+    if not (is_account(topic.account) and is_region(topic.region)) or "/" in topic.name:
+        raise InvalidRequest(f"{key}: a topic of no account, region or name.")
+    return topic
+
+
+def _topic_place(key: str, value: bytes) -> str:
+    topic = _topic(key, value)
+    if topic.deleted_at_ms is not None:
+        raise InvalidRequest(f"{key}: a deleted topic belongs among the tombstones.")
+    return topic_key(topic.account, topic.region, topic.name)
+
+
+def _tomb_place(key: str, value: bytes) -> str:
+    topic = _topic(key, value)
+    if topic.deleted_at_ms is None:
+        raise InvalidRequest(f"{key}: a topic that is there is not the tombstone of itself.")
+    return tomb_key(topic.topic_id)
+
+
+def _tenant_place(_key: str, value: bytes) -> str:
+    return identities.tenant_key(identities.decode_tenant(value).tenant.account)
+
+
+def _user_place(_key: str, value: bytes) -> str:
+    user = identities.decode_user(value).user
+    return identities.user_key(user.account, user.name)
+
+
+def _key_place(_key: str, value: bytes) -> str:
+    return identities.key_key(identities.decode_key(value).key_id)
+
+
+def _scram_place(_key: str, value: bytes) -> str:
+    scram = identities.decode_scram(value)
+    return identities.scram_key(scram.account, scram.user, scram.mechanism)
+
+
+def _data_key_place(key: str, value: bytes) -> str | None:
+    decode_data_key(value)
+    if _DATA_KEY.match(key) is None:
+        raise InvalidRequest(f"{key} names no topic and key.")
+    return None
+
+
+def _producer_ids_place(key: str, value: bytes) -> str:
+    if not (value.isdigit() and len(value) <= 19 and int(value) <= PRODUCER_ID_MAX):
+        raise InvalidRequest(f"{key} is a number.")
+    return producer_ids.KEY
+
+
+# Every prefix that is served to other nodes, longest keys of it included. Moves of dead letters are
+# not among them: they belong to the logs of one node and stay in its own store.
+RULES: Final[Mapping[str, Rule]] = {
+    TOPICS_PREFIX: Rule(Family.TOPICS, _topic_place, TOPICS_MAX),
+    # Swept down to their bound; a little more may stand there meanwhile.
+    TOMBS_PREFIX: Rule(Family.TOPICS, _tomb_place, 4 * TOMBSTONES_MAX, TOPICS_PREFIX),
+    identities.TENANTS_PREFIX: Rule(Family.IDENTITIES, _tenant_place, identities.TENANTS_MAX),
+    identities.USERS_PREFIX: Rule(Family.IDENTITIES, _user_place, identities.USERS_MAX),
+    identities.KEYS_PREFIX: Rule(
+        Family.IDENTITIES,
+        _key_place,
+        identities.USERS_MAX * identities.KEYS_PER_USER_MAX,
+        identities.USERS_PREFIX,
+    ),
+    identities.SCRAM_PREFIX: Rule(
+        Family.IDENTITIES,
+        _scram_place,
+        identities.USERS_MAX * len(identities.KEY_BYTES_BY_MECHANISM),
+        identities.USERS_PREFIX,
+    ),
+    DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_place, DATA_KEYS_MAX),
+    producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_place, 1),
+}
+
+
+def prefix_of(key: str) -> str:
+    """Of those that are served. Raises InvalidRequest."""
+    end = key.find("/", 1) + 1
+    prefix = key[:end] if end else key
+    if prefix not in RULES:
+        raise InvalidRequest("Only topics, identities, data keys and producer ids are served.")
+    return prefix
+
+
+# ── Transactions ─────────────────────────────────────────────────────────────────────────────
+
+
+def check_txn(txn: Txn) -> Sequence[str]:
+    """The keys that may be new with it. Raises InvalidRequest."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     if len(keys) > CHANGES_PER_TXN_MAX or len(txn.compare) > CHANGES_PER_TXN_MAX:
         raise InvalidRequest(f"A transaction changes at most {CHANGES_PER_TXN_MAX} keys.")
     if len(set(keys)) != len(keys):
         raise InvalidRequest("A transaction changes a key once.")
-    for key in (*keys, *(key for key, _ in txn.compare)):
-        if not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX)):
-            raise InvalidRequest("Only topics and their tombstones may be written.")
+    families = {RULES[prefix_of(key)].family for key in (*keys, *(key for key, _ in txn.compare))}
+    if len(families) > 1:
+        raise InvalidRequest("A transaction keeps to one kind of things.")
     compared = dict(txn.compare)
     tombs = _check_puts(txn.puts, compared)
-    for key in txn.deletes:
-        if key.startswith(TOPICS_PREFIX) and (key not in compared or key not in tombs):
-            raise InvalidRequest(f"{key} goes only by its version and for its tombstone.")
-    return any(compared.get(key) == 0 for key, _ in txn.puts if key.startswith(TOPICS_PREFIX))
+    _check_deletes(txn.deletes, compared, tombs)
+    return [key for key, _ in txn.puts if not compared.get(key)]
 
 
-def _check_puts(puts: Sequence[tuple[str, bytes]], compared: dict[str, int]) -> set[str]:
+def _check_puts(puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int]) -> set[str]:
     """The keys of topics whose tombstones are put."""
     tombs: set[str] = set()
     for key, value in puts:
+        prefix = prefix_of(key)
+        rule = RULES[prefix]
         try:
-            topic = _decode(value)
+            place = rule.place(key, value)
         except (msgspec.DecodeError, ValueError) as error:
-            raise InvalidRequest(f"{key}: the value is not a topic: {error}") from error
-        if not (is_account(topic.account) and is_region(topic.region)) or "/" in topic.name:
-            raise InvalidRequest(f"{key}: a topic of no account, region or name.")
-        at = topic_key(topic.account, topic.region, topic.name)
-        if key.startswith(TOMBS_PREFIX):
-            if key != tomb_key(topic.topic_id) or topic.deleted_at_ms is None:
-                raise InvalidRequest(f"{key} is not the tombstone of that topic.")
-            tombs.add(at)
-        elif key != at or topic.deleted_at_ms is not None:
-            raise InvalidRequest(f"{key} is not where that topic belongs.")
-        elif key not in compared:
+            raise InvalidRequest(f"{key}: the value cannot be read: {error}") from error
+        if place is not None and place != key:
+            raise InvalidRequest(f"{key} is not where that value belongs, which is {place}.")
+        if prefix == TOMBS_PREFIX:
+            tomb = _decode(value)
+            tombs.add(topic_key(tomb.account, tomb.region, tomb.name))
+        elif not _is_looked_at(key, rule, compared):
             raise InvalidRequest(f"{key} is changed only by its version.")
     return tombs
+
+
+def _check_deletes(deletes: Sequence[str], compared: Mapping[str, int], tombs: set[str]) -> None:
+    for key in deletes:
+        prefix = prefix_of(key)
+        if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
+            raise InvalidRequest(f"{key} goes only by its version and for its tombstone.")
+        if prefix != TOMBS_PREFIX and not _is_looked_at(key, RULES[prefix], compared):
+            raise InvalidRequest(f"{key} goes only by its version.")
+
+
+def _is_looked_at(key: str, rule: Rule, compared: Mapping[str, Any]) -> bool:
+    if key in compared:
+        return True
+    return bool(rule.follows) and any(one.startswith(rule.follows) for one in compared)

@@ -250,7 +250,9 @@ class StoredIdentities(IdentityMemory):
 
     async def rotate_key(self, key_id: str, *, now_ms: int) -> NewKey:
         """Another key for the same user. The old one works on, until it is disabled."""
-        key = self._known_key(key_id)
+        key = self._live_keys.get(key_id)
+        if key is None:
+            key, _ = await self._key_entry(key_id, True)
         return await self.create_key(key.account, key.user, now_ms=now_ms)
 
     async def set_key_status(self, key_id: str, status: KeyStatus) -> AccessKey:
@@ -419,12 +421,6 @@ class StoredIdentities(IdentityMemory):
 
         return await _again(f"The key {key_id}", step)
 
-    def _known_key(self, key_id: str) -> AccessKey:
-        key = self._live_keys.get(key_id)
-        if key is None:
-            raise NotFound(f"There is no key {key_id}.")
-        return key
-
     async def _tenant_entry(self, account: str, is_behind: bool) -> tuple[TenantEntry, int]:
         missing = f"There is no tenant {account}."
         return await _newest(self._tenants, tenant_key(account), is_behind, missing)
@@ -450,6 +446,11 @@ async def _again(what: str, step: Step[R]) -> R:
             return await step(attempt > 0)
         except VersionConflict:
             continue
+        except (Conflict, NotFound):
+            # By what is known here, and another node may have changed that a moment ago: nobody is
+            # told no before the store was asked.
+            if attempt > 0:
+                raise
     raise Throttled(f"{what} is being changed elsewhere.")
 
 

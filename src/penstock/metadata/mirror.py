@@ -11,28 +11,23 @@ reading the store anew may put them ahead of the watch, which then brings nothin
 """
 
 import asyncio
-import logging
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
 
+from penstock.metadata.following import Following
 from penstock.metadata.ring import place_of
 from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, Store
-from penstock.model.errors import PenstockError, Throttled
+from penstock.model.errors import Throttled
 from penstock.model.limits import MIB
 
 HISTORY_CHANGES_MAX = 8_192
 HISTORY_BYTES_MAX = 16 * MIB
 REPLY_CHANGES_MAX = 1_024  # of one watch's answer, and those of the last one's revision
 REPLY_BYTES_MAX = 4 * MIB
-RETRY_SECONDS_MIN = 0.1
-RETRY_SECONDS_MAX = 5.0
 SLICE = 2_000  # entries taken over without letting others run
 LOADS_MAX = 8  # in a row that came too late to be joined to the watch
 
 Keeps = Callable[[int], bool]  # whether what stands at a place of the ring is this node's
-
-log = logging.getLogger(__name__)
 
 
 class _Held:
@@ -79,8 +74,6 @@ class Mirror:
         some of which nobody told."""
         self.prefix = prefix
         self.revision = 0
-        self.trouble: str | None = None  # why this may be behind the store
-        self.troubled_at = 0.0
         self._store = store
         self._label = label
         self._on_change = on_change
@@ -95,23 +88,31 @@ class Mirror:
         self._history_changes_max = history_changes_max
         self._moved = asyncio.Event()
         self._is_stopped = False
-        self._task: asyncio.Task[None] | None = None
         self._loading = asyncio.Lock()
+        self._following = Following(
+            store, prefix, fill=self._fill, take=self._take, revision=lambda: self.revision
+        )
 
     async def start(self) -> None:
-        """Returns when everything is in memory. Raises what the store raises."""
-        assert self._task is None, "a mirror starts once"
-        await self._fill()
-        self._task = asyncio.create_task(self._follow(), name=f"mirror {self.prefix}")
+        """Returns when everything is in memory. Raises what the store raises; may be tried again
+        then."""
+        self._is_stopped = False
+        await self._following.start()
 
     async def stop(self) -> None:
         """Who waits for a change is answered that there is none."""
         self._is_stopped = True
         self._moved.set()
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await self._following.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this may be behind the store, or None."""
+        return self._following.trouble
+
+    @property
+    def troubled_at(self) -> float:
+        return self._following.troubled_at
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -244,32 +245,6 @@ class Mirror:
         self._history_start = revision + 1
         self._on_gap()
         self._wake()
-
-    async def _follow(self) -> None:
-        is_behind = False
-        retry_seconds = RETRY_SECONDS_MIN
-        while True:
-            try:
-                if is_behind:
-                    await self._fill()
-                    is_behind, self.trouble = False, None
-                watch = self._store.watch(self.prefix, from_revision=self.revision + 1)
-                async with aclosing(watch):
-                    async for changes in watch:
-                        self._take(changes)
-                        retry_seconds = RETRY_SECONDS_MIN
-                return  # the store was closed
-            except Compacted:
-                is_behind = True
-            except PenstockError as error:
-                if self.trouble is None:
-                    self.troubled_at = asyncio.get_running_loop().time()
-                is_behind, self.trouble = True, str(error)
-                log.warning(
-                    "metadata mirror failed", extra={"prefix": self.prefix, "why": str(error)}
-                )
-                await asyncio.sleep(retry_seconds)
-                retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
 
     def _take(self, changes: Sequence[Change]) -> None:
         self._history += changes

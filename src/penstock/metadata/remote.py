@@ -42,6 +42,7 @@ class RemoteCatalog:
         clock: Clock,
         config: RemoteConfig | None = None,
         recreate_guard_ms: int = 0,
+        partitions_max: int | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._caller = caller
@@ -50,7 +51,9 @@ class RemoteCatalog:
         self._store = RemoteStore(
             caller, clock=clock, config=self._config, on_put=self._was_put, chance=chance
         )
-        self._stored = StoredCatalog(self._store, recreate_guard_ms=recreate_guard_ms)
+        self._stored = StoredCatalog(
+            self._store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
+        )
         self._find = self._stored.find
         # Asked for and not there, until when:
         self._absent: dict[str, int] = {}  # by key
@@ -73,6 +76,16 @@ class RemoteCatalog:
             await asyncio.wait(lookups)
         await self._store.close()
         await self._stored.stop()
+
+    @property
+    def store(self) -> RemoteStore:
+        """For what else the metadata role keeps. Closed with the catalog."""
+        return self._store
+
+    @property
+    def stored(self) -> StoredCatalog:
+        """What is in memory, as a broker sees it: a topic that is not there is none of its own."""
+        return self._stored
 
     @property
     def is_whole(self) -> bool:

@@ -1,5 +1,5 @@
-"""The catalog's part of the store, by calls to the metadata role: a ``store.Store`` for a node that
-has none.
+"""The store that other nodes are shown, by calls to the metadata role: a ``store.Store`` for a node
+that has none.
 
 A catalog over it keeps everything in memory as over any store, while everything is little enough
 for this node. Above that bound this store shows the catalog a part: the topics that were asked
@@ -9,7 +9,8 @@ oldest and not the least used: to know the latter, every message would have to l
 
 A lost connection or a service that is away is nobody's business above: the watch goes on from where
 it was when the service is back, and says meanwhile since when it has heard nothing. Only history
-that is gone makes the catalog list again.
+that is gone makes the catalog list again. After a moment of that all other calls are refused at
+once: the watches ask often enough, and nobody has to wait for a time-out to hear the same.
 
 Answers come by several ways, and a get may be overtaken by a change that the watch brings. Such a
 get is asked again, or the catalog would keep for good what had just been deleted.
@@ -33,11 +34,19 @@ from penstock.metadata.calls import (
     Watch,
     Watched,
 )
-from penstock.metadata.catalog import TOPICS_PREFIX
-from penstock.metadata.store import Change, ChangeKind, Compacted, Entry, StoreUnusable
+from penstock.metadata.catalog import TOMBS_PREFIX, TOPICS_PREFIX
+from penstock.metadata.store import (
+    Change,
+    ChangeKind,
+    Compacted,
+    Entry,
+    SingleWrites,
+    StoreUnusable,
+)
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
 from penstock.wire.internal.calls import Caller
+from penstock.wire.internal.faults import Unreachable
 
 GETS_MAX = 8  # of one value that keeps changing under the question
 DROPS_PER_TURN_MAX = 1_024
@@ -53,6 +62,9 @@ log = logging.getLogger(__name__)
 class RemoteConfig:
     entries_max: int = 50_000  # topics in memory; with more of them only those asked for are kept
     call_ms: int = 5_000
+    away_ms: int = 1_000  # after so long without any watch calls are refused at once
+    # Whether every get is answered by the store itself: for a node that hands answers on.
+    is_relay: bool = False
     watch_ms: int = 2_000  # for a watch to be answered although nothing has changed
     stale_ms_max: int = 10_000  # after so long without the service nothing is known to be absent
     negative_ms: int = 1_000  # for how long an absent topic is not asked for again
@@ -71,8 +83,8 @@ class _Question:
         self.is_deleted = False  # by that change
 
 
-class RemoteStore:
-    """Implements ``store.Store`` for the catalog's keys."""
+class RemoteStore(SingleWrites):
+    """Implements ``store.Store`` for the keys that are served to other nodes."""
 
     def __init__(
         self,
@@ -98,6 +110,13 @@ class RemoteStore:
         self._questions: dict[str, _Question] = {}
         self._doubted: set[str] = set()  # keys that a conflict says are newer than anyone told
         self._is_closed = False
+        self._away_since_ms: int | None = None
+        self._is_far = False  # the node that answers has not heard from its store for long
+        self._on_back: list[Callable[[], None]] = []
+
+    def on_back(self, listener: Callable[[], None]) -> None:
+        """Called when the service is heard of again, or it from its store."""
+        self._on_back.append(listener)
 
     @property
     def staleness_ms(self) -> int:
@@ -112,6 +131,7 @@ class RemoteStore:
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     async def get(self, key: str) -> Entry | None:
+        self._check_there()
         is_topic = key.startswith(TOPICS_PREFIX)
         if is_topic and key not in self._kept:
             self._check_room()
@@ -137,9 +157,12 @@ class RemoteStore:
             self._kept.pop(key, None)
 
     async def _get(self, key: str, question: _Question) -> Entry | None:
+        # Users, keys and their like are asked for when somebody has just made or changed one,
+        # perhaps through another node; that is seldom, and must be right.
+        is_always = self._config.is_relay or not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX))
         for _ in range(GETS_MAX):
             # A doubted key's mark stays until there was an answer.
-            is_fresh = key in self._doubted or question.version > 0
+            is_fresh = is_always or key in self._doubted or question.version > 0
             request = Get(key, min_revision=self._passed.get(_prefix(key), 0), is_fresh=is_fresh)
             got = await self._caller.call(GET, request, timeout_ms=self._config.call_ms)
             self._doubted.discard(key)
@@ -196,14 +219,6 @@ class RemoteStore:
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────
 
-    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, puts=((key, value),))
-
-    async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, deletes=(key,))
-
     async def txn(
         self,
         *,
@@ -211,6 +226,7 @@ class RemoteStore:
         puts: Sequence[tuple[str, bytes]] = (),
         deletes: Sequence[str] = (),
     ) -> int:
+        self._check_there()
         request = Txn(compare, puts, deletes)
         try:
             written = await self._caller.call(TXN, request, timeout_ms=self._config.call_ms)
@@ -314,14 +330,25 @@ class RemoteStore:
 
     def _heard(self, prefix: str, *, stale_ms: int = 0) -> None:
         self._heard_at_ms[prefix] = self._clock.mono_ms() - stale_ms
-        if self.trouble is not None:
-            self.trouble = None
+        was_away = self.trouble is not None
+        was_far, self._is_far = self._is_far, stale_ms > self._config.stale_ms_max
+        if was_away:
+            self.trouble = self._away_since_ms = None
             log.info("metadata service is back")
+        if was_away or (was_far and not self._is_far):
+            for listener in self._on_back:
+                listener()
 
     def _missed(self, prefix: str, error: PenstockError) -> None:
         if self.trouble is None:
+            self._away_since_ms = self._clock.mono_ms()
             log.warning("metadata service away", extra={"prefix": prefix, "why": str(error)})
         self.trouble = str(error)
+
+    def _check_there(self) -> None:
+        since_ms = self._away_since_ms
+        if since_ms is not None and self._clock.mono_ms() - since_ms >= self._config.away_ms:
+            raise Unreachable(f"The metadata service is away: {self.trouble}")
 
     async def close(self) -> None:
         self._is_closed = True
@@ -335,4 +362,5 @@ def last_key(page: Listed) -> str:
 
 
 def _prefix(key: str) -> str:
-    return key[: key.index("/", 1) + 1]
+    end = key.find("/", 1) + 1
+    return key[:end] if end else key

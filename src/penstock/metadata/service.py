@@ -1,17 +1,19 @@
-"""The metadata role: answers other nodes' questions about topics from memory, and passes their
-changes on to the store.
+"""The metadata role: answers other nodes' questions about topics, identities and keys from memory,
+and passes their changes on to the store.
 
-While the catalog is small every metadata node holds all of it, and any of them answers anything.
-Above a bound a node holds what the ring gives it, and a bounded number of others' entries that it
-was asked for; a question about another's entry goes to its owner and no further. The store stays
-the truth throughout: when the owner is away, or two nodes see different members, the one that was
-asked reads the store. Who holds what is therefore a matter of memory and never of being right, and
-each node decides it by itself.
+Topics are many; everything else is held whole. While topics are few every metadata node holds all
+of them, and any of them answers anything. Above a bound a node holds what the ring gives it, and a
+bounded number of others' entries that it was asked for; a question about another's entry goes to
+its owner and no further. The store stays the truth throughout: when the owner is away, or two nodes
+see different members, the one that was asked reads the store. Who holds what is therefore a matter
+of memory and never of being right, and each node decides it by itself.
 
 Writes go from any node straight to the store, as compare-and-swap; nobody writes around a rule that
 is checked here. Watches are served by any node: each hears of every change.
 
-Who the members are, and how to call one, is given from outside.
+The store may itself be another metadata node's (``remote_store``): then this one is a mirror that
+answers from memory and passes changes on. How long it has heard nothing from there it tells with
+every answer to a watch. Who the members are, and how to call one, is given from outside.
 """
 
 import asyncio
@@ -40,8 +42,8 @@ from penstock.metadata.calls import (
     Watched,
     Written,
 )
-from penstock.metadata.catalog import TOMBS_PREFIX, TOPICS_MAX, TOPICS_PREFIX
-from penstock.metadata.entry_rules import check_txn, topic_id_of
+from penstock.metadata.catalog import TOPICS_MAX, TOPICS_PREFIX
+from penstock.metadata.entry_rules import RULES, check_txn, prefix_of, topic_id_of
 from penstock.metadata.mirror import HISTORY_CHANGES_MAX, Keeps, Mirror, take_page
 from penstock.metadata.ring import Member, Ring, place_of
 from penstock.metadata.store import Change, Entry, Store
@@ -72,6 +74,7 @@ class MetadataConfig:
     watchers_max: int = 4_096  # waiting for a change at once
     watch_ms_max: int = 30_000
     forward_ms_max: int = 1_000  # then the store is asked instead
+    stale_ms_max: int = 10_000  # after so long without the store nothing is known to be absent
     history_changes_max: int = HISTORY_CHANGES_MAX
 
 
@@ -84,16 +87,18 @@ class MetadataService:
         members: Callable[[], Sequence[Member]],
         peer: Callable[[str], Caller],
         config: MetadataConfig | None = None,
+        store_stale_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """``members``: the metadata nodes, this one included once it has joined; a plain look-up.
-        ``peer``: how to call one of them, by its id."""
+        ``peer``: how to call one of them, by its id. ``store_stale_ms``: for how long the store
+        itself may have missed changes."""
         self._store = store
         self._node_id = node_id
         self._members = members
         self._peer = peer
         self._config = config or MetadataConfig()
+        self._store_stale_ms = store_stale_ms
         history = self._config.history_changes_max
-        self._tombs = Mirror(store, TOMBS_PREFIX, history_changes_max=history)
         self._topics = Mirror(
             store,
             TOPICS_PREFIX,
@@ -102,6 +107,13 @@ class MetadataService:
             on_gap=self._missed,
             history_changes_max=history,
         )
+        # Tombstones before topics: who sees a topic missing can look whether it was deleted.
+        self._mirrors = {
+            prefix: Mirror(store, prefix, history_changes_max=history)
+            for prefix in RULES
+            if prefix != TOPICS_PREFIX
+        }
+        self._mirrors[TOPICS_PREFIX] = self._topics
         self._ring = Ring([Member(node_id)])
         self._ring_members: Sequence[Member] = self._ring.members
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
@@ -115,12 +127,13 @@ class MetadataService:
         self.fallback_count = 0  # questions that should have been another's and went to the store
 
     async def start(self) -> None:
-        """Returns when the catalog is in memory. Raises what the store raises."""
-        await self._tombs.start()
+        """Returns when everything is in memory. Raises what the store raises."""
         try:
-            await self._topics.start()
+            for mirror in self._mirrors.values():
+                await mirror.start()
         except BaseException:
-            await self._tombs.stop()
+            for mirror in self._mirrors.values():
+                await mirror.stop()
             raise
         self.members_changed()
         await self._settle()
@@ -134,8 +147,8 @@ class MetadataService:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait((keeper,))
-        await self._topics.stop()
-        await self._tombs.stop()
+        for mirror in self._mirrors.values():
+            await mirror.stop()
 
     def register(self, answers: Answers) -> None:
         answers.add(GET, self._get)
@@ -147,7 +160,7 @@ class MetadataService:
     @property
     def trouble(self) -> str | None:
         """Why memory may be behind the store, or None."""
-        return self._topics.trouble or self._tombs.trouble
+        return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
 
     @property
     def is_whole(self) -> bool:
@@ -240,7 +253,10 @@ class MetadataService:
         if request.is_fresh or revision < request.min_revision:
             return self._read_store(request)
         if mirror.is_whole or mirror.holds(key):
-            return Got(mirror.get(key), revision)
+            entry = mirror.get(key)
+            if entry is None and self._store_stale_ms() > self._config.stale_ms_max:
+                return self._read_store(request)  # made since, perhaps: only the store can say no
+            return Got(entry, revision)
         remembered = self._read_through.get(key)
         if remembered is not None:
             self._read_through.move_to_end(key)
@@ -386,20 +402,34 @@ class MetadataService:
     # ── Changes ──────────────────────────────────────────────────────────────────────────────
 
     async def _txn(self, request: Txn, _asked: Asked) -> Written:
-        is_create = check_txn(request)
-        if is_create and self._topics.entry_count >= self._config.topics_max:
-            raise QuotaExceeded(
-                f"The catalog holds its maximum of {self._config.topics_max} queues."
-            )
+        new = check_txn(request)
+        for key in new:
+            self._check_room(key)
         revision = await self._store.txn(
             compare=request.compare, puts=request.puts, deletes=request.deletes
         )
+        # Heard here before it is answered: whoever asks this node from now on is told of it.
+        compared = dict(request.compare)
+        gone = (key for key in request.deletes if compared.get(key))
+        for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
+            await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
         return Written(revision)
+
+    def _check_room(self, key: str) -> None:
+        mirror = self._mirror_of(key)
+        if mirror.get(key) is not None:
+            return  # not new after all, or held by its version
+        if mirror is self._topics:
+            most, what = self._config.topics_max, "queues"
+        else:
+            most, what = RULES[mirror.prefix].entries_max, mirror.prefix.strip("/")
+        if mirror.entry_count >= most:
+            raise QuotaExceeded(f"The catalog holds its maximum of {most} {what}.")
 
     def _watch(self, request: Watch, asked: Asked) -> Watched | Coroutine[Any, Any, Watched]:
         mirror = self._mirror_of(request.prefix)
         if request.prefix != mirror.prefix:
-            raise InvalidRequest("Changes are told of topics, or of tombstones, as a whole.")
+            raise InvalidRequest("Changes are told of a whole kind of entries.")
         if request.from_revision <= mirror.revision or request.wait_ms <= 0:
             return self._watched(mirror, request.from_revision)
         mirror.changes(request.from_revision)  # raises Compacted
@@ -419,20 +449,16 @@ class MetadataService:
 
     def _watched(self, mirror: Mirror, from_revision: int) -> Watched:
         changes, next_revision = mirror.changes(from_revision)
-        stale_ms = 0
+        stale_ms = self._store_stale_ms()
         if mirror.trouble is not None:
             now = asyncio.get_running_loop().time()
-            stale_ms = int((now - mirror.troubled_at) * 1_000)
+            stale_ms = max(stale_ms, int((now - mirror.troubled_at) * 1_000))
         return Watched(changes, next_revision, mirror.entry_count, stale_ms)
 
     def _mirror_of(self, key: str) -> Mirror:
         if self._is_stopped:
             raise Draining("The metadata service is about to stop.")
-        if key.startswith(TOPICS_PREFIX):
-            return self._topics
-        if key.startswith(TOMBS_PREFIX):
-            return self._tombs
-        raise InvalidRequest("Only topics and their tombstones are served.")
+        return self._mirrors[prefix_of(key)]
 
     def _fell_back(self, what: str, error: PenstockError) -> None:
         self.fallback_count += 1

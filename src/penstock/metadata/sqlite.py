@@ -30,6 +30,7 @@ from penstock.metadata.store import (
     ChangeKind,
     Compacted,
     Entry,
+    SingleWrites,
     StoreUnusable,
 )
 from penstock.model.errors import DiskFull, InvalidRequest, Throttled, VersionConflict
@@ -270,7 +271,7 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         raise
 
 
-class SqliteStore:
+class SqliteStore(SingleWrites):
     """Implements ``store.Store``. Made by ``open``."""
 
     def __init__(
@@ -305,14 +306,6 @@ class SqliteStore:
 
     async def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
         return await self._call(partial(self._database.list, prefix))
-
-    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, puts=((key, value),))
-
-    async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        compare = () if if_version is None else ((key, if_version),)
-        return await self.txn(compare=compare, deletes=(key,))
 
     async def txn(
         self,

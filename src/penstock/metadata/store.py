@@ -7,6 +7,7 @@ read it" is one integer comparison. What the values mean is left to ``catalog.py
 ``moves.py``; nobody calls a store on the path of a message.
 """
 
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from typing import Protocol
@@ -50,6 +51,27 @@ class Compacted(PenstockError):
 
 class StoreUnusable(PenstockError):
     """The store cannot be opened, or must not be trusted any longer. One line says why."""
+
+
+class SingleWrites:
+    """Puts and deletes of one key, for a store that has transactions."""
+
+    @abstractmethod
+    async def txn(
+        self,
+        *,
+        compare: Sequence[tuple[str, int]] = (),
+        puts: Sequence[tuple[str, bytes]] = (),
+        deletes: Sequence[str] = (),
+    ) -> int: ...
+
+    async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, puts=((key, value),))
+
+    async def delete(self, key: str, *, if_version: int | None = None) -> int:
+        compare = () if if_version is None else ((key, if_version),)
+        return await self.txn(compare=compare, deletes=(key,))
 
 
 class Store(Protocol):

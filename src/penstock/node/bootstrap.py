@@ -37,9 +37,11 @@ async def bootstrap(
     except Conflict:
         pass  # made before users were, or by a start that was cut short
     if identities.user(account, ROOT) is None:
-        await identities.create_user(
-            User(account, ROOT, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
-        )
+        root = User(account, ROOT, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
+        try:
+            await identities.create_user(root)
+        except Conflict:
+            pass  # by another node that starts at the same moment; each gets a key
     return await identities.create_key(account, ROOT, now_ms=now_ms, key_id=key_id, secret=secret)
 
 

@@ -13,6 +13,9 @@ import msgspec
 from penstock.model import limits, names
 from penstock.model.topic import Fsync
 from penstock.node import settings
+from penstock.node.addresses import parse_listen, parse_places
+from penstock.node.cluster_config import InternalConfig, MetadataConfig
+from penstock.node.roles import ALL, ATTACHED, EVERYTHING, SERVICE, check_roles, parse_roles
 from penstock.node.settings import ConfigInvalid, Loaded, Origin, OriginKind, Row, describe, note
 from penstock.telemetry.logs import LogFormat
 
@@ -23,10 +26,12 @@ __all__ = [
     "Config",
     "ConfigInvalid",
     "HttpConfig",
+    "InternalConfig",
     "KeysConfig",
     "Loaded",
     "LogConfig",
     "LogLevel",
+    "MetadataConfig",
     "Mode",
     "NodeConfig",
     "Origin",
@@ -59,20 +64,6 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-def parse_listen(text: str) -> tuple[str, int]:
-    """``host:port`` with an IPv6 host in brackets. Raises ValueError with the reason."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError("expected host:port with a port from 0 to 65535")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("an IPv6 address stands in brackets, as in [::1]:9324")
-    if not host or any(character.isspace() for character in host):
-        raise ValueError("expected host:port; 0.0.0.0 is every IPv4 address of this machine")
-    return host, int(port)
 
 
 def _check_listen(text: str) -> str | None:
@@ -119,6 +110,14 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[
         str, note("Name of this node in logs and metrics; empty: the host's name.", max_length=128)
     ] = ""
+    roles: Annotated[
+        str,
+        note(
+            "What this process does, commas between: frontend,broker,metadata is everything;"
+            " metadata is the metadata service alone, frontend,broker everything else.",
+            check=check_roles,
+        ),
+    ] = ALL
     mode: Annotated[Mode, note("dev offers a call that resets all queues; prod leaves it out.")] = (
         Mode.DEV
     )
@@ -403,6 +402,15 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
         LogFormat,
         note("Shape of log lines: json, console, or auto = console on a terminal, else json."),
     ] = LogFormat.AUTO
+    enabled: Annotated[
+        bool, note("Whether rates, durations, depths and lags are written to __telemetry.")
+    ] = True
+    flush_ms: Annotated[int, note("How often they are written.", ge=100, le=limits.MINUTE_MS)] = (
+        10_000
+    )
+    retention_ms: Annotated[
+        int, note("How long __telemetry keeps what was written.", ge=limits.MINUTE_MS)
+    ] = 7 * 24 * 3_600_000
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,6 +425,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     queue: QueueConfig = QueueConfig()
     usage: UsageConfig = UsageConfig()
     audit: AuditConfig = AuditConfig()
+    internal: InternalConfig = InternalConfig()
+    metadata: MetadataConfig = MetadataConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
 
@@ -430,7 +440,31 @@ def load(
     flags: Mapping[str, object], env: Mapping[str, str], files: Sequence[Path] = ()
 ) -> Loaded[Config]:
     """Flags by dotted key (``{"http.listen": ...}``, None: not given). Raises ConfigInvalid."""
-    return settings.load(Config, flags=flags, env=env, files=files)
+    loaded = settings.load(Config, flags=flags, env=env, files=files)
+    _check_together(loaded.config)
+    return loaded
+
+
+def _check_together(config: Config) -> None:
+    """What no setting can say of itself. Raises ConfigInvalid."""
+    roles, internal, metadata = parse_roles(config.node.roles), config.internal, config.metadata
+    wrong = ""
+    if roles == SERVICE and not internal.listen:
+        wrong = "the role metadata needs an address for other nodes: --internal HOST:PORT"
+    elif roles != SERVICE and internal.listen:
+        wrong = "--internal is for the role metadata on its own: --role metadata"
+    elif roles == ATTACHED and not metadata.service:
+        wrong = "without the role metadata, say where the metadata is: --metadata HOST:PORT"
+    elif roles == EVERYTHING and metadata.service:
+        wrong = "with --metadata the roles are frontend,broker: --role frontend,broker"
+    elif bool(internal.certificate) != bool(internal.ca):
+        wrong = "internal.certificate and internal.ca go together"
+    elif roles == SERVICE and metadata.members:
+        names = [place.name for place in parse_places(metadata.members)]
+        if config.node.name not in names:
+            wrong = f"node.name is one of metadata.members: {', '.join(names)}"
+    if wrong:
+        raise ConfigInvalid(wrong)
 
 
 def render_toml() -> str:

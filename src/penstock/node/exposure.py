@@ -4,9 +4,11 @@ over TLS, unless somebody has said by name that they need not."""
 
 import ipaddress
 from collections.abc import Iterable
+from pathlib import Path
 
 from penstock.model.errors import PenstockError
-from penstock.node.config import AuthMode, Config, parse_listen
+from penstock.node.addresses import parse_listen, parse_places
+from penstock.node.config import AuthMode, Config
 
 
 class ExposureRefused(PenstockError):
@@ -53,3 +55,46 @@ def is_auth_on(config: Config) -> bool:
                 "there could do anything; turn it on, or say --insecure"
             )
     return is_on
+
+
+def check_internal(config: Config) -> None:
+    """Calls between nodes carry everything that is secret about a cluster but its messages, and
+    whoever makes them may change all of it. Raises ExposureRefused."""
+    internal = config.internal
+    listens = [parse_listen(internal.listen)[0]] if internal.listen else []
+    places = (*parse_places(config.metadata.service), *parse_places(config.metadata.members))
+    exposed = [host for host in (*listens, *(one.host for one in places)) if not is_loopback(host)]
+    if exposed and not internal.certificate and not config.auth.insecure:
+        raise ExposureRefused(
+            f"other nodes are talked to by way of {', '.join(exposed)} and there is no TLS between"
+            " nodes: make certificates with 'penstock generate certs --out nodes --name NODE' and"
+            " give internal.certificate, internal.key and internal.ca, or say --insecure"
+        )
+    clients_ca = config.tls.client_ca_file
+    if internal.ca and clients_ca and _is_same_file(internal.ca, clients_ca):
+        raise ExposureRefused(
+            "internal.ca and tls.client_ca_file are the same authority: every client that has a"
+            " certificate could pass for a node; give nodes an authority of their own"
+        )
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    try:
+        return Path(one).read_bytes() == Path(other).read_bytes()
+    except OSError:
+        return False  # whoever needs them says so
+
+
+def reachable(address: str) -> str:
+    """Where somebody on this machine reaches what is bound to ``address``, with or without a
+    scheme: every interface is none that could be dialled."""
+    for anywhere, here in (("0.0.0.0:", "127.0.0.1:"), ("[::]:", "[::1]:")):
+        scheme, mark, rest = address.rpartition("://")
+        if rest.startswith(anywhere):
+            return f"{scheme}{mark}{here}{rest.removeprefix(anywhere)}"
+    return address
+
+
+def kafka_protocol(*, is_tls: bool, is_auth_on: bool) -> str:
+    """What Kafka clients call a listener: their ``security.protocol``."""
+    return ("SASL_" if is_auth_on else "") + ("SSL" if is_tls else "PLAINTEXT")

@@ -1,21 +1,26 @@
-"""What a node writes down about its callers: what they used, and what they changed. The two parts
-are made, started and stopped together, and either may be switched off."""
+"""What a node writes down about its callers and itself: what they used, what they changed, and how
+it is doing. The parts are made, started and stopped together, and each may be switched off."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 
 from penstock import __version__
 from penstock.broker.calls import Broker
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.fact_log import FactLog
+from penstock.frontend.telemetry_writer import GroupOffsets, TelemetryWriter
 from penstock.frontend.usage import UsageTable
 from penstock.frontend.usage_writer import UsageWriter
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.model.ports import Clock
 from penstock.node.config import Config
+from penstock.node.vitals import read_vitals
 
 USAGE_TOPIC = "__usage"
 AUDIT_TOPIC = "__audit"
+TELEMETRY_TOPIC = "__telemetry"
 
 
 class Facts:
@@ -29,7 +34,10 @@ class Facts:
         producer_ids: StoredProducerIds,
         clock: Clock,
         entropy: Callable[[int], bytes],
+        groups: GroupOffsets | None = None,
     ) -> None:
+        """``groups``: whose lags are told."""
+
         def log_of(topic: str, retention_ms: int) -> FactLog:
             return FactLog(
                 topic,
@@ -45,8 +53,11 @@ class Facts:
         self.usage: UsageTable | None = None
         self.audit: AuditTrail | None = None
         self._writer: UsageWriter | None = None
+        self._telemetry: TelemetryWriter | None = None
+        if config.usage.enabled or config.telemetry.enabled:
+            self.usage = UsageTable(now_ms=clock.wall_ms(), is_timed=config.telemetry.enabled)
         if config.usage.enabled:
-            self.usage = UsageTable(now_ms=clock.wall_ms())
+            assert self.usage is not None, "made above"
             self._writer = UsageWriter(
                 self.usage,
                 log_of(USAGE_TOPIC, config.usage.retention_ms),
@@ -55,6 +66,22 @@ class Facts:
                 entropy=entropy,
                 flush_ms=config.usage.flush_ms,
                 stored_in=(catalog, broker),
+            )
+        if config.telemetry.enabled:
+            assert self.usage is not None, "made above"
+            self._telemetry = TelemetryWriter(
+                self.usage,
+                log_of(TELEMETRY_TOPIC, config.telemetry.retention_ms),
+                node=node,
+                account=config.node.account,
+                catalog=catalog,
+                broker=broker,
+                clock=clock,
+                entropy=entropy,
+                vitals=partial(read_vitals, Path(config.node.data)),
+                groups=groups,
+                flush_ms=config.telemetry.flush_ms,
+                is_only_reader=not config.usage.enabled,
             )
         if config.audit.enabled:
             self.audit = AuditTrail(
@@ -65,6 +92,8 @@ class Facts:
         """After the broker."""
         if self._writer is not None:
             self._writer.start()
+        if self._telemetry is not None:
+            self._telemetry.start()
         if self.audit is not None:
             self.audit.start(version=__version__)
 
@@ -72,11 +101,15 @@ class Facts:
         """When nobody is served any more, and before the broker."""
         if self._writer is not None:
             await self._writer.stop()
+        if self._telemetry is not None:  # behind usage, whose last counts pass through it
+            await self._telemetry.stop()
         if self.audit is not None:
             await self.audit.stop()
 
     def troubles(self) -> Iterable[tuple[str, str]]:
         if self._writer is not None and self._writer.trouble is not None:
             yield "usage", self._writer.trouble
+        if self._telemetry is not None and self._telemetry.trouble is not None:
+            yield "telemetry", self._telemetry.trouble
         if self.audit is not None and self.audit.trouble is not None:
             yield "audit", self.audit.trouble

@@ -10,10 +10,10 @@ from penstock.frontend.dispatch_identities import DispatchedIdentities
 from penstock.frontend.dispatch_streams import DispatchedShares, DispatchedStreams
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.throttle import Throttler
-from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.identities import StoredIdentities
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
+from penstock.node.metadata_link import MetadataLink
 
 
 class FrontendCalls(NamedTuple):
@@ -24,19 +24,23 @@ class FrontendCalls(NamedTuple):
     streams: DispatchedStreams
     shares: DispatchedShares
     catalog: DispatchedCatalog
+    # For Kafka, whose clients take "no such topic" for "not yet" and ask again by themselves.
+    stream_catalog: DispatchedCatalog
     directory: DispatchedIdentities
 
 
 def make_calls(
     broker: Broker,
-    catalog: StoredCatalog,
+    metadata: MetadataLink,
     identities: StoredIdentities,
     *,
     clock: Clock,
     node: str,
 ) -> FrontendCalls:
     callees = Callees(clock)
-    quotas = TenantQuotas(identities, catalog)
+    quotas = TenantQuotas(identities, metadata.topics)
+    # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
+    metadata.on_back(callees.metadata.breaker.succeeded)
 
     def node_of(_topic: Topic, _partition: int | None) -> str:
         return node
@@ -48,6 +52,7 @@ def make_calls(
         backend=DispatchedBackend(broker, callees, quotas, node_of=node_of),
         streams=DispatchedStreams(broker, callees, quotas, node_of=node_of),
         shares=DispatchedShares(broker.shares, callees, quotas, node_of=node_of),
-        catalog=DispatchedCatalog(catalog, callees, quotas),
+        catalog=DispatchedCatalog(metadata.catalog, callees, quotas),
+        stream_catalog=DispatchedCatalog(metadata.topics, callees, quotas),
         directory=DispatchedIdentities(identities, callees),
     )

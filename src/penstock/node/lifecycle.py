@@ -19,8 +19,9 @@ from penstock.model.errors import PenstockError
 from penstock.node import config as node_config
 from penstock.node import open_files
 from penstock.node.allocator import keep_freed_blocks
-from penstock.node.compose import Node
+from penstock.node.compose import AnyNode, make_node
 from penstock.node.config import Config
+from penstock.node.metadata_link import GivenUp
 from penstock.node.settings import ConfigInvalid, Loaded, describe
 from penstock.telemetry import logs
 
@@ -60,8 +61,11 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _asked_to_stop, stop)
     try:
-        node = Node(loaded)
-        await node.start()
+        node = make_node(loaded)
+        await node.start(stop)
+    except GivenUp as reason:
+        log_.info("stopped", extra={"reason": str(reason)})
+        return EXIT_OK
     except (PenstockError, OSError) as error:
         print(f"penstock: cannot start: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
@@ -83,19 +87,16 @@ def _asked_to_stop(stop: asyncio.Event) -> None:
     stop.set()
 
 
-def _announce(node: Node, config: Config, *, hints: bool) -> None:
-    if not node.is_auth_on:
+def _announce(node: AnyNode, config: Config, *, hints: bool) -> None:
+    if not node.is_auth_on and node.http_url:
         log_.warning("authentication is off: any credentials are accepted, and none")
-    ready = f"ready http={node.http_url} admin={node.admin_url}"
-    if node.kafka_address:
-        ready += f" kafka={node.kafka_address}"
-    lines = [*_root_key(node), ready]
-    if hints:
+    lines = [*_root_key(node), f"ready {node.ready_text}"]
+    if hints and node.http_url:
         lines += _hints(node.http_url, config)
     print("\n".join(lines), flush=True)  # noqa: T201
 
 
-def _root_key(node: Node) -> list[str]:
+def _root_key(node: AnyNode) -> list[str]:
     """The first key, once: nobody can get in without it, and it is written down nowhere else."""
     made = node.root_key
     if made is None:

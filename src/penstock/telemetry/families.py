@@ -124,7 +124,26 @@ DISK_FREE = _gauge("disk_free_bytes", "Bytes free where the data folder is.")
 TLS_EXPIRY = _gauge(
     "tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends, as a Unix time."
 )
+INTERNAL_TLS_EXPIRY = _gauge(
+    "internal_tls_certificate_expiry_timestamp_seconds",
+    "When the certificate shown to other nodes ends, as a Unix time.",
+)
 PARTITIONS_DAMAGED = _gauge("partitions_damaged", "Partitions closed because their log is damaged.")
+
+# ── Metadata service ─────────────────────────────────────────────────────────────────────────
+METADATA_STALENESS = _gauge(
+    "metadata_staleness_seconds", "For how long this node may have missed changes of metadata."
+)
+METADATA_TOPICS = _gauge("metadata_topics", "Topics in the catalog of the metadata service.")
+METADATA_HELD = _gauge("metadata_held_topics", "Topics that this metadata node has in memory.")
+METADATA_WATCHERS = _gauge("metadata_watchers", "Watches of other nodes that wait for a change.")
+METADATA_FORWARDED = _counter(
+    "metadata_forwarded_total", "Questions handed on to the metadata node that has the answer."
+)
+METADATA_FALLBACKS = _counter(
+    "metadata_fallbacks_total",
+    "Questions answered from the store because the node that has the answer was not there.",
+)
 
 # ── One queue each: only from /metrics/objects ───────────────────────────────────────────────
 _QUEUE_LABELS = ("account", "region", "queue")

@@ -1,5 +1,6 @@
 """A Kafka listener in a thread: real sockets and our codec, answers written by each test."""
 
+import socket
 import socketserver
 import threading
 from collections.abc import Callable
@@ -15,7 +16,8 @@ UNKNOWN_TOPIC = 3
 
 class KafkaEndpoint:
     """``answers`` by API key; ``asked`` keeps (API name, version, request). Topics and groups are
-    given as tables, for almost every command looks at them first."""
+    given as tables, for almost every command looks at them first. An answer that raises
+    ConnectionAbortedError is never sent: its client is hung up on."""
 
     def __init__(self) -> None:
         self.answers: dict[int, Callable[[Any], Any]] = {
@@ -28,13 +30,19 @@ class KafkaEndpoint:
         self.topics: dict[str, int] = {}  # name → number of partitions
         self.groups: dict[str, str] = {}  # name → classic or consumer
         self.version_max: dict[int, int] = {}  # an older server
+        self._connections: list[socket.socket] = []
         endpoint = self
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
+                endpoint._connections.append(self.connection)
                 while head := self.rfile.read(4):
                     frame = self.rfile.read(int.from_bytes(head, "big"))
-                    self.wfile.write(endpoint._answer(frame))
+                    try:
+                        answer = endpoint._answer(frame)
+                    except ConnectionAbortedError:
+                        return
+                    self.wfile.write(answer)
 
         class Server(socketserver.ThreadingTCPServer):
             allow_reuse_address = True
@@ -50,6 +58,11 @@ class KafkaEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def hang_up(self) -> None:
+        """On all who are connected."""
+        while self._connections:
+            self._connections.pop().shutdown(socket.SHUT_RDWR)
 
     def requests(self, name: str) -> list[Any]:
         return [request for asked, _, request in self.asked if asked == name]

@@ -8,7 +8,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as BotoCredentials
 
-from penstock.cli.client import Admin, Connection, Sqs
+from penstock.cli.client import Admin, Connection, Sqs, as_seen_from
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.signature import Credentials, Signer
 
@@ -125,3 +125,20 @@ def test_an_endpoint_without_an_admin_api_is_told_apart_from_one_that_is_down(
     with pytest.raises(Failure, match="does not say where its admin API is"):
         sqs.info()
     sqs.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told", "dialled"),
+    [
+        ("http://127.0.0.1:9324", "http://127.0.0.1:9325", "http://127.0.0.1:9325"),
+        ("http://localhost:9324", "127.0.0.1:9092", "127.0.0.1:9092"),
+        ("https://queue.example:443", "https://127.0.0.1:9325", "https://queue.example:9325"),
+        ("queue.example:9324", "SASL_SSL://[::1]:9092", "SASL_SSL://queue.example:9092"),
+        ("http://[2001:db8::1]:9324", "127.0.0.1:9092", "[2001:db8::1]:9092"),
+        ("http://queue.example:9324", "http://10.1.2.3:9325", "http://10.1.2.3:9325"),
+    ],
+)
+def test_what_is_local_to_a_server_is_on_its_machine(
+    endpoint: str, told: str, dialled: str
+) -> None:
+    assert as_seen_from(endpoint, told) == dialled

@@ -6,11 +6,9 @@ import pytest
 
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.kafka_client import (
-    ADDRESS_DEFAULT,
     LATEST,
     Kafka,
     Place,
-    address_from,
     parse_address,
     refused,
 )
@@ -104,5 +102,3 @@ def test_addresses() -> None:
     for wrong in ("host", ":1", "host:", "host:0", "host:65536", "http://host:x"):
         with pytest.raises(Failure):
             parse_address(wrong)
-    assert address_from({"endpoints": {"kafka": "h:1"}}) == "h:1"
-    assert address_from({}) == ADDRESS_DEFAULT

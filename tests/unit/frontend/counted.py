@@ -30,9 +30,10 @@ class CountedRig(Rig):
         config: FrontendConfig | None = None,
         audit: AuditTrail | None = None,
         identities: Identities | None = None,
+        is_timed: bool = False,
     ) -> None:
         super().__init__(config)
-        self.table = UsageTable(now_ms=self.clock.now_ms)
+        self.table = UsageTable(now_ms=self.clock.now_ms, is_timed=is_timed)
         self.frontend = Frontend(
             backend=self.backend,
             catalog=self.catalog,

@@ -9,7 +9,11 @@ from tests.unit.frontend.memory import MemoryClock
 
 from penstock.frontend.breaker import FAILURES_MAX, OPEN_MS_MAX, OPEN_MS_MIN, Breaker, BreakerState
 from penstock.frontend.bulkhead import Bulkhead, CalleeUnavailable
-from penstock.model.errors import Throttled, TopicNotFound
+from penstock.model.errors import Overloaded, Throttled, TopicNotFound
+
+
+class ConnectionLost(Overloaded):
+    pass
 
 
 async def answer() -> str:
@@ -40,6 +44,27 @@ async def test_a_full_compartment_refuses_at_once_and_leaves_others_alone() -> N
     await asyncio.gather(*held)
     assert await slow.call(answer) == "answer"
     assert slow.in_use == 0
+
+
+async def test_errors_of_the_way_to_a_callee_elsewhere_are_failures_and_its_own_are_not() -> None:
+    bulkhead = Bulkhead("metadata", MemoryClock(), lost=(ConnectionLost,))
+
+    async def lost() -> str:
+        raise ConnectionLost("nobody there")
+
+    async def refused() -> str:
+        raise TopicNotFound("q")
+
+    for _ in range(FAILURES_MAX - 1):
+        with pytest.raises(ConnectionLost):
+            await bulkhead.call(lost)
+    with pytest.raises(TopicNotFound):
+        await bulkhead.call(refused)  # somebody is there after all
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(ConnectionLost):
+            await bulkhead.call(lost)
+    with pytest.raises(CalleeUnavailable, match="tried again"):
+        await bulkhead.call(lost)
 
 
 async def test_after_failures_in_a_row_nobody_waits_until_a_probe_succeeds() -> None:

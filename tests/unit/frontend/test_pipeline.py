@@ -307,6 +307,7 @@ async def test_health_and_info() -> None:
     assert info == {
         "version": __version__,
         "admin": "http://127.0.0.1:9325",
+        "kafka": None,
         "account": ACCOUNT,
         "region": "us-east-1",
     }

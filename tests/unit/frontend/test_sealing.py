@@ -95,6 +95,18 @@ async def bodies(sealing: Sealing, topic: Topic, *messages: Message) -> list[byt
     return [one.record.message.body for one in await sealing.opened(topic, given)]
 
 
+async def test_with_a_key_at_hand_a_message_is_sealed_without_waiting(stage: Stage) -> None:
+    topic = new_topic(is_sse_managed=True)
+    message = Message(b"i" * 16, b"hello", group="g", sender="me")
+    assert stage.sealing.sealed(topic, message) is None, "no key yet: that takes the store"
+    await stage.sealing.seal(topic, message)
+    sealed = stage.sealing.sealed(topic, message)
+    assert sealed is not None
+    assert sealed.is_sealed
+    assert b"hello" not in sealed.body
+    assert await bodies(stage.sealing, topic, sealed) == [b"hello"]
+
+
 # ── Which topics ─────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("settings", "is_on", "is_on_by_default"),

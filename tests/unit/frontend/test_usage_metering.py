@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 from tests.unit.frontend.counted import ACCOUNT, REGION, CountedRig
-from tests.unit.frontend.memory import Rig
+from tests.unit.frontend.memory import MemoryIdentities, Rig
+from tests.unit.frontend.signing import OWN, SECRET, Client
+from tests.unit.frontend.signing import url as url_of
 from tests.unit.frontend.test_pipeline import json_call, make_queue, query_call, signed
 
 from penstock.frontend import sqs
 from penstock.frontend.metering import refusal_of
+from penstock.frontend.pipeline import FrontendConfig
 from penstock.frontend.usage import Refusal
+from penstock.model.identity import ADMIN_POLICY
+from penstock.model.limits import MINUTE_MS
 from penstock.model.message import Appended, Message
 from penstock.model.topic import Topic
 
@@ -46,6 +51,23 @@ async def test_batches_are_counted_as_their_single_form_and_partly_if_partly_don
     await json_call(rig, "SendMessageBatch", QueueUrl=url, Entries=entries)
     row = rig.used()["jobs", "sqs:SendMessage"]
     assert (row.requests, row.messages, row.bytes_in) == (1, 2, 9)
+
+
+async def test_what_goes_by_a_pass_is_counted_in_the_minute_it_comes_in() -> None:
+    identities = MemoryIdentities()
+    identities.put(OWN, "root", "AKOWN", SECRET, ADMIN_POLICY)
+    rig = CountedRig(config=FrontendConfig(is_auth_on=True), identities=identities)
+    client = Client(rig)
+    assert await client.code("CreateQueue", QueueName="q") == "OK"
+    counted = []
+    for _ in range(3):
+        for _ in range(2):
+            sent = await client.code("SendMessage", QueueUrl=url_of("q"), MessageBody="hello")
+            assert sent == "OK"
+        rig.clock.now_ms += MINUTE_MS
+        row = rig.used()["q", "sqs:SendMessage"]
+        counted.append((row.tenant, row.requests, row.messages, row.bytes_in))
+    assert counted == [(OWN, 2, 2, 10)] * 3
 
 
 async def test_receives_and_deletes_are_counted() -> None:

@@ -1,4 +1,5 @@
-"""Two nodes over one real store, and what tests of identities put into it."""
+"""Two nodes over one real store, beside it or behind calls to a metadata service, and what tests of
+identities put into it."""
 
 import asyncio
 import os
@@ -7,12 +8,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.unit.metadata.cluster import QUICK, Cluster
 
 from penstock.metadata import identity_entries as entries
 from penstock.metadata.identities import StoredIdentities
+from penstock.metadata.remote_store import RemoteStore
+from penstock.metadata.service import MetadataConfig
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.store import Store
 from penstock.model.identity import ScramCredential, Tenant, User
 from penstock.node.keyring import MasterKeyRing
+from penstock.telemetry.clock import SystemClock
 
 ACCOUNT = "111111111111"
 OTHER = "222222222222"
@@ -33,7 +39,7 @@ def make_scram(mechanism: str = "SCRAM-SHA-256", **changes: object) -> ScramCred
     return msgspec.structs.replace(credential, **changes)
 
 
-def make_node(store: SqliteStore, master: bytes = MASTER, *old: bytes) -> StoredIdentities:
+def make_node(store: Store, master: bytes = MASTER, *old: bytes) -> StoredIdentities:
     return StoredIdentities(store, MasterKeyRing(master, old=old), entropy=os.urandom)
 
 
@@ -51,18 +57,32 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
+@pytest.fixture(params=["own", "remote"])
+async def shared(request: pytest.FixtureRequest, store: SqliteStore) -> AsyncIterator[Store]:
+    """The store as a node has it that keeps it, and as one has it that asks for it."""
+    if request.param == "own":
+        yield store
+        return
+    cluster = Cluster(store, MetadataConfig())
+    await cluster.join("m1")
+    remote = RemoteStore(cluster.caller("m1"), clock=SystemClock(), config=QUICK)
+    yield remote
+    await remote.close()
+    await cluster.stop()
+
+
 @pytest.fixture
-async def here(store: SqliteStore) -> AsyncIterator[StoredIdentities]:
-    here = make_node(store)
+async def here(shared: Store) -> AsyncIterator[StoredIdentities]:
+    here = make_node(shared)
     await here.start()
     yield here
     await here.stop()
 
 
 @pytest.fixture
-async def there(store: SqliteStore) -> AsyncIterator[StoredIdentities]:
+async def there(shared: Store) -> AsyncIterator[StoredIdentities]:
     """A second node on the same store."""
-    there = make_node(store)
+    there = make_node(shared)
     await there.start()
     yield there
     await there.stop()

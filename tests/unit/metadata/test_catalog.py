@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.metadata import cache, catalog
+from penstock.metadata import catalog, following
 from penstock.metadata.catalog import TOMBSTONE_MS, StoredCatalog, tomb_key, topic_key
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import StoreUnusable
@@ -325,7 +325,8 @@ async def test_history_lost_during_a_watch_is_made_up_for_by_a_list(
         topic = make_topic("a")
         value = msgspec.json.encode(topic.with_settings(now_ms=n, delay_ms=n * 1_000))
         await store.put(topic_key(ACCOUNT, REGION, "a"), value)
-    here._topics._task = asyncio.create_task(here._topics._follow())
+    watch = here._topics._following
+    watch._task = asyncio.create_task(watch._follow())
     changes = await heard.until(1)
     assert len(changes) == 1
     found = here.find(ACCOUNT, REGION, "a")
@@ -419,7 +420,7 @@ async def test_an_unreadable_entry_stops_the_start_with_its_name(store: SqliteSt
 async def test_an_unreadable_change_is_reported_until_it_is_repaired(
     here: StoredCatalog, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "RETRY_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(following, "RETRY_SECONDS_MIN", 0.001)
     heard = Heard(here)
     key = topic_key(ACCOUNT, REGION, "a")
     await store.put(key, b"not json")

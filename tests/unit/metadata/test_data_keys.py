@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -24,6 +23,7 @@ from penstock.metadata.data_keys import (
     DataKeys,
 )
 from penstock.metadata.sqlite import SqliteStore
+from penstock.metadata.store import Store
 from penstock.model.errors import Overloaded, PenstockError
 from penstock.model.limits import SEGMENT_AGE_MS_MAX
 from penstock.model.topic import Kind, Topic
@@ -60,8 +60,10 @@ def new_topic(name: str = "orders", **more: object) -> Topic:
 
 
 class Stage:
-    def __init__(self, store: SqliteStore, catalog: StoredCatalog) -> None:
+    def __init__(self, store: Store, truth: SqliteStore, catalog: StoredCatalog) -> None:
+        """``truth``: the store itself, however the node comes by it."""
         self.store = store
+        self.truth = truth
         self.catalog = catalog
         self.clock = HandClock()
         self.keys = self.node()
@@ -76,7 +78,7 @@ class Stage:
         )
 
     async def entries(self) -> dict[str, DataKeyEntry]:
-        listed, _ = await self.store.list(DATA_KEYS_PREFIX)
+        listed, _ = await self.truth.list(DATA_KEYS_PREFIX)
         return {e.key: msgspec.json.decode(e.value, type=DataKeyEntry) for e in listed}
 
     async def entry(self) -> DataKeyEntry:
@@ -85,16 +87,14 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    store = await SqliteStore.open(tmp_path / "metadata.db")
-    catalog = StoredCatalog(store)
+async def stage(shared: Store, store: SqliteStore) -> AsyncIterator[Stage]:
+    catalog = StoredCatalog(shared)
     await catalog.start()
-    stage = Stage(store, catalog)
+    stage = Stage(shared, store, catalog)
     await stage.keys.start()
     yield stage
     await stage.keys.stop()
     await catalog.stop()
-    await store.close()
 
 
 async def test_a_key_is_durable_before_it_is_used_and_never_stored_in_the_clear(
@@ -246,7 +246,7 @@ async def test_a_full_set_of_keys_is_not_added_to_for_the_sake_of_age(stage: Sta
         for at in keys[start : start + 128]:
             wrapped = ring.wrap(b"k" * 32, context=at.encode())
             puts.append((at, msgspec.json.encode(DataKeyEntry(topic.account, wrapped, at_ms))))
-        await stage.store.txn(puts=puts)
+        await stage.truth.txn(puts=puts)
     crowded = stage.node()
     await crowded.start()
     stage.clock.now_ms += 3 * DAY_MS
@@ -359,7 +359,7 @@ async def test_an_entry_in_the_place_of_another_gives_no_key(stage: Stage) -> No
     key = await stage.keys.reserve(one, 1)
     entry = await stage.entry()
     forged = f"{DATA_KEYS_PREFIX}{two.topic_id}/{key.place[16:].hex()}"
-    await stage.store.put(forged, msgspec.json.encode(entry))
+    await stage.truth.put(forged, msgspec.json.encode(entry))
     assert await stage.keys.learn(bytes.fromhex(two.topic_id) + key.place[16:]) is None
 
 

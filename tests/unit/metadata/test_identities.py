@@ -292,6 +292,7 @@ async def test_who_is_overtaken_forever_is_told_so(
 ) -> None:
     monkeypatch.setattr(module, "TRIES_MAX", 1)
     await until(lambda: there.user(ACCOUNT, "ann") is not None)
+    await there.stop()  # it hears of nothing from now on
     await here.put_policy(ACCOUNT, "ann", "p", ADMIN_POLICY)
     with pytest.raises(Throttled, match="changed elsewhere"):
         await there.put_policy(ACCOUNT, "ann", "p", DENY)

@@ -248,8 +248,8 @@ async def test_a_write_whose_connection_is_lost_is_not_made_twice(cluster: Clust
     txn = cluster.store.txn
 
     async def slow_txn(**more: object) -> int:
-        entered.set()
         revision: int = await txn(**more)  # type: ignore[arg-type]
+        entered.set()
         await release.wait()
         return revision
 

@@ -35,6 +35,8 @@ from penstock.metadata.calls import (
     Watch,
 )
 from penstock.metadata.catalog import StoredCatalog, tomb_key, topic_key
+from penstock.metadata.data_keys import DataKeyEntry, data_key_key
+from penstock.metadata.identity_entries import UserEntry, key_key, user_key
 from penstock.metadata.ring import Member
 from penstock.metadata.service import MetadataConfig, merge_pages
 from penstock.metadata.store import ChangeKind, Compacted, Entry
@@ -45,6 +47,7 @@ from penstock.model.errors import (
     Throttled,
     VersionConflict,
 )
+from penstock.model.identity import AccessKey, User
 from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Caller
 
@@ -177,23 +180,41 @@ async def test_there_are_only_so_many_topics(tmp_path: Path) -> None:
 TOPIC = make_topic("q")
 TOMB = msgspec.structs.replace(TOPIC, deleted_at_ms=5)
 AT, TOMB_AT = key_of("q"), tomb_key(TOPIC.topic_id)
+USER = UserEntry(User(ACCOUNT, "ann", 1))
+USER_AT = user_key(ACCOUNT, "ann")
+KEY = AccessKey("PSAK0000000000000000", ACCOUNT, "ann", b"sealed", 1)
+KEY_AT = key_key(KEY.key_id)
+DATA_KEY = encode(DataKeyEntry(ACCOUNT, b"wrapped", 1))
+DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
 
 
 @pytest.mark.parametrize(
     ("txn", "why"),
     [
         (Txn([], [(AT, encode(TOPIC))]), "only by its version"),
-        (Txn([(AT, 0)], [(AT, b"{}")]), "not a topic"),
-        (Txn([(AT, 0)], [(AT, b"\xff\xfe")]), "not a topic"),
-        (Txn([(key_of("r"), 0)], [(key_of("r"), encode(TOPIC))]), "where that topic belongs"),
-        (Txn([(AT, 0)], [(AT, encode(TOMB))]), "where that topic belongs"),
+        (Txn([(AT, 0)], [(AT, b"{}")]), "cannot be read"),
+        (Txn([(AT, 0)], [(AT, b"\xff\xfe")]), "cannot be read"),
+        (Txn([(key_of("r"), 0)], [(key_of("r"), encode(TOPIC))]), "where that value belongs"),
+        (Txn([(AT, 0)], [(AT, encode(TOMB))]), "among the tombstones"),
         (Txn([(AT, 1)], [], [AT]), "for its tombstone"),
         (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "by its version"),
         (Txn([(AT, 1)], [(TOMB_AT, encode(TOPIC))], [AT]), "not the tombstone"),
-        (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "not the tombstone"),
-        (Txn([], [("/users/x", b"{}")]), "Only topics"),
-        (Txn([("/keys/x", 0)], [(TOMB_AT, encode(TOMB))]), "Only topics"),
-        (Txn([], [], ["/tenants/x"]), "Only topics"),
+        (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "where that value belongs"),
+        (Txn([], [("/moves/x", b"{}")]), "Only topics"),
+        (Txn([("/store", 0)], [(TOMB_AT, encode(TOMB))]), "Only topics"),
+        (Txn([("/keys/x", 0)], [(TOMB_AT, encode(TOMB))]), "one kind of things"),
+        (Txn([], [("/users/x", b"{}")]), "cannot be read"),
+        (Txn([], [], ["/tenants/x"]), "by its version"),
+        (Txn([], [], ["/keys/x"]), "by its version"),
+        (Txn([(USER_AT, 0)], [("/users/x", encode(USER))]), "where that value belongs"),
+        (Txn([], [(USER_AT, encode(USER))]), "by its version"),
+        (Txn([(KEY_AT, 0)], [(KEY_AT + "x", encode(KEY))]), "where that value belongs"),
+        (Txn([], [(KEY_AT, encode(KEY))]), "by its version"),
+        (Txn([("/datakeys/a/b", 0)], [("/datakeys/a/b", DATA_KEY)]), "names no topic"),
+        (Txn([], [(DATA_KEY_AT, DATA_KEY)]), "by its version"),
+        (Txn([(DATA_KEY_AT, 0)], [(DATA_KEY_AT, b"{}")]), "cannot be read"),
+        (Txn([], [("/producer-ids", b"1")]), "by its version"),
+        (Txn([("/producer-ids", 0)], [("/producer-ids", b"-1")]), "a number"),
         (Txn([(AT, 1)], [(AT, encode(TOPIC))], [AT]), "once"),
         (Txn([(AT, 0)] * 200), "at most"),
         (
@@ -215,15 +236,15 @@ async def test_nobody_writes_what_others_could_not_read_or_have_not_looked_at(
         assert (await cluster.store.list("/"))[0] == []
 
 
-async def test_what_is_not_the_catalogs_is_not_told(cluster: Cluster) -> None:
-    await cluster.store.put("/users/secret", b"1")
+async def test_what_is_not_for_other_nodes_is_not_told(cluster: Cluster) -> None:
+    await cluster.store.put("/moves/secret", b"1")
     caller = cluster.caller("m1")
     with pytest.raises(InvalidRequest):
-        await caller.call(GET, Get("/users/secret"), timeout_ms=5_000)
-    for prefix in ("/users/", "/", "", "/topics"):
+        await caller.call(GET, Get("/moves/secret"), timeout_ms=5_000)
+    for prefix in ("/moves/", "/", "", "/topics"):
         with pytest.raises(InvalidRequest):
             await caller.call(LIST, ListPage(prefix), timeout_ms=5_000)
-    for prefix in ("/users/", "/topics/111111111111/"):
+    for prefix in ("/moves/", "/topics/111111111111/"):
         with pytest.raises(InvalidRequest):
             await caller.call(WATCH, Watch(prefix, 1, 0), timeout_ms=5_000)
 

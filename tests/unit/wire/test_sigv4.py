@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.aws import query, sigv4
 from penstock.wire.aws.faults import Fault
-from penstock.wire.aws.sigv4 import CredentialScope
+from penstock.wire.aws.sigv4 import CredentialScope, SignedHeaders
 
 GOOD = (
     "AWS4-HMAC-SHA256 Credential=AKID/20260101/eu-west-1/sqs/aws4_request, "
@@ -40,7 +40,7 @@ def test_a_presigned_url_made_by_the_sdk_is_read() -> None:
 
 def test_the_parts_of_a_header_may_stand_without_blanks() -> None:
     expected = CredentialScope(
-        "AKID", "20260101", "eu-west-1", "sqs", ("host", "x-amz-date"), "ab12"
+        "AKID", "20260101", "eu-west-1", "sqs", SignedHeaders(("host", "x-amz-date")), "ab12"
     )
     assert sigv4.parse(GOOD, {}) == expected
     assert sigv4.parse(GOOD.replace(", ", ","), {}) == expected

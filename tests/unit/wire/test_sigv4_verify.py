@@ -2,6 +2,8 @@
 
 import datetime
 import hashlib
+import hmac
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws import query, sigv4
 from penstock.wire.aws.faults import Fault
+from penstock.wire.aws.sigv4 import SignedHeaders
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 NOW = datetime.datetime(2026, 3, 1, 12, 0, 0, tzinfo=datetime.UTC)
@@ -383,16 +386,56 @@ def test_no_request_makes_verification_fail_otherwise(
     path: str, text: str, header: str, body: bytes
 ) -> None:
     scope = sigv4.CredentialScope(
-        "AKID", "20260301", "eu-west-1", "sqs", ("host", "x-any"), "0" * 64
+        "AKID", "20260301", "eu-west-1", "sqs", SignedHeaders(("host", "x-any")), "0" * 64
     )
     headers = {"host": HOST, "x-amz-date": "20260301T120000Z", "x-any": header}
     request = HttpRequest("POST", f"/{path}", text, headers, body, "", "r")
+    key = sigv4.signing_key(b"k", scope)
     try:
         timestamp = sigv4.check(request, scope, service="sqs", now_ms=NOW_MS)
-        found = 200 if sigv4.is_genuine(request, scope, timestamp=timestamp, key=b"k") else 403
+        found = 200 if sigv4.is_genuine(request, scope, timestamp=timestamp, key=key) else 403
     except Fault as refused:
         found = refused.status
     assert found in (400, 403)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    headers=st.dictionaries(texts, texts, max_size=6),
+    signed=st.lists(texts | st.sampled_from(("host", "%s", "a%")), min_size=1, max_size=6),
+)
+def test_the_lines_that_are_signed_are_those_of_the_specification(
+    headers: dict[str, str], signed: list[str]
+) -> None:
+    def trimmed(value: str) -> str:
+        return re.sub(" +", " ", value.replace("\t", " ")).strip(" ")
+
+    lines = [f"{name}:{trimmed(headers.get(name, ''))}\n" for name in signed]
+    expected = "".join(lines) + "\n" + ";".join(signed) + "\n"
+    assert SignedHeaders(signed).canonical(headers) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(secret=st.binary(max_size=80), timestamp=texts, digest=texts)
+def test_a_key_that_is_kept_ready_signs_as_hmac_does(
+    secret: bytes, timestamp: str, digest: str
+) -> None:
+    scope = scope_of(by_header("/"))
+    key = b"AWS4" + secret
+    for part in ("20260301", "eu-west-1", "sqs", "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    text = f"AWS4-HMAC-SHA256\n{timestamp}\n20260301/eu-west-1/sqs/aws4_request\n{digest}"
+    ready = sigv4.signing_key(secret, scope)
+    for _ in range(2):  # it is as it was
+        assert ready.sign(timestamp, digest) == hmac.digest(key, text.encode(), "sha256").hex()
+
+
+@pytest.mark.parametrize("signature", ["", "0" * 64, "ü" * 64, "\udcff", "0" * 100_000])
+def test_a_signature_of_any_text_is_refused_and_breaks_nothing(signature: str) -> None:
+    request = by_header("/")
+    scope = msgspec.structs.replace(scope_of(request), signature=signature)
+    key = sigv4.signing_key(SECRET.encode(), scope)
+    assert not sigv4.is_genuine(request, scope, timestamp="20260301T120000Z", key=key)
 
 
 names = st.text(alphabet="abcXYZ019-_.~ +/%&=üé", min_size=1, max_size=12)

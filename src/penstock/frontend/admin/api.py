@@ -11,17 +11,20 @@ authentication is off.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
-from penstock.frontend.admin import browser
+from penstock.frontend.admin import audited, browser
+from penstock.frontend.admin.audited import Noted, Subject
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
-from penstock.frontend.admin.reply import error_reply, fault_reply, json_reply
+from penstock.frontend.admin.reply import error_reply, fault_of, fault_reply, json_reply
 from penstock.frontend.admin.request import Call, ConfigRow, Context, Info, parse
-from penstock.frontend.admin.routes import OPEN, let_in, routes
+from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
+from penstock.frontend.audit import AuditTrail
 from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.sealing import Sealing
@@ -30,9 +33,12 @@ from penstock.model.limits import MIB
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.telemetry.metrics import Meter
+from penstock.wire.facts.audit import DENIED, AuditEntry
 
 BODY_BYTES_MAX = MIB
 READS = ("GET", "HEAD")
+UNAUTHORIZED = "unauthorized"
+EARLY_MAX = 1_000  # log-ins before there is where to note them; the oldest go first
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +60,12 @@ class AdminApi:
         sealing: Sealing | None = None,
         callees: Callees | None = None,
         is_auth_on: bool = False,
+        is_audited: bool = False,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         """``catalog`` shows queues, ``everything`` also streams. Without a token and with
-        authentication off, everybody who reaches this port is its operator."""
+        authentication off, everybody who reaches this port is its operator. ``is_audited``: no
+        change is made before ``note_in`` has told where it is noted."""
         self._context = Context(
             backend=backend,
             catalog=catalog,
@@ -77,13 +85,23 @@ class AdminApi:
             token=token, identities=identities, account=info.account, is_required=is_auth_on
         )
         self._routes = routes(self._log_in)
+        self._is_audited = is_audited
+        self._trail: AuditTrail | None = None
+        self._early: deque[AuditEntry] = deque(maxlen=EARLY_MAX)
+
+    def note_in(self, trail: AuditTrail) -> None:
+        """This port answers before the log that changes are noted in does. Log-ins, by which a
+        long start is watched, are kept until then; changes are not made."""
+        self._trail = trail
+        while self._early:
+            trail.add(self._early.popleft())
 
     async def handle(self, request: HttpRequest) -> HttpReply:
         """Never raises, but for cancellation."""
         try:
             reply = await self._answer(request)
         except Unauthenticated as exc:
-            reply = error_reply(401, "unauthorized", str(exc), (("www-authenticate", "Bearer"),))
+            reply = error_reply(401, UNAUTHORIZED, str(exc), (("www-authenticate", "Bearer"),))
         except PenstockError as exc:
             reply = fault_reply(exc)
         except Exception:
@@ -111,13 +129,14 @@ class AdminApi:
                 403, "wrong_host", "Ask by address or as localhost, or turn authentication on."
             )
         if route.right != OPEN:
-            now_ms = self._context.clock.wall_ms()
-            caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
-            call = msgspec.structs.replace(call, caller=caller)
+            call = self._introduced(request, call, route)
         refusal = None if request.method in READS else _refused_change(request)
         if refusal is not None:
             return refusal
-        reply = await route.resource(self._context, let_in(self._context, call, route.right))
+        if route.noted is None:
+            reply = await self._carry_out(route, call)
+        else:
+            reply = await self._carry_out_noted(route, route.noted, request, call)
         if request.method not in READS and route.right != OPEN:
             log.info(
                 "admin change",
@@ -131,6 +150,58 @@ class AdminApi:
                 },
             )
         return reply
+
+    def _introduced(self, request: HttpRequest, call: Call, route: Route) -> Call:
+        """With whoever asks. Raises Unauthenticated."""
+        now_ms = self._context.clock.wall_ms()
+        try:
+            caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
+        except Unauthenticated:
+            if route.noted is not None:
+                subject = audited.subject_of(self._context, call, route.noted)
+                self._note(route.noted, request, call, subject, UNAUTHORIZED)
+            raise
+        return msgspec.structs.replace(call, caller=caller)
+
+    async def _carry_out(self, route: Route, call: Call) -> HttpReply:
+        return await route.resource(self._context, let_in(self._context, call, route.right))
+
+    async def _carry_out_noted(
+        self, route: Route, noted: Noted, request: HttpRequest, call: Call
+    ) -> HttpReply:
+        """Once there is room in the trail; and how it ended goes there."""
+        if self._trail is None and self._is_audited and noted.action != audited.LOG_IN:
+            return error_reply(503, "starting", "The node is starting: it takes no changes yet.")
+        if self._trail is not None:
+            await self._trail.admit()
+        subject = audited.subject_of(self._context, call, noted)
+        try:
+            reply = await self._carry_out(route, call)
+        except PenstockError as exc:
+            code = UNAUTHORIZED if isinstance(exc, Unauthenticated) else fault_of(exc)[1]
+            self._note(noted, request, call, subject, code)
+            raise
+        except BaseException:
+            # Nobody was told what became of it.
+            self._note(noted, request, call, subject, audited.CANCELLED)
+            raise
+        self._note(noted, request, call, audited.completed(subject, reply.body))
+        return reply
+
+    def _note(
+        self, noted: Noted, request: HttpRequest, call: Call, subject: Subject, code: str = ""
+    ) -> None:
+        if self._trail is None and not self._is_audited:
+            return
+        entry = audited.entry_of(
+            self._context, call, noted, subject, code=code, request_id=request.request_id
+        )
+        if self._trail is None:
+            self._early.append(entry)
+        elif entry.outcome == DENIED:
+            self._trail.deny(entry)
+        else:
+            self._trail.add(entry)
 
     async def _log_in(self, context: Context, call: Call) -> HttpReply:
         call.only(())

@@ -41,8 +41,12 @@ def error_reply(
     return reply
 
 
+def fault_of(exc: errors.PenstockError) -> tuple[int, str]:
+    return next(FAULTS[kind] for kind in type(exc).__mro__ if kind in FAULTS)
+
+
 def fault_reply(exc: errors.PenstockError) -> HttpReply:
-    status, code = next(FAULTS[kind] for kind in type(exc).__mro__ if kind in FAULTS)
+    status, code = fault_of(exc)
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(exc, errors.Throttled):
         headers = (("retry-after", str(-(-exc.retry_after_ms // 1_000))),)

@@ -38,6 +38,7 @@ class Info(msgspec.Struct, frozen=True):
     data: str
     started_at_ms: int
     endpoints: Mapping[str, str] = {}  # such as {"sqs": "http://127.0.0.1:9324"}
+    kafka_protocol: str = ""  # such as SASL_SSL, as Kafka clients call it
     roles: Sequence[str] = ()
     clock_trusted: bool | None = None
 

@@ -41,7 +41,7 @@ def account_of(context: Context, call: Call, named: str = "") -> str:
     text = named or call.text("tenant")
     if not text:
         return caller.account
-    account = text if is_account(text) else _account_by_name(context, text)
+    account = account_named(context, text)
     if account != caller.account and not caller.is_operator:
         raise AccessDenied("This is not your tenant.")
     if account is None:
@@ -49,8 +49,11 @@ def account_of(context: Context, call: Call, named: str = "") -> str:
     return account
 
 
-def _account_by_name(context: Context, name: str) -> str | None:
-    found = [tenant.account for tenant in directory(context).tenants() if tenant.name == name]
+def account_named(context: Context, text: str) -> str | None:
+    """By its twelve digits, whether it exists or not, or by the name of its tenant."""
+    if is_account(text) or context.identities is None:
+        return text if is_account(text) else None
+    found = [tenant.account for tenant in context.identities.tenants() if tenant.name == text]
     return found[0] if len(found) == 1 else None
 
 

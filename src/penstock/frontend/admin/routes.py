@@ -21,6 +21,16 @@ from penstock.frontend.admin import (
     tenants,
     users,
 )
+from penstock.frontend.admin.audited import (
+    KEY,
+    LOG_IN,
+    NODE,
+    POLICY,
+    QUEUE,
+    TENANT,
+    USER,
+    Noted,
+)
 from penstock.frontend.admin.messages import Messages
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.rights import may
@@ -44,6 +54,7 @@ class Route(NamedTuple):
     path: tuple[str, ...]
     resource: Resource
     right: str
+    noted: Noted | None = None  # in the audit trail; None: nothing is changed
 
     def fits(self, path: tuple[str, ...]) -> bool:
         return len(path) == len(self.path) and all(
@@ -58,7 +69,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", ("healthz",), probes.healthz, OPEN),
         Route("GET", ("readyz",), probes.readyz, OPEN),
         Route("GET", ("startupz",), probes.startupz, OPEN),
-        Route("POST", (*_API, "login"), log_in, OPEN),
+        Route("POST", (*_API, "login"), log_in, OPEN, Noted(LOG_IN, NODE)),
         Route("GET", ("metrics",), metrics.totals, OPERATOR),
         Route("GET", ("metrics", "objects"), metrics.objects, OPERATOR),
         Route("GET", (*_API, "info"), node.info, KNOWN),
@@ -67,31 +78,89 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
         Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),
-        Route("POST", (*_API, "queues", ANY, "rotate"), data_key.rotate, "sqs:SetQueueAttributes"),
+        Route(
+            "POST",
+            (*_API, "queues", ANY, "rotate"),
+            data_key.rotate,
+            "sqs:SetQueueAttributes",
+            Noted("admin:RotateDataKey", QUEUE),
+        ),
         Route("GET", (*_API, "tenants"), tenants.many, KNOWN),
-        Route("POST", (*_API, "tenants"), tenants.create, KNOWN),
+        Route(
+            "POST", (*_API, "tenants"), tenants.create, KNOWN, Noted("admin:CreateTenant", TENANT)
+        ),
         Route("GET", (*_API, "tenants", ANY), tenants.one, KNOWN),
-        Route("PATCH", (*_API, "tenants", ANY), tenants.change, KNOWN),
-        Route("DELETE", (*_API, "tenants", ANY), tenants.delete, KNOWN),
+        Route(
+            "PATCH",
+            (*_API, "tenants", ANY),
+            tenants.change,
+            KNOWN,
+            Noted("admin:ChangeTenant", TENANT),
+        ),
+        Route(
+            "DELETE",
+            (*_API, "tenants", ANY),
+            tenants.delete,
+            KNOWN,
+            Noted("admin:DeleteTenant", TENANT),
+        ),
         Route("GET", (*_API, "quotas", ANY), tenants.quotas, KNOWN),
-        Route("PATCH", (*_API, "quotas", ANY), tenants.set_quotas, KNOWN),
+        Route(
+            "PATCH",
+            (*_API, "quotas", ANY),
+            tenants.set_quotas,
+            KNOWN,
+            Noted("admin:SetQuotas", TENANT),
+        ),
         Route("GET", (*_API, "users"), users.many, KNOWN),
-        Route("POST", (*_API, "users"), users.create, KNOWN),
+        Route("POST", (*_API, "users"), users.create, KNOWN, Noted("admin:CreateUser", USER)),
         Route("GET", (*_API, "users", ANY), users.one, KNOWN),
-        Route("DELETE", (*_API, "users", ANY), users.delete, KNOWN),
-        Route("PUT", (*_API, "users", ANY, "password"), users.set_password, KNOWN),
-        Route("DELETE", (*_API, "users", ANY, "password"), users.delete_password, KNOWN),
+        Route(
+            "DELETE", (*_API, "users", ANY), users.delete, KNOWN, Noted("admin:DeleteUser", USER)
+        ),
+        Route(
+            "PUT",
+            (*_API, "users", ANY, "password"),
+            users.set_password,
+            KNOWN,
+            Noted("admin:SetPassword", USER),
+        ),
+        Route(
+            "DELETE",
+            (*_API, "users", ANY, "password"),
+            users.delete_password,
+            KNOWN,
+            Noted("admin:DeletePassword", USER),
+        ),
         Route("GET", (*_API, "keys"), keys.many, KNOWN),
-        Route("POST", (*_API, "keys"), keys.create, KNOWN),
+        Route("POST", (*_API, "keys"), keys.create, KNOWN, Noted("admin:CreateKey", KEY)),
         Route("GET", (*_API, "keys", ANY), keys.one, KNOWN),
-        Route("PATCH", (*_API, "keys", ANY), keys.change, KNOWN),
-        Route("DELETE", (*_API, "keys", ANY), keys.delete, KNOWN),
-        Route("POST", (*_API, "keys", ANY, "rotate"), keys.rotate, KNOWN),
+        Route("PATCH", (*_API, "keys", ANY), keys.change, KNOWN, Noted("admin:ChangeKey", KEY)),
+        Route("DELETE", (*_API, "keys", ANY), keys.delete, KNOWN, Noted("admin:DeleteKey", KEY)),
+        Route(
+            "POST",
+            (*_API, "keys", ANY, "rotate"),
+            keys.rotate,
+            KNOWN,
+            Noted("admin:RotateKey", KEY),
+        ),
         Route("POST", (*_API, "policies", "test"), policies.test, KNOWN),
         Route("GET", (*_API, "policies", ANY), policies.many, KNOWN),
         Route("GET", (*_API, "policies", ANY, ANY), policies.one, KNOWN),
-        Route("PUT", (*_API, "policies", ANY, ANY), policies.put, KNOWN),
-        Route("DELETE", (*_API, "policies", ANY, ANY), policies.remove, KNOWN),
+        Route(
+            "PUT",
+            (*_API, "policies", ANY, ANY),
+            policies.put,
+            KNOWN,
+            Noted("admin:PutPolicy", POLICY),
+        ),
+        Route(
+            "DELETE",
+            (*_API, "policies", ANY, ANY),
+            policies.remove,
+            KNOWN,
+            Noted("admin:DeletePolicy", POLICY),
+        ),
     )
 
 

@@ -21,7 +21,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from penstock.frontend.kafka.permissions import ACTIONS, Operation
+from penstock.frontend.kafka.permissions import (
+    ACTIONS,
+    OF_CLUSTERS,
+    OF_GROUPS,
+    OF_TOPICS,
+    Operation,
+)
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.model.identity import User
 from penstock.model.names import queue_arn
@@ -90,38 +96,9 @@ class Filter(Protocol):
 
 _OF_RESOURCES: Final[Mapping[int, frozenset[Operation]]] = MappingProxyType(
     {
-        ResourceType.TOPIC: frozenset(
-            (
-                Operation.READ,
-                Operation.WRITE,
-                Operation.CREATE,
-                Operation.DELETE,
-                Operation.ALTER,
-                Operation.DESCRIBE,
-                Operation.DESCRIBE_CONFIGS,
-                Operation.ALTER_CONFIGS,
-            )
-        ),
-        ResourceType.GROUP: frozenset(
-            (
-                Operation.READ,
-                Operation.DELETE,
-                Operation.DESCRIBE,
-                Operation.DESCRIBE_CONFIGS,
-                Operation.ALTER_CONFIGS,
-            )
-        ),
-        ResourceType.CLUSTER: frozenset(
-            (
-                Operation.CREATE,
-                Operation.ALTER,
-                Operation.DESCRIBE,
-                Operation.CLUSTER_ACTION,
-                Operation.DESCRIBE_CONFIGS,
-                Operation.ALTER_CONFIGS,
-                Operation.IDEMPOTENT_WRITE,
-            )
-        ),
+        ResourceType.TOPIC: frozenset(OF_TOPICS),
+        ResourceType.GROUP: frozenset(OF_GROUPS),
+        ResourceType.CLUSTER: frozenset(OF_CLUSTERS),
         ResourceType.TRANSACTIONAL_ID: frozenset((Operation.WRITE, Operation.DESCRIBE)),
     }
 )

@@ -175,7 +175,7 @@ def bits(operations: Iterable[Operation]) -> int:
 
 UNASKED: Final = -(2**31)  # the field's own word for "not asked for"
 NOTHING: Final = 0
-_OF_TOPICS: Final = (
+OF_TOPICS: Final = (
     Operation.READ,
     Operation.WRITE,
     Operation.CREATE,
@@ -185,7 +185,7 @@ _OF_TOPICS: Final = (
     Operation.DESCRIBE_CONFIGS,
     Operation.ALTER_CONFIGS,
 )
-_OF_CLUSTERS: Final = (
+OF_CLUSTERS: Final = (
     Operation.CREATE,
     Operation.ALTER,
     Operation.DESCRIBE,
@@ -194,28 +194,28 @@ _OF_CLUSTERS: Final = (
     Operation.ALTER_CONFIGS,
     Operation.IDEMPOTENT_WRITE,
 )
-_OF_GROUPS: Final = (
+OF_GROUPS: Final = (
     Operation.READ,
     Operation.DELETE,
     Operation.DESCRIBE,
     Operation.DESCRIBE_CONFIGS,
     Operation.ALTER_CONFIGS,
 )
-TOPIC_OPERATIONS: Final = bits(_OF_TOPICS)
-CLUSTER_OPERATIONS: Final = bits(_OF_CLUSTERS)
-GROUP_OPERATIONS: Final = bits(_OF_GROUPS)
+TOPIC_OPERATIONS: Final = bits(OF_TOPICS)
+CLUSTER_OPERATIONS: Final = bits(OF_CLUSTERS)
+GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
 def topic_operations(context: KafkaContext, call: KafkaCall, topic: Topic) -> int:
     if call.caller.is_trusted:
         return TOPIC_OPERATIONS
-    return bits(each for each in _OF_TOPICS if on_topic(context, call, each, topic.name, topic))
+    return bits(each for each in OF_TOPICS if on_topic(context, call, each, topic.name, topic))
 
 
 def group_operations(context: KafkaContext, call: KafkaCall, group_id: str) -> int:
     if call.caller.is_trusted:
         return GROUP_OPERATIONS
-    return bits(each for each in _OF_GROUPS if on_group(context, call, each, group_id))
+    return bits(each for each in OF_GROUPS if on_group(context, call, each, group_id))
 
 
 def cluster_operations(context: KafkaContext, call: KafkaCall) -> int:
@@ -224,4 +224,4 @@ def cluster_operations(context: KafkaContext, call: KafkaCall) -> int:
         return CLUSTER_OPERATIONS
     if not on_cluster(context, call, Operation.DESCRIBE):
         return NOTHING
-    return bits(each for each in _OF_CLUSTERS if on_cluster(context, call, each))
+    return bits(each for each in OF_CLUSTERS if on_cluster(context, call, each))

@@ -127,9 +127,10 @@ class KafkaFrontend:
         else:
             return buffers
         finally:
-            self._context.meter.request(name, PROTOCOL, code, self._perf() - started)
+            seconds = self._perf() - started
+            self._context.meter.request(name, PROTOCOL, code, seconds)
             if self._context.usage is not None:
-                self._context.usage.answered(account, name, code)
+                self._context.usage.answered(account, name, code, seconds)
 
     async def _answer(
         self, call: KafkaCall, login: Login, action: KafkaAction, frame: Buffer

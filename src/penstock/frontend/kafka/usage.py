@@ -82,11 +82,11 @@ class KafkaUsage:
         self._table = table
         self._region = region
 
-    def answered(self, account: str, api: str, code: str) -> None:
+    def answered(self, account: str, api: str, code: str, seconds: float) -> None:
         """One request, with the code of its answer as a whole; those of its parts stand in it."""
         key = (account, self._region, NONE, OPERATIONS.get(api, NONE))
         if code == OK:
-            self._table.request(key)
+            self._table.request(key, seconds)
         elif code in DENIALS:
             self._table.refuse(key, Refusal.DENIED)
         else:

@@ -12,7 +12,7 @@ from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
 
 
 async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMessageReply:
-    topic = topic_of(context, call, asked.queue_url)
+    topic = call.topic or topic_of(context, call, asked.queue_url)
     if topic.source_id is not None:
         raise read_only(topic)
     trace_id = trace_of_request(call.request.headers.get(TRACE_ID))
@@ -24,8 +24,9 @@ async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMe
     else:
         partition = context.rotation.next(topic)
     message = out.message
-    if context.sealing is not None and context.sealing.is_on(topic):
-        message = await context.sealing.seal(topic, message)
+    sealing = context.sealing
+    if sealing is not None and sealing.is_on(topic):
+        message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
     [appended] = await context.backend.append(topic, partition, (message,))
     context.meter.sent(1, out.size_bytes)
     return SendMessageReply(

@@ -42,9 +42,11 @@ async def run(
     drafts, failures = _draft(context, call, topic, entries)
     if not drafts:
         return SendMessageBatchReply(failed=failures)
-    if context.sealing is not None and context.sealing.is_on(topic):
+    sealing = context.sealing
+    if sealing is not None and sealing.is_on(topic):
         for draft in drafts.values():
-            draft.message = await context.sealing.seal(topic, draft.message)
+            message = draft.message
+            draft.message = sealing.sealed(topic, message) or await sealing.seal(topic, message)
 
     async def append(partition: int, messages: Sequence[Message]) -> Sequence[Appended]:
         return await context.backend.append(topic, partition, messages)

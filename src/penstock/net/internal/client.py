@@ -81,6 +81,7 @@ class _Calling(Wire):
         wanted = self._client.node_id
         if wanted is not None and hello.node_id != wanted:
             raise HelloRefused(f"Node {hello.node_id} answers where node {wanted} was expected.")
+        self._client.check_hello(hello)
         self._in_flight_max = min(self._config.in_flight_max, hello.in_flight_max)
         self._watch = self._loop.call_later(WATCH_SECONDS, self._look)
         if not self.ready.done():
@@ -91,6 +92,9 @@ class _Calling(Wire):
         if self._watch is not None:
             self._watch.cancel()
         if not self.ready.done():
+            if self.ended_by is None:
+                # TLS tells nobody who is refused: a certificate that does not fit looks like this.
+                why += "; perhaps it wants TLS, or another certificate"
             self.ready.set_exception(Unreachable(f"{where}: {why}."))
             self.ready.exception()  # heard: whoever still waits gets it all the same
         pending, self._pending = self._pending, {}
@@ -263,11 +267,13 @@ class InternalClient:
         config: InternalConfig | None = None,
         tls: ssl.SSLContext | None = None,
         check_peer: PeerCheck = name_in_certificate,
+        check_hello: Callable[[Hello], None] = lambda _hello: None,
         chance: Callable[[], float] = random.random,
         chunks: Chunks | None = None,
     ) -> None:
         """``node_id``: who must answer there, if that is known. With ``tls`` the id of the node
         that answers must pass ``check_peer``; a host name in its certificate is then not needed.
+        ``check_hello``: raises HelloRefused for a node that says of itself what does not fit.
         ``chunks``: memory to receive into, which the clients of a node may share."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
@@ -276,6 +282,7 @@ class InternalClient:
             node_id=own_id, cluster_id=cluster_id, features=features, config=self.config
         )
         self.check_peer = check_peer
+        self.check_hello = check_hello
         self.chunks = chunks or Chunks()
         self.trouble: str | None = None  # why there was no connection the last time one was tried
         self._host = host

@@ -18,7 +18,12 @@ from penstock.net.internal.certificate import PeerCheck, name_in_certificate
 from penstock.net.internal.wire import InternalConfig, Wire, own_hello
 from penstock.net.listener import Listener, Peer
 from penstock.wire.internal.calls import PING, Answers, Asked, Call, Nothing, encode
-from penstock.wire.internal.faults import DeadlineExceeded, MalformedFrame, encode_failure
+from penstock.wire.internal.faults import (
+    DeadlineExceeded,
+    HelloRefused,
+    MalformedFrame,
+    encode_failure,
+)
 from penstock.wire.internal.frame import Header, Hello, Kind
 
 log = logging.getLogger(__name__)
@@ -27,6 +32,7 @@ _PONG = encode(Nothing())
 RETRY_MS = 50  # for a caller that asks more at once than it may
 # A call that was cancelled counts until it has come to its end here, and no longer for its caller.
 IN_FLIGHT_SLACK = 1.25
+REFUSAL_SECONDS = 10.0
 
 
 class InternalListener(Listener):
@@ -50,9 +56,16 @@ class InternalListener(Listener):
             node_id=node_id, cluster_id=cluster_id, features=features, config=self.config
         )
         self.chunks = Chunks()
+        self._refusal_told_at = self.now - REFUSAL_SECONDS
 
     def make_connection(self) -> Peer:
         return _Served(self)
+
+    def note_refusal(self, error: HelloRefused) -> None:
+        """Now and then: who is refused comes again, and anybody can be refused."""
+        if self.now - self._refusal_told_at >= REFUSAL_SECONDS:
+            self._refusal_told_at = self.now
+            log.warning("a node was refused", extra={"why": str(error)})
 
 
 class _UnderWay:
@@ -88,6 +101,10 @@ class _Served(Wire):
     def greeted(self, hello: Hello) -> None:
         self._node_id = hello.node_id
         self.send_hello()
+
+    def refuse(self, error: HelloRefused) -> None:
+        super().refuse(error)
+        self._listener.note_refusal(error)
 
     def lost(self, _why: str) -> None:
         self._listener.closed(self)

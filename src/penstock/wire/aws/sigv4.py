@@ -15,9 +15,10 @@ Pure: the clock and the secret are arguments. Which secret belongs to whom is ``
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import Final, NoReturn, Protocol
 from urllib.parse import parse_qsl, quote
 
@@ -43,6 +44,36 @@ _HTTP_DATE = re.compile(
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _UNRESERVED = "-_.~"
+_NO_FIELDS: Final[Mapping[str, str]] = {}
+_SHA256: Final = hashlib.sha256()
+_BLOCK_BYTES: Final = 64  # of SHA-256
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))  # HMAC's two pads, for each byte
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+
+
+class SignedHeaders(tuple[str, ...]):
+    """The names, as they were given, and what follows from them: requests of one sort share one of
+    these, and all that differs between them are the values."""
+
+    def __init__(self, _names: Iterable[str]) -> None:
+        self.has_host = "host" in self
+        self.has_target = "x-amz-target" in self
+        self._behind = f"\n{';'.join(self)}\n"
+        escaped = [name.replace("%", "%%") for name in self]
+        self._layout = "".join(f"{name}:%s\n" for name in escaped) + self._behind.replace("%", "%%")
+        assert self, "what is split has at least one part"
+        self._values_in = itemgetter(*self)
+
+    def canonical(self, headers: Mapping[str, str]) -> str:
+        """A line for each, in the form that is signed, and the list itself behind them."""
+        try:
+            text: str = self._layout % self._values_in(headers)
+        except KeyError:  # one that is not there is signed as an empty one
+            text = self._layout % tuple([headers.get(name, "") for name in self])
+        if " " in text or "\t" in text:  # seldom
+            lines = [f"{name}:{_trimmed(headers.get(name, ''))}\n" for name in self]
+            return "".join(lines) + self._behind
+        return text
 
 
 class CredentialScope(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +81,7 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
     date: str  # YYYYMMDD
     region: str
     service: str
-    signed_headers: tuple[str, ...]
+    signed_headers: SignedHeaders
     signature: str
     is_presigned: bool = False
 
@@ -114,9 +145,10 @@ def _scope(
         raise _incomplete("Credential should be scoped to a region and a service.")
     if terminator != "aws4_request":
         raise _incomplete("Credential should be scoped with a valid terminator: 'aws4_request'.")
-    headers = tuple(signed_headers.split(";", _SIGNED_HEADERS_MAX))
-    if len(headers) > _SIGNED_HEADERS_MAX:
+    names = signed_headers.split(";", _SIGNED_HEADERS_MAX)
+    if len(names) > _SIGNED_HEADERS_MAX:
         raise _incomplete("Too many signed headers.")
+    headers = SignedHeaders(names)
     return CredentialScope(
         access_key, date, region, service, headers, signature, is_presigned=is_presigned
     )
@@ -154,8 +186,8 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
     """Everything about a signature that needs no secret. Returns the time it was made, in the form
     that was signed; raises IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
     headers = request.headers
-    fields = _query_fields(request.query) if request.query else {}
-    if _is_signed_twice(scope, headers, fields):
+    fields = _query_fields(request.query) if request.query else _NO_FIELDS
+    if (fields or scope.is_presigned) and _is_signed_twice(scope, headers, fields):
         raise _incomplete(
             "Only one auth mechanism allowed: the Authorization header or the X-Amz-* parameters "
             "of the query string."
@@ -163,13 +195,14 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
     if "x-amz-security-token" in headers or "X-Amz-Security-Token" in fields:
         raise fault("InvalidClientTokenId")  # temporary credentials are not issued here
     signed = scope.signed_headers
-    if "host" not in signed:
+    if not signed.has_host:
         _mismatch("'Host' must be a 'SignedHeader' in the AWS Authorization.")
-    if "x-amz-target" in headers and "x-amz-target" not in signed:
+    if not signed.has_target and "x-amz-target" in headers:
         _mismatch("'X-Amz-Target' must be a 'SignedHeader' in the AWS Authorization.")
     if scope.service != service:
         _mismatch(f"Credential should be scoped to correct service: '{service}'.")
-    timestamp = _timestamp(scope, headers, fields)
+    given = None if scope.is_presigned else headers.get("x-amz-date")
+    timestamp = _timestamp(scope, headers, fields) if given is None else given
     at_ms = _at_ms(timestamp)
     if timestamp[:8] != scope.date:
         _mismatch(
@@ -182,43 +215,64 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
     return timestamp
 
 
-def signing_key(secret: bytes, scope: CredentialScope) -> bytes:
-    """Good for a day, a region and a service; four rounds, so it is worth keeping."""
+class SigningKey:
+    """Good for a day, a region and a service. It takes four rounds to derive, so it is worth
+    keeping; and it is kept as HMAC's two hashes begin with it, since to begin them costs more than
+    what is left to do for a request. Nothing of it is ever shown: it has no ``repr``."""
+
+    __slots__ = ("_inner", "_outer", "_scope")
+
+    def __init__(self, key: bytes, scope: str) -> None:
+        assert len(key) <= _BLOCK_BYTES, "a longer one would have to be hashed first"
+        padded = key.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = hashlib.sha256(padded.translate(_INNER) + f"{ALGORITHM}\n".encode())
+        self._outer = hashlib.sha256(padded.translate(_OUTER))
+        self._scope = scope
+
+    def sign(self, timestamp: str, canonical_digest: str) -> str:
+        """In hexadecimal digits."""
+        inner = self._inner.copy()
+        inner.update(f"{timestamp}\n{self._scope}\n{canonical_digest}".encode())
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
+def signing_key(secret: bytes, scope: CredentialScope) -> SigningKey:
     key = b"AWS4" + secret
-    for part in (scope.date, scope.region, scope.service, "aws4_request"):
+    parts = (scope.date, scope.region, scope.service, "aws4_request")
+    for part in parts:
         key = hmac.digest(key, part.encode(), "sha256")
-    return key
+    return SigningKey(key, "/".join(parts))
 
 
 def is_genuine(
-    request: SignedRequest, scope: CredentialScope, *, timestamp: str, key: bytes
+    request: SignedRequest, scope: CredentialScope, *, timestamp: str, key: SigningKey
 ) -> bool:
-    """Whether the holder of ``key`` signed exactly this request. Takes as long when not."""
-    digest = hashlib.sha256(request.body).hexdigest()
+    """Whether the holder of ``key``, which is of this scope, signed exactly this request. Takes as
+    long when not."""
+    digest = _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
-    canonical = hashlib.sha256(_canonical(request, scope, digest)).hexdigest()
-    text = (
-        f"{ALGORITHM}\n{timestamp}\n"
-        f"{scope.date}/{scope.region}/{scope.service}/aws4_request\n{canonical}"
-    )
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    is_same = hmac.compare_digest(signature.encode(), scope.signature.encode("utf-8", "replace"))
+    path, query = request.path, request.query
+    if path != "/":
+        path = _kept_path(path) if len(path) <= _REMEMBERED_CHARS_MAX else _canonical_path(path)
+    if query:
+        query = _canonical_query(query)
+    lines = scope.signed_headers.canonical(request.headers)
+    # Latin-1 is how the listener read the bytes, so this is what was sent.
+    canonical = f"{request.method}\n{path}\n{query}\n{lines}{digest}".encode("latin-1", "replace")
+    expected = key.sign(timestamp, _hash_of(canonical))
+    given = scope.signature
+    # What is no ASCII cannot be the one, and cannot be compared in constant time.
+    is_same = given.isascii() and hmac.compare_digest(expected, given)
     return is_same and claimed == digest  # UNSIGNED-PAYLOAD, too, is not the body's hash
 
 
-def _canonical(request: SignedRequest, scope: CredentialScope, digest: str) -> bytes:
-    names = scope.signed_headers
-    headers = request.headers
-    lines = "".join([f"{name}:{headers.get(name, '')}\n" for name in names])
-    if "  " in lines or " \n" in lines or ": " in lines or "\t" in lines:  # seldom
-        lines = "".join([f"{name}:{_trimmed(headers.get(name, ''))}\n" for name in names])
-    path = request.path
-    if path != "/":
-        path = _kept_path(path) if len(path) <= _REMEMBERED_CHARS_MAX else _canonical_path(path)
-    query = _canonical_query(request.query) if request.query else ""
-    text = f"{request.method}\n{path}\n{query}\n{lines}\n{';'.join(names)}\n{digest}"
-    # Latin-1 is how the listener read the bytes, so this is what was sent.
-    return text.encode("latin-1", "replace")
+def _hash_of(data: bytes) -> str:
+    """From a hash that is begun: to look one up by its name takes as long as to use it."""
+    begun = _SHA256.copy()
+    begun.update(data)
+    return begun.hexdigest()
 
 
 def _trimmed(value: str) -> str:
@@ -268,7 +322,7 @@ def _is_signed_twice(
 ) -> bool:
     if scope.is_presigned:
         return "authorization" in headers
-    return bool(fields) and any(name in fields for name in _PRESIGNED)
+    return any(name in fields for name in _PRESIGNED)
 
 
 # ── When it was signed ───────────────────────────────────────────────────────────────────────
@@ -277,11 +331,9 @@ def _is_signed_twice(
 def _timestamp(
     scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
 ) -> str:
+    """Of one that has no X-Amz-Date among its headers."""
     if scope.is_presigned:
         return _required(fields, "X-Amz-Date", "AWS query-string")
-    text = headers.get("x-amz-date")
-    if text is not None:
-        return text
     date = headers.get("date")
     if date is None:
         raise _incomplete(

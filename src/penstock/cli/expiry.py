@@ -1,0 +1,90 @@
+"""How long certificates are still good for: those in files that settings name, and those that
+listeners show. A renewal that was forgotten is found by whoever looks a month ahead, or by
+everybody at once.
+
+Certificates are only looked at here. Whether a chain leads to an authority that is trusted is found
+out by talking to the server, which the doctor does besides.
+"""
+
+import ssl
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from penstock.cli.finding import Finding
+
+WARN_DAYS = 30
+LISTED_MAX = 20  # of one file: more is no chain, but a bundle of authorities
+_HANDSHAKE_S = 5.0
+_FIX = "renew it: `penstock generate certs`, or your own authority; a running node takes it over"
+# Settings that name files with certificates.
+FILE_KEYS = ("tls.cert_file", "tls.client_ca_file", "internal.certificate", "internal.ca")
+
+
+class Shown(NamedTuple):
+    """A certificate and where it was found."""
+
+    place: str
+    certificate: x509.Certificate
+
+
+def in_files(settings: Mapping[str, str], *, more: Mapping[str, str]) -> Iterator[Finding]:
+    """Of every certificate in the files that the settings name; ``more``: other names, other
+    files."""
+    named = {key: settings.get(key, "") for key in FILE_KEYS} | dict(more)
+    now = datetime.now(UTC)
+    for name, path in named.items():
+        if not path:
+            continue
+        try:
+            found = x509.load_pem_x509_certificates(Path(path).read_bytes())
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no certificate in it"
+            yield Finding(f"certificate {name}", "fail", f"{path}: {why}", "name a PEM file")
+            continue
+        for certificate in found[:LISTED_MAX]:
+            yield judged(Shown(f"{name} {_name_of(certificate)}", certificate), now)
+
+
+def on_listeners(urls: Iterable[str]) -> Iterator[Finding]:
+    """Of the certificates that listeners show: ``https://`` and ``SASL_SSL://`` addresses."""
+    now = datetime.now(UTC)
+    for url in dict.fromkeys(urls):
+        scheme, _, _ = url.partition("://")
+        parts = urlsplit(f"//{url.rpartition('://')[2]}")
+        if not scheme.lower().endswith(("https", "ssl")) or not parts.hostname:
+            continue
+        address = (parts.hostname, parts.port or 443)
+        try:
+            pem = ssl.get_server_certificate(address, timeout=_HANDSHAKE_S)
+            certificate = x509.load_pem_x509_certificate(pem.encode())
+        except (OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            yield Finding(f"certificate {url}", "fail", f"none is shown: {why}")
+            continue
+        yield judged(Shown(url, certificate), now)
+
+
+def judged(shown: Shown, now: datetime) -> Finding:
+    certificate = shown.certificate
+    name = f"certificate {shown.place}"
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    left = (end - now).days
+    if now >= end:
+        detail = f"expired {(now - end).days} days ago, on {end:%Y-%m-%d}"
+        return Finding(name, "fail", detail, _FIX)
+    if now < begin:
+        fix = "set the clock: NTP; or wait"
+        return Finding(name, "fail", f"not good before {begin:%Y-%m-%d %H:%M} UTC", fix)
+    detail = f"{left} days left, until {end:%Y-%m-%d}"
+    return Finding(name, "warn", detail, _FIX) if left < WARN_DAYS else Finding(name, "ok", detail)
+
+
+def _name_of(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return f"({names[0].value!s:.64})" if names else f"({certificate.serial_number:x})"

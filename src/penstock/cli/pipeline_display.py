@@ -1,0 +1,113 @@
+"""How the progress of a job looks: bars on a terminal, lines anywhere else.
+
+Both go to stderr; stdout belongs to results. A log file gets a line when something has changed and
+some seconds have passed, so that a job that runs for months does not fill it.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.output import is_drawing
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from penstock.pipeline.progress import Reading
+
+_LINE_S_MIN = 5.0
+_LABELS_MAX = 32  # bars and lines of more pieces of work than that are not kept apart
+
+
+def figures(reading: "Reading") -> str:
+    """What stands behind a bar, or alone where there is none."""
+    parts = []
+    if reading.batch is not None:
+        parts.append(f"batch {reading.batch:,}")
+    if reading.rows_per_s:
+        parts.append(f"{reading.rows_per_s:,.0f} rows/s")
+    if reading.lag is not None:
+        parts.append(f"lag {reading.lag:,}")
+    return ", ".join(parts)
+
+
+class Lines:
+    """For a pipe, a CI log, or a terminal that asked for no drawing."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+        self._stream = sys.stderr  # as it is now: while a job runs, that name is its log
+        self._said: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def show(self, reading: "Reading") -> None:
+        now = time.monotonic()
+        with self._lock:
+            is_whole = reading.total is not None and reading.done >= reading.total
+            said = self._said.get(reading.label)
+            if said is not None and now - said < _LINE_S_MIN and not is_whole:
+                return
+            if said is None and len(self._said) >= _LABELS_MAX:
+                return
+            self._said[reading.label] = now
+        of = f" of {reading.total:,}" if reading.total is not None else ""
+        rest = figures(reading)
+        self._say(
+            f"{reading.label}: {reading.done:,}{of} {reading.unit}" + (f", {rest}" if rest else "")
+        )
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, text: str) -> None:
+        if not self._is_quiet:
+            click.echo(text, file=self._stream)
+
+
+class Bars:
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self._bars: RichProgress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=Console(file=sys.stderr),  # bound now, as above
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._lock = threading.Lock()
+        self._bars.start()
+
+    def show(self, reading: "Reading") -> None:
+        with self._lock:
+            task = self._tasks.get(reading.label)
+            if task is None:
+                if len(self._tasks) >= _LABELS_MAX:
+                    return
+                task = self._bars.add_task(reading.label, total=None, figures="")
+                self._tasks[reading.label] = task
+        changes: dict[str, Any] = {"completed": reading.done, "figures": figures(reading)}
+        self._bars.update(task, total=reading.total, **changes)
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+def display_for(*, is_quiet: bool) -> "Lines | Bars":
+    if is_quiet or os.environ.get("NO_COLOR") or not is_drawing(sys.stderr):
+        return Lines(is_quiet=is_quiet)
+    return Bars()

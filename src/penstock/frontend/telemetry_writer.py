@@ -1,0 +1,311 @@
+"""Writes how the node is doing to ``__telemetry``: every ten seconds one record, with what requests
+did meanwhile (``telemetry.py``) and the levels of queues, partitions, groups and the process.
+
+Levels are asked for and not kept: each is a number that its owner has at hand, nothing is opened or
+read for it, and other tasks get their turn in between. Rows of each sort have a bound; how many
+levels had no room is written beside them. Each record is in the log exactly once (``fact_log.py``);
+while the log takes nothing no levels are taken, and counts go on in their bounded table.
+
+A record ends on a multiple of the interval, so that records of a minute are those of one minute.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+from penstock.cursor.group.assignors import TopicPartition
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.describe import Listing
+from penstock.cursor.group.offsets import FetchReply
+from penstock.frontend.fact_log import Fact, FactLog
+from penstock.frontend.telemetry import CallSums
+from penstock.frontend.usage import UsageTable
+from penstock.model.errors import PenstockError
+from penstock.model.names import is_internal
+from penstock.model.ports import Backend, Catalog, Clock, Streams
+from penstock.model.tenancy import split_scoped
+from penstock.model.topic import Topic
+from penstock.wire.facts.telemetry import (
+    APPEND,
+    LAG,
+    NODE,
+    PARTITION,
+    QUEUE,
+    SCHEMA_HEADER,
+    VERSION,
+    TelemetryColumns,
+    TelemetryFacts,
+    encode,
+)
+
+log_ = logging.getLogger(__name__)
+
+TOPIC: Final = "__telemetry"
+FLUSH_MS_DEFAULT: Final = 10_000
+STOP_SECONDS_MAX: Final = 5.0
+INCARNATION_BYTES: Final = 8
+PARTITION_ROWS_MAX: Final = 10_000  # of each sort; all in one batch of the log, within its bound
+QUEUE_ROWS_MAX: Final = 5_000
+LAG_ROWS_MAX: Final = 5_000
+ASKED_AT_ONCE: Final = 100  # before others get their turn
+
+
+class Vitals(NamedTuple):
+    """Of the process and its disk."""
+
+    cpu_ms: int  # since it was started
+    rss_bytes: int
+    disk_free_bytes: int
+
+
+class GroupOffsets(Protocol):
+    """What is asked of the coordinators; ids have the account inside."""
+
+    async def list_groups(
+        self, *, states: Collection[str], kinds: Collection[str]
+    ) -> tuple[Code, Sequence[Listing]]: ...
+
+    async def fetch(
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        *,
+        requires_stable: bool,
+        member_id: str | None,
+        member_epoch: int,
+    ) -> FetchReply: ...
+
+
+class Broker(Backend, Streams, Protocol):
+    """Both views of the topics that this node serves."""
+
+
+class _Seen(NamedTuple):
+    log_end: int
+    size_bytes: int
+
+
+class TelemetryWriter:
+    def __init__(
+        self,
+        table: UsageTable,
+        log: FactLog,
+        *,
+        node: str,
+        account: str,
+        catalog: Catalog,
+        broker: Broker,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        vitals: Callable[[], Vitals],
+        groups: GroupOffsets | None = None,
+        flush_ms: int = FLUSH_MS_DEFAULT,
+        is_only_reader: bool = False,
+    ) -> None:
+        """``account``: the node's own. ``is_only_reader``: nobody else takes from the table."""
+        self._table = table
+        self._log = log
+        self._node = node
+        self._account = account
+        self._catalog = catalog
+        self._broker = broker
+        self._clock = clock
+        self._vitals = vitals
+        self._groups = groups
+        self._flush_ms = flush_ms
+        self._is_only_reader = is_only_reader
+        self._calls = CallSums()
+        table.on_taken = self._calls.absorb
+        self._incarnation = entropy(INCARNATION_BYTES).hex()
+        self._flush = 0
+        self._from_ms = clock.wall_ms()
+        self._cpu_ms = vitals().cpu_ms
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._left_out = 0
+        self._asked = 0
+        self._is_stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be written at the moment; for the health checks."""
+        return self._log.trouble
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="telemetry writer")
+
+    async def stop(self) -> None:
+        """Writes what is left. Gives up after a few seconds."""
+        self._is_stopping.set()
+        if self._task is None:
+            return
+        _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
+        for task in late:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            log_.error("telemetry of the last seconds is lost", extra={"reason": self.trouble})
+
+    async def flush(self) -> None:
+        """One record; returns once it is committed."""
+        await self._log.settle()
+        columns = TelemetryColumns()
+        self._left_out = 0
+        now_ms = self._clock.wall_ms()
+        if self._is_only_reader:
+            self._table.take(now_ms=now_ms)
+        self._calls.take(columns)
+        await self._add_topics(columns)
+        await self._add_lags(columns)
+        self._add_vitals(columns)
+        self._flush += 1
+        facts = TelemetryFacts(
+            v=VERSION,
+            node=self._node,
+            incarnation=self._incarnation,
+            flush=self._flush,
+            from_ms=self._from_ms,
+            written_at_ms=now_ms,
+            columns=columns,
+            left_out=self._left_out,
+        )
+        self._from_ms = now_ms
+        self._log.offer((Fact(self._node.encode(), encode(facts), (SCHEMA_HEADER,)),))
+        await self._log.settle()
+
+    async def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_stopping.wait(), self._wait_s())
+            is_last = self._is_stopping.is_set()
+            try:
+                await self.flush()
+            except Exception as error:  # of ours; the next record is tried all the same
+                log_.error("telemetry not written", exc_info=error)
+
+    def _wait_s(self) -> float:
+        return (self._flush_ms - self._clock.wall_ms() % self._flush_ms) / 1_000
+
+    # ── Levels ───────────────────────────────────────────────────────────────────────────────
+
+    async def _give_way(self) -> None:
+        self._asked += 1
+        if self._asked % ASKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+    async def _add_topics(self, to: TelemetryColumns) -> None:
+        before, self._seen = self._seen, {}
+        queue_rows = 0
+        for topic in tuple(self._catalog.all_topics()):
+            if is_internal(topic.name) and not topic.is_queue:
+                continue
+            with suppress(PenstockError):  # deleted a moment ago, say
+                if not topic.is_share:
+                    await self._add_partitions(to, topic, before)
+                if topic.is_queue or topic.is_share:
+                    await self._give_way()
+                    if queue_rows < QUEUE_ROWS_MAX:
+                        await self._add_queue(to, topic)
+                        queue_rows += 1
+                    else:
+                        self._left_out += 1
+
+    async def _add_partitions(
+        self, to: TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
+    ) -> None:
+        for partition in range(topic.partition_count):
+            await self._give_way()
+            place = topic.topic_id, partition
+            if len(self._seen) >= PARTITION_ROWS_MAX:
+                self._left_out += 1
+                continue
+            ends = await self._broker.ends(topic, partition)
+            size_bytes = await self._broker.log_bytes(topic, partition)
+            last = before.get(place)
+            appended, appended_bytes = _appended(last, ends.high_watermark, size_bytes)
+            self._seen[place] = _Seen(ends.high_watermark, size_bytes)
+            to.add(
+                PARTITION,
+                account=topic.account,
+                region=topic.region,
+                resource=topic.name,
+                partition=partition,
+                op=APPEND,
+                messages=appended,
+                bytes_in=appended_bytes,
+                log_start=ends.start_offset,
+                log_end=ends.high_watermark,
+                size_bytes=size_bytes,
+            )
+
+    async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> None:
+        stats = await self._broker.stats(topic)
+        oldest_ms = stats.oldest_sent_at_ms
+        now_ms = self._clock.wall_ms()
+        to.add(
+            QUEUE,
+            account=topic.account,
+            region=topic.region,
+            resource=topic.name,
+            depth=stats.visible + stats.delayed,
+            in_flight=stats.in_flight,
+            oldest_age_ms=0 if oldest_ms is None else max(0, now_ms - oldest_ms),
+            size_bytes=stats.log_bytes,
+        )
+
+    async def _add_lags(self, to: TelemetryColumns) -> None:
+        if self._groups is None:
+            return
+        code, listings = await self._groups.list_groups(states=(), kinds=())
+        rows = 0
+        for listing in () if code else listings:
+            await self._give_way()
+            reply = await self._groups.fetch(
+                listing.group_id, None, requires_stable=False, member_id=None, member_epoch=-1
+            )
+            for each in reply.partitions:
+                topic = self._catalog.find_id(each.topic_id)
+                seen = self._seen.get((each.topic_id, each.partition))
+                if topic is None or seen is None or each.code or each.offset < 0:
+                    continue
+                if rows >= LAG_ROWS_MAX:
+                    self._left_out += 1
+                    continue
+                rows += 1
+                account, group = split_scoped(listing.group_id, own_account=self._account)
+                to.add(
+                    LAG,
+                    account=account,
+                    region=topic.region,
+                    resource=topic.name,
+                    partition=each.partition,
+                    group=group,
+                    committed=each.offset,
+                    log_end=seen.log_end,
+                    depth=max(0, seen.log_end - each.offset),
+                )
+
+    def _add_vitals(self, to: TelemetryColumns) -> None:
+        now = self._vitals()
+        to.add(
+            NODE,
+            cpu_ms=now.cpu_ms - self._cpu_ms,
+            rss_bytes=now.rss_bytes,
+            disk_free_bytes=now.disk_free_bytes,
+        )
+        self._cpu_ms = now.cpu_ms
+
+
+def _appended(last: _Seen | None, log_end: int, size_bytes: int) -> tuple[int, int]:
+    """Records and bytes since the last look. A log that was cut at its front in between has fewer
+    bytes than before: then as many are counted as its records have on average."""
+    if last is None or log_end <= last.log_end:
+        return 0, 0
+    records = log_end - last.log_end
+    grown = size_bytes - last.size_bytes
+    if grown > 0:
+        return records, grown
+    return records, size_bytes * records // max(log_end, 1)

@@ -1,0 +1,25 @@
+"""The name of a store: drawn once, kept in it, and told by every metadata node that stands for it.
+By it a node notices that it is about to be served from another store than before, which would be
+another catalog under the same address."""
+
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+
+from penstock.metadata.store import Store
+from penstock.model.errors import VersionConflict
+
+KEY = "/store"
+ID_BYTES = 12
+
+
+async def store_id(store: Store, entropy: Callable[[int], bytes]) -> str:
+    entry = await store.get(KEY)
+    if entry is None:
+        drawn = urlsafe_b64encode(entropy(ID_BYTES))
+        try:
+            await store.put(KEY, drawn, if_version=0)
+            return drawn.decode()
+        except VersionConflict:
+            entry = await store.get(KEY)
+            assert entry is not None, "it is never deleted"
+    return entry.value.decode("ascii", "replace")

@@ -1,0 +1,167 @@
+"""How a Kafka client proves who it is and whom it talks to: settings, TLS, and the SASL dialogue.
+
+``Security`` is a plain value that can be pickled and sent to a worker; contexts and sockets are
+made from it where they are used. The properties are those of librdkafka's and Kafka's own clients,
+as far as Penstock's listener has a use for them. What is asked over a connection that is logged in
+is ``kafka_client``'s.
+
+    connect ── TLS ──► SaslHandshake (mechanism) ──► SaslAuthenticate (tokens) ──► any request
+"""
+
+import re
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.net.kafka_client_errors import KafkaRefused
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.scram import DIGESTS, SHA_512, ScramRefused
+from penstock.wire.kafka.scram_client import ScramClient
+
+PLAIN: Final = "PLAIN"
+MECHANISMS: Final = (PLAIN, *DIGESTS)
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+_SASL_HANDSHAKE: Final = 17
+_SASL_AUTHENTICATE: Final = 36
+_NONCE_BYTES: Final = 24
+_KEYS: Final = frozenset(
+    {
+        "security.protocol",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "sasl.jaas.config",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.endpoint.identification.algorithm",
+    }
+)
+_FAMILIES: Final = ("security.", "sasl.", "ssl.")
+_JAAS: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
+
+
+class SecurityInvalid(ValueError):
+    """One line says which setting and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The empty one is a listener in the clear that asks nobody who they are."""
+
+    protocol: str = "PLAINTEXT"
+    mechanism: str = ""
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ca_file: str = ""  # empty: the authorities that the machine trusts
+    certificate_file: str = ""  # the client's own, where the listener asks for one
+    key_file: str = ""  # empty: the key stands in the certificate's file
+    is_hostname_checked: bool = True
+    server_name: str = ""  # in the certificate; empty: the host that is dialled
+
+    def __post_init__(self) -> None:
+        """Raises SecurityInvalid."""
+        if self.protocol not in PROTOCOLS:
+            raise SecurityInvalid(f"'{self.protocol}' is none of {', '.join(PROTOCOLS)}")
+        if self.is_sasl:
+            if self.mechanism not in MECHANISMS:
+                raise SecurityInvalid(f"'{self.mechanism}' is none of {', '.join(MECHANISMS)}")
+            if not self.user:
+                raise SecurityInvalid(f"{self.protocol} needs a user")
+            if "\0" in self.user or "\0" in self.password:
+                raise SecurityInvalid("a user or a password has a zero byte")
+        if self.key_file and not self.certificate_file:
+            raise SecurityInvalid("a key without a certificate")
+
+    @property
+    def is_tls(self) -> bool:
+        return self.protocol in ("SSL", "SASL_SSL")
+
+    @property
+    def is_sasl(self) -> bool:
+        return self.protocol.startswith("SASL_")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises SecurityInvalid when a file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:
+            raise SecurityInvalid(f"authority {self.ca_file}: {error}") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = self.is_hostname_checked
+        if self.certificate_file:
+            try:
+                context.load_cert_chain(self.certificate_file, self.key_file or None)
+            except OSError as error:
+                raise SecurityInvalid(f"certificate {self.certificate_file}: {error}") from None
+        return context
+
+
+def security_from(properties: Mapping[str, str]) -> Security:
+    """From settings as Kafka clients are given them; those of other families are not looked at.
+    Raises SecurityInvalid for one of these families that would be ignored: a security setting
+    without effect is worse than an error."""
+    for key in properties:
+        if key.startswith(_FAMILIES) and key not in _KEYS:
+            raise SecurityInvalid(f"{key} is not supported; there are {', '.join(sorted(_KEYS))}")
+    protocol = properties.get("security.protocol", "PLAINTEXT").upper()
+    mechanism = properties.get("sasl.mechanism") or properties.get("sasl.mechanisms") or SHA_512
+    jaas = _jaas(properties.get("sasl.jaas.config", ""))
+    check = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
+    if check not in ("https", "none", ""):
+        raise SecurityInvalid("ssl.endpoint.identification.algorithm is https or none")
+    is_sasl = protocol.startswith("SASL_")
+    return Security(
+        protocol=protocol,
+        mechanism=mechanism.upper() if is_sasl else "",
+        user=properties.get("sasl.username") or jaas.get("username", "") if is_sasl else "",
+        password=properties.get("sasl.password") or jaas.get("password", "") if is_sasl else "",
+        ca_file=properties.get("ssl.ca.location", ""),
+        certificate_file=properties.get("ssl.certificate.location", ""),
+        key_file=properties.get("ssl.key.location", ""),
+        is_hostname_checked=check == "https",
+    )
+
+
+def _jaas(text: str) -> dict[str, str]:
+    """The two options that matter of a line like ``…ScramLoginModule required username="u" …;``."""
+    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in _JAAS.findall(text)}
+
+
+def log_in(security: Security, call: Callable[[int, Any], Any]) -> int:
+    """Over a connection on which ``call`` (API key, request) is answered. How long the log-in is
+    good for, in ms; 0: as long as the connection. Raises KafkaRefused."""
+    from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
+
+    reply = call(_SASL_HANDSHAKE, SaslHandshakeRequest(security.mechanism))
+    if reply.error_code:
+        offered = ", ".join(reply.mechanisms) or "none"
+        raise KafkaRefused(
+            reply.error_code, f"{security.mechanism} is not offered here; there are: {offered}"
+        )
+    if security.mechanism == PLAIN:
+        token = f"\0{security.user}\0{security.password}".encode()
+        return _sent(call, token)[1]
+    nonce = secrets.token_urlsafe(_NONCE_BYTES)
+    scram = ScramClient(security.mechanism, security.user, security.password, nonce=nonce)
+    try:
+        server_first, _ = _sent(call, scram.first)
+        server_final, lifetime_ms = _sent(call, scram.final(server_first))
+        scram.verify(server_final)
+    except ScramRefused as error:
+        raise KafkaRefused(ErrorCode.SASL_AUTHENTICATION_FAILED, str(error)) from None
+    return lifetime_ms
+
+
+def _sent(call: Callable[[int, Any], Any], token: bytes) -> tuple[bytes, int]:
+    """The server's token, and how long a log-in that it completes is good for."""
+    from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
+
+    reply = call(_SASL_AUTHENTICATE, SaslAuthenticateRequest(token))
+    if reply.error_code:
+        raise KafkaRefused(reply.error_code, reply.error_message or "")
+    return bytes(reply.auth_bytes), reply.session_lifetime_ms

@@ -1,0 +1,71 @@
+"""The certificates of a node: one for its clients, one for other nodes. Files that change are taken
+over while the node runs; what cannot be used is said, and the old one goes on."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.net.internal import NodeCertificates
+from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
+from penstock.node.cluster_config import InternalConfig
+from penstock.node.config import TlsConfig
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+log_ = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+
+
+class CertificateKeeper:
+    def __init__(self, tls: TlsConfig, internal: InternalConfig) -> None:
+        """Raises CertificateUnusable."""
+        self._clients = _for_clients(tls)
+        self.nodes = _for_nodes(internal)
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """For listeners that clients connect to; None: no TLS there."""
+        return None if self._clients is None else self._clients.context
+
+    @property
+    def has_any(self) -> bool:
+        return self._clients is not None or self.nodes is not None
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.renew()
+
+    def renew(self) -> None:
+        for certificates in (self._clients, self.nodes):
+            try:
+                if certificates is not None and certificates.renew():
+                    log_.info("certificate renewed")
+            except CertificateUnusable as error:
+                log_.error("certificate not renewed", extra={"reason": str(error)})
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        if self._clients is not None:
+            yield families.TLS_EXPIRY, ((), self._clients.expires_at_ms / 1_000)
+        if self.nodes is not None:
+            yield families.INTERNAL_TLS_EXPIRY, ((), self.nodes.expires_at_ms / 1_000)
+
+
+def _for_clients(tls: TlsConfig) -> Certificates | None:
+    if not tls.cert_file:
+        return None
+    client_ca = Path(tls.client_ca_file) if tls.client_ca_file else None
+    key = Path(tls.key_file or tls.cert_file)  # one file may hold both
+    return Certificates(TlsFiles(Path(tls.cert_file), key, client_ca))
+
+
+def _for_nodes(internal: InternalConfig) -> NodeCertificates | None:
+    if not internal.certificate:
+        return None
+    return NodeCertificates(
+        Path(internal.certificate), Path(internal.key or internal.certificate), Path(internal.ca)
+    )

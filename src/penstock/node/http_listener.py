@@ -1,0 +1,45 @@
+"""HTTP listeners of a node, with the bounds of its configuration: one for clients, one for
+operators. The latter stands beside the former unless its address is given."""
+
+from collections.abc import Callable
+
+from penstock.net.exchange import HttpRequest
+from penstock.net.http import Answer, HttpConfig, HttpListener
+from penstock.node.addresses import parse_listen
+from penstock.node.basis import Basis
+
+
+def make_listener(
+    basis: Basis,
+    answer: Answer,
+    name: str,
+    *,
+    request_bytes_max: int = 0,
+    outlives: Callable[[HttpRequest], bool] = lambda _request: False,
+) -> HttpListener:
+    """``request_bytes_max``: 0: as configured for clients."""
+    http = basis.config.http
+    return HttpListener(
+        answer,
+        config=HttpConfig(
+            request_bytes_max=request_bytes_max or http.request_bytes_max,
+            connections_max=http.connections_max,
+            connections_per_address_max=http.connections_per_ip_max,
+            header_seconds_max=http.header_ms_max / 1_000,
+            body_seconds_max=http.body_ms_max / 1_000,
+            idle_seconds_max=http.idle_ms_max / 1_000,
+        ),
+        name=name,
+        seed=basis.entropy(10),
+        outlives=outlives,
+    )
+
+
+def admin_address(basis: Basis) -> tuple[str, int, bool]:
+    """Host, port, and whether somebody asked for that port by name."""
+    listen = basis.config.admin.listen
+    if listen:
+        host, port = parse_listen(listen)
+        return host, port, True
+    host, port = parse_listen(basis.config.http.listen)
+    return host, port + 1 if port else 0, False

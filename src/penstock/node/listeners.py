@@ -1,0 +1,226 @@
+"""What a node listens on for clients and operators: SQS over HTTP, Kafka, and the admin API, each
+with the frontend behind it."""
+
+import asyncio
+from time import perf_counter
+
+from penstock.frontend.admin.api import BODY_BYTES_MAX, AdminApi
+from penstock.frontend.admin.request import ConfigRow
+from penstock.frontend.catalog_view import queues_of, streams_of
+from penstock.frontend.context import FrontendConfig
+from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
+from penstock.frontend.kafka.usage import KafkaUsage
+from penstock.frontend.pipeline import Frontend
+from penstock.net.http import HttpListener
+from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
+from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
+from penstock.net.listener import Listener
+from penstock.node.addresses import parse_listen
+from penstock.node.basis import Basis
+from penstock.node.broker_role import BrokerRole
+from penstock.node.certificates import CertificateKeeper
+from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
+from penstock.node.exposure import kafka_protocol, reachable
+from penstock.node.facts import Facts
+from penstock.node.frontend_calls import FrontendCalls
+from penstock.node.http_listener import admin_address, make_listener
+from penstock.node.settings import describe
+from penstock.node.vault import Vault
+
+DRAIN_SECONDS_MAX = 10.0
+
+
+class Listeners:
+    def __init__(
+        self,
+        basis: Basis,
+        certificates: CertificateKeeper,
+        vault: Vault,
+        calls: FrontendCalls,
+        *,
+        is_auth_on: bool,
+    ) -> None:
+        self._basis = basis
+        self._vault = vault
+        self._calls = calls
+        self._is_auth_on = is_auth_on
+        self._tls = certificates.context
+        self._scheme = "http" if self._tls is None else "https"
+        self._kafka_protocol = kafka_protocol(is_tls=self._tls is not None, is_auth_on=is_auth_on)
+        self._kafka: KafkaListener | None = None
+        self._kafka_address = KAFKA_LISTEN_DEFAULT
+        self.http: HttpListener
+        self._kafka_url: str | None = None  # for commands to find
+        self.kafka_address = ""
+        self.http_url = ""
+        self.admin_url = ""
+
+    # ── Operators ────────────────────────────────────────────────────────────────────────────
+
+    async def start_admin(self) -> None:
+        basis, calls = self._basis, self._calls
+        api = AdminApi(
+            backend=calls.backend,
+            catalog=queues_of(calls.catalog),
+            meter=basis.meter,
+            health=basis.health,
+            clock=basis.clock,
+            info=basis.info(kafka_protocol=self._kafka_protocol),
+            config=[ConfigRow(r.key, r.value, r.origin) for r in describe(basis.loaded)],
+            token=basis.config.admin.token,
+            sealing=self._vault.sealing,
+            identities=calls.directory,
+            callees=calls.callees,
+            everything=calls.catalog,
+            is_auth_on=self._is_auth_on,
+            is_audited=basis.config.audit.enabled,
+        )
+        self._admin_api = api
+        self._admin = make_listener(basis, api.handle, "admin", request_bytes_max=BODY_BYTES_MAX)
+        host, port, is_asked = admin_address(basis)
+        try:
+            bound = await self._admin.start(host, port, tls=self._tls)
+        except OSError:
+            if is_asked:
+                raise
+            # Nobody asked for that port by name.
+            bound = await self._admin.start(host, 0, tls=self._tls)
+        self.admin_url = f"{self._scheme}://{bound}"
+
+    def note_changes(self, facts: Facts) -> None:
+        """From now on operators may change things: there is where to note it."""
+        if facts.audit is not None:
+            self._admin_api.note_in(facts.audit)
+
+    # ── SQS ──────────────────────────────────────────────────────────────────────────────────
+
+    async def start_http(self, facts: Facts) -> None:
+        basis, config, calls = self._basis, self._basis.config, self._calls
+        frontend = Frontend(
+            backend=calls.backend,
+            sealing=self._vault.sealing,
+            catalog=calls.catalog,
+            shares=calls.shares,
+            clock=basis.clock,
+            config=FrontendConfig(
+                account=config.node.account,
+                region=config.node.region,
+                external_url=config.http.external_url or None,
+                is_dev=config.node.mode is Mode.DEV,
+                is_auth_on=self._is_auth_on,
+                recreate_guard_ms=config.queue.recreate_guard_ms,
+                partitions_default=config.queue.partitions,
+                admin_url=reachable(self.admin_url),
+                kafka_url=self._kafka_url,
+            ),
+            meter=basis.meter,
+            entropy=basis.entropy,
+            perf=perf_counter,
+            identities=self._vault.identities,
+            usage=facts.usage,
+            audit=facts.audit,
+            throttler=calls.throttler,
+            quotas=calls.quotas,
+        )
+        basis.meter.register_collector(frontend.samples)
+        self.http = make_listener(basis, frontend.handle, "http", outlives=frontend.outlives)
+        host, port = parse_listen(config.http.listen)
+        bound = await self.http.start(host, port, tls=self._tls)
+        self.http_url = f"{self._scheme}://{bound}"
+        basis.endpoints["sqs"] = reachable(self.http_url)
+
+    # ── Kafka ────────────────────────────────────────────────────────────────────────────────
+
+    async def start_kafka(self, role: BrokerRole, facts: Facts) -> None:
+        config = self._basis.config.kafka
+        if config.listen == KAFKA_OFF:
+            return
+        context = self._kafka_context(role, facts)
+        self._kafka_frontend = KafkaFrontend(context, perf=perf_counter)
+        self._kafka = KafkaListener(
+            self._kafka_frontend.answer,
+            config=KafkaListenerConfig(
+                frame_bytes_max=config.frame_bytes_max,
+                connections_per_address_max=config.connections_per_ip_max,
+                stranger_frame_bytes_max=STRANGER_FRAME_BYTES_MAX if self._is_auth_on else 0,
+            ),
+            outlives=is_produce,
+        )
+        bound = await self._bind_kafka(self._kafka)
+        self._kafka_address = parse_listen(config.advertised or bound)
+        self.kafka_address = bound
+        self._basis.endpoints["kafka"] = reachable(bound)
+        self._kafka_url = f"{self._kafka_protocol}://{reachable(bound)}"
+
+    def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
+        basis, calls, vault = self._basis, self._calls, self._vault
+        node = basis.config.node
+        table = facts.usage
+        return KafkaContext(
+            streams=calls.streams,
+            shares=calls.shares,
+            catalog=streams_of(calls.stream_catalog),
+            groups=role.groups,
+            transactions=role.transactions,
+            producer_ids=role.producer_ids,
+            clock=basis.clock,
+            config=self._kafka_config(),
+            meter=basis.meter,
+            entropy=basis.entropy,
+            sealing=vault.sealing,
+            identities=vault.identities,
+            changes=calls.directory,
+            login_seed=vault.ring.derive(b"kafka log-in"),
+            throttler=calls.throttler,
+            quotas=calls.quotas,
+            usage=None if table is None else KafkaUsage(table, region=node.region),
+            audit=facts.audit,
+        )
+
+    def _kafka_config(self) -> KafkaFrontendConfig:
+        basis = self._basis
+        config, node = basis.config.kafka, basis.config.node
+        return KafkaFrontendConfig(
+            advertised=lambda: self._kafka_address,
+            cluster_id=basis.folder.identity(basis.entropy),
+            account=node.account,
+            region=node.region,
+            auto_create=config.auto_create,
+            partitions_default=config.partitions,
+            log_dir=str(basis.folder.path),
+            is_auth_on=self._is_auth_on,
+            is_insecure=basis.config.auth.insecure,
+            login_ms=config.login_ms,
+            protocol=self._kafka_protocol,
+        )
+
+    async def _bind_kafka(self, listener: KafkaListener) -> str:
+        listen = self._basis.config.kafka.listen
+        if listen:
+            return await listener.start(*parse_listen(listen), tls=self._tls)
+        host, port = KAFKA_LISTEN_DEFAULT
+        _, http_port = parse_listen(self._basis.config.http.listen)
+        try:
+            return await listener.start(host, port if http_port else 0, tls=self._tls)
+        except OSError:
+            # Nobody asked for that port by name.
+            return await listener.start(host, 0, tls=self._tls)
+
+    # ── The end ──────────────────────────────────────────────────────────────────────────────
+
+    def refuse_more(self) -> None:
+        self.http.is_draining = True
+
+    async def drain(self) -> None:
+        """Clients': what is under way is finished."""
+        listeners: list[Listener] = [self.http]
+        if self._kafka is not None:
+            self._kafka_frontend.drain()
+            listeners.append(self._kafka)
+        await asyncio.gather(*(one.drain(seconds_max=DRAIN_SECONDS_MAX) for one in listeners))
+
+    async def stop_admin(self) -> None:
+        """Last: until then it says how far the end has come."""
+        await self._admin.drain(seconds_max=1.0)

@@ -1,0 +1,94 @@
+"""What a node does by itself now and then: say what its probes should show, forget what was deleted
+long enough ago, write down when keys were used, take over renewed certificates."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from penstock.model.errors import PenstockError
+from penstock.net.listener import Listener
+from penstock.node.basis import Basis
+from penstock.node.broker_role import BrokerRole
+from penstock.node.certificates import CertificateKeeper
+from penstock.node.facts import Facts
+from penstock.node.metadata_link import MetadataLink
+from penstock.node.reasons import Reasons, watch_loop
+from penstock.node.vault import Vault
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
+log_ = logging.getLogger(__name__)
+
+TOMB_SWEEP_SECONDS = 60.0
+
+
+class Upkeep:
+    def __init__(
+        self,
+        basis: Basis,
+        metadata: MetadataLink,
+        role: BrokerRole,
+        vault: Vault,
+        facts: Facts,
+        certificates: CertificateKeeper,
+    ) -> None:
+        self._basis = basis
+        self._metadata = metadata
+        self._role = role
+        self._vault = vault
+        self._facts = facts
+        self._certificates = certificates
+        self._reasons = Reasons(basis.health)
+        self._jobs: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._report()
+        self._begin(self._sweep_tombs(), "tombstone sweep")
+        self._begin(watch_loop(self._basis.meter, self._report), "health watch")
+        self._begin(self._vault.flush(), "identity flush")
+        if self._certificates.has_any:
+            self._begin(self._certificates.watch(), "certificate watch")
+
+    def _begin(self, job: Coroutine[Any, Any, None], name: str) -> None:
+        self._jobs.append(asyncio.create_task(job, name=name))
+
+    def stop(self) -> None:
+        for job in self._jobs:
+            job.cancel()
+
+    async def _sweep_tombs(self) -> None:
+        """Forget deletions whose folders are gone and whose names are no longer guarded."""
+        topics = self._basis.folder.path / "topics"
+        while True:
+            await asyncio.sleep(TOMB_SWEEP_SECONDS)
+            try:
+                await self._metadata.topics.sweep(
+                    now_ms=self._basis.clock.wall_ms(),
+                    is_gone=lambda topic_id: not (topics / topic_id).exists(),
+                )
+                await self._vault.data_keys.sweep()
+            except PenstockError as error:  # a full disk, say: the next round tries again
+                log_.warning("tombstones not swept", extra={"reason": str(error)})
+
+    def _report(self) -> None:
+        found = self._role.troubles()
+        for name, trouble in (
+            ("catalog", self._metadata.trouble),
+            ("data keys", self._vault.data_keys.trouble),
+            ("identities", self._vault.identities.trouble),
+        ):
+            if trouble is not None:
+                found[name] = trouble
+        found.update(self._facts.troubles())
+        self._reasons.show(found)
+
+    def levels(self, http: Listener) -> Iterable[tuple[Family, Sample]]:
+        """For the meter."""
+        yield families.DISK_FREE, ((), self._role.disk.free_bytes)
+        yield from self._certificates.samples()
+        yield from self._metadata.samples()
+        damages = self._role.broker.partitions.damages()
+        yield families.PARTITIONS_DAMAGED, ((), len(damages))
+        yield families.CONNECTIONS, ((), len(http.connections))

@@ -1,0 +1,173 @@
+"""How a node is doing, as it stands in ``__telemetry``: one record for each interval of one node.
+
+A record's value is MessagePack, shaped as the values of ``__usage`` are: a head that holds for all
+rows, and the rows as columns of equal length.
+
+    head      v · node · incarnation · flush · from_ms · written_at_ms · left_out
+    columns   kind · account · region · resource · partition · op · group · requests · errors ·
+              messages · bytes_in · bytes_out · hist · depth · in_flight · oldest_age_ms ·
+              log_start · log_end · committed · size_bytes · cpu_ms · rss_bytes ·
+              disk_free_bytes
+
+``kind`` says which columns mean something: ``calls`` (an operation on a queue or topic, to add up),
+``partition`` (what was appended, to add up, and where the log begins and ends), ``queue`` (levels
+of one queue or share), ``lag`` (one group on one partition) and ``node`` (the process).
+
+**Durations** are counts in buckets that grow by the eighth root of two, so a value is known to 9 %
+and two histograms are merged by adding. Bucket 0 holds all up to ``BUCKET_SECONDS_MIN``, bucket
+``i`` what is above ``bound(i - 1)`` and up to ``bound(i)``, the last one everything beyond. A row
+has the counts from the first bucket in use to the last, behind the number of the first; an empty
+list is no observation.
+
+**Changing it.** A column may be added: readers take a missing one for zeros and pass over those
+they do not know. Anything else, the buckets included, is a new ``VERSION``. ``docs/usage.md`` says
+what each field means.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+SCHEMA_HEADER: Final = (b"schema", b"telemetry/%d" % VERSION)
+
+CALLS: Final = "calls"
+PARTITION: Final = "partition"
+QUEUE: Final = "queue"
+LAG: Final = "lag"
+NODE: Final = "node"
+
+APPEND: Final = "append"  # the operation of partition rows
+FOLDED: Final = "*"  # in place of a resource and an operation that had no room
+NO_PARTITION: Final = -1
+
+PER_DOUBLING: Final = 8
+_DOUBLINGS_MIN: Final = -17  # 2^-17 s: 7.6 µs, less than any request takes
+_DOUBLINGS_MAX: Final = 6  # 64 s: more than the longest poll
+BUCKET_SECONDS_MIN: Final = 2.0**_DOUBLINGS_MIN
+BUCKET_LAST: Final = (_DOUBLINGS_MAX - _DOUBLINGS_MIN) * PER_DOUBLING + 1
+# The most that a value of each bucket can be; the last bucket has no such bound.
+BOUNDS_SECONDS: Final = tuple(
+    2.0 ** (_DOUBLINGS_MIN + step / PER_DOUBLING) for step in range(BUCKET_LAST)
+)
+
+
+class TelemetryUnreadable(Exception):
+    """The value is no telemetry record, or one of a version that is not known here."""
+
+
+def bucket_of(seconds: float) -> int:
+    return bisect_left(BOUNDS_SECONDS, seconds)
+
+
+def bound(bucket: int) -> float:
+    """The most that a value of this bucket can be, in seconds; of the last one the least."""
+    return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
+
+
+def packed(counts: Mapping[int, int]) -> list[int]:
+    """Sparse counts as a row has them."""
+    if not counts:
+        return []
+    first, last = min(counts), max(counts)
+    return [first, *(counts.get(bucket, 0) for bucket in range(first, last + 1))]
+
+
+def unpacked(hist: Sequence[int]) -> dict[int, int]:
+    if not hist:
+        return {}
+    first = hist[0]
+    return {first + place: count for place, count in enumerate(hist[1:]) if count}
+
+
+class TelemetryColumns(msgspec.Struct, gc=False):
+    kind: list[str] = []
+    account: list[str] = []
+    region: list[str] = []
+    resource: list[str] = []
+    partition: list[int] = []
+    op: list[str] = []
+    group: list[str] = []
+    requests: list[int] = []
+    errors: list[int] = []
+    messages: list[int] = []
+    bytes_in: list[int] = []
+    bytes_out: list[int] = []
+    hist: list[list[int]] = []
+    depth: list[int] = []
+    in_flight: list[int] = []
+    oldest_age_ms: list[int] = []
+    log_start: list[int] = []
+    log_end: list[int] = []
+    committed: list[int] = []
+    size_bytes: list[int] = []
+    cpu_ms: list[int] = []
+    rss_bytes: list[int] = []
+    disk_free_bytes: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def add(self, kind: str, **values: str | int | list[int]) -> None:
+        """One row; what is not given is nothing."""
+        self.kind.append(kind)
+        for name in _VALUES:
+            getattr(self, name).append(values.get(name, _NOTHING[name]))
+
+
+_NAMES: Final = TelemetryColumns.__struct_fields__
+_TEXTS: Final = ("kind", "account", "region", "resource", "op", "group")
+_VALUES: Final = _NAMES[1:]
+_NOTHING: Final[Mapping[str, str | int | list[int]]] = {
+    **dict.fromkeys(_NAMES, 0),
+    **dict.fromkeys(_TEXTS, ""),
+    "partition": NO_PARTITION,
+    "hist": [],
+}
+
+
+class TelemetryFacts(msgspec.Struct, gc=False):
+    """The value of one record."""
+
+    v: int
+    node: str
+    incarnation: str  # of the process; another one after each start
+    flush: int  # 1, 2, 3… of this incarnation
+    from_ms: int  # what is to be added up happened from here
+    written_at_ms: int  # to here; levels are as they were then
+    columns: TelemetryColumns
+    left_out: int = 0  # rows of levels that had no room
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(TelemetryFacts)
+
+
+def encode(facts: TelemetryFacts) -> bytes:
+    return _encoder.encode(facts)
+
+
+def decode(value: bytes) -> TelemetryFacts:
+    """Raises TelemetryUnreadable."""
+    try:
+        facts = _decoder.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TelemetryUnreadable(f"not a telemetry record: {error}") from None
+    if facts.v != VERSION:
+        raise TelemetryUnreadable(f"a telemetry record of version {facts.v}, known is {VERSION}")
+    columns, count = facts.columns, len(facts.columns)
+    for name in _NAMES:
+        column = getattr(columns, name)
+        if not column:
+            setattr(columns, name, [_NOTHING[name]] * count)  # from before there was such a column
+        elif len(column) != count:
+            raise TelemetryUnreadable(f"column {name} has {len(column)} rows, others {count}")
+    if any(hist and not _is_hist(hist) for hist in columns.hist):
+        raise TelemetryUnreadable("a histogram with a bucket that does not exist")
+    return facts
+
+
+def _is_hist(hist: Sequence[int]) -> bool:
+    return 0 <= hist[0] <= BUCKET_LAST and hist[0] + len(hist) - 2 <= BUCKET_LAST

@@ -1,0 +1,220 @@
+"""Telemetry into the log of a real broker, and what passes by on its way to usage."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.stage import Stage, message, on_stage
+from tests.unit.frontend.counted import ACCOUNT, REGION, CountedRig, Ids, fact_log, records
+from tests.unit.frontend.test_pipeline import json_call, make_queue
+
+from penstock.cursor.group.assignors import TopicPartition
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.describe import Listing
+from penstock.cursor.group.offsets import FetchedOffset, FetchReply
+from penstock.frontend import telemetry_writer
+from penstock.frontend.telemetry import CallSums
+from penstock.frontend.telemetry_writer import TOPIC, GroupOffsets, TelemetryWriter, Vitals
+from penstock.frontend.usage import Counts, Refusal, UsageTable
+from penstock.wire.facts.telemetry import (
+    FOLDED,
+    SCHEMA_HEADER,
+    TelemetryColumns,
+    TelemetryFacts,
+    bucket_of,
+    decode,
+    unpacked,
+)
+
+KEY = ("000000000001", REGION, "jobs", "sqs:SendMessage")
+
+
+class Committed:
+    """Coordinators with one group of another account and its offsets."""
+
+    def __init__(self, topic_id: str, offset: int) -> None:
+        self._offset = FetchedOffset(topic_id, 0, offset)
+
+    async def list_groups(
+        self, *, states: Collection[str], kinds: Collection[str]
+    ) -> tuple[Code, Sequence[Listing]]:
+        return Code.NONE, [Listing("123456789012/g", "consumer", "Stable", "classic")]
+
+    async def fetch(
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        *,
+        requires_stable: bool,
+        member_id: str | None,
+        member_epoch: int,
+    ) -> FetchReply:
+        return FetchReply(Code.NONE, (self._offset, FetchedOffset("gone", 0, 1)))
+
+
+def writer_on(
+    stage: Stage, table: UsageTable, *, groups: GroupOffsets | None = None, flush_ms: int = 20
+) -> TelemetryWriter:
+    return TelemetryWriter(
+        table,
+        fact_log(stage, TOPIC, Ids()),
+        node="n1",
+        account=ACCOUNT,
+        catalog=stage.catalog,
+        broker=stage.broker,
+        clock=stage.clock,
+        entropy=secrets.token_bytes,
+        vitals=lambda: Vitals(stage.clock.wall % 1_000_000, 5_000, 9_000),
+        groups=groups,
+        flush_ms=flush_ms,
+        is_only_reader=True,
+    )
+
+
+async def written(stage: Stage) -> list[TelemetryFacts]:
+    return [decode(record.value or b"") for record in await records(stage, TOPIC)]
+
+
+def rows(facts: TelemetryFacts, kind: str) -> list[dict[str, object]]:
+    columns = facts.columns
+    names = columns.__struct_fields__
+    every = (
+        dict(zip(names, row, strict=True))
+        for row in zip(*(getattr(columns, name) for name in names), strict=True)
+    )
+    return [row for row in every if row["kind"] == kind]
+
+
+async def test_a_record_tells_calls_levels_and_vitals_of_one_interval(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        table = UsageTable(now_ms=stage.clock.wall, is_timed=True)
+        writer = writer_on(stage, table)
+        began_ms = stage.clock.wall
+        topic = await stage.topic("jobs")
+        counts = table.find(KEY)
+        counts.add(2, 30, 0)
+        counts.took(0.004)
+        table.refuse(KEY, Refusal.FAILED)
+        stage.clock.advance(10_000)
+        await writer.flush()
+        await stage.broker.append(topic, 0, [message("a"), message("b")])
+        stage.clock.advance(10_000)
+        await writer.flush()
+        first, second = await written(stage)
+        assert (first.flush, second.flush) == (1, 2)
+        assert (first.from_ms, first.written_at_ms) == (began_ms, began_ms + 10_000)
+        assert second.from_ms == first.written_at_ms
+        [call] = rows(first, "calls")
+        assert (call["requests"], call["errors"], call["messages"]) == (2, 1, 2)
+        assert unpacked(first.columns.hist[0]) == {bucket_of(0.004): 1}
+        assert rows(second, "calls") == []
+        [before], [after] = rows(first, "partition"), rows(second, "partition")
+        assert (before["messages"], after["messages"]) == (0, 2)
+        assert int(str(after["bytes_in"])) > 0
+        assert (after["log_start"], after["log_end"]) == (0, 2)
+        [queue] = rows(second, "queue")
+        assert (queue["resource"], queue["depth"], queue["oldest_age_ms"]) == ("jobs", 2, 10_000)
+        [node] = rows(second, "node")
+        assert (node["cpu_ms"], node["rss_bytes"], node["disk_free_bytes"]) == (
+            10_000,
+            5_000,
+            9_000,
+        )
+        [record, _] = await records(stage, TOPIC)
+        assert record.key == b"n1"
+        assert list(record.headers) == [SCHEMA_HEADER]
+
+
+async def test_the_lag_of_a_group_is_told_under_its_own_account(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic("jobs")
+        await stage.broker.append(topic, 0, [message("a"), message("b"), message("c")])
+        table = UsageTable(now_ms=stage.clock.wall, is_timed=True)
+        writer = writer_on(stage, table, groups=Committed(topic.topic_id, 1))
+        await writer.flush()
+        [facts] = await written(stage)
+        [lag] = rows(facts, "lag")
+        assert (lag["account"], lag["group"], lag["resource"]) == ("123456789012", "g", "jobs")
+        assert (lag["committed"], lag["log_end"], lag["depth"]) == (1, 3, 2)
+
+
+async def test_levels_that_have_no_room_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_writer, "PARTITION_ROWS_MAX", 2)
+    monkeypatch.setattr(telemetry_writer, "QUEUE_ROWS_MAX", 1)
+    async with on_stage(tmp_path) as stage:
+        for name in ("a", "b", "c"):
+            await stage.topic(name)
+        writer = writer_on(stage, UsageTable(now_ms=stage.clock.wall, is_timed=True))
+        await writer.flush()
+        [facts] = await written(stage)
+        assert (len(rows(facts, "partition")), len(rows(facts, "queue"))) == (2, 1)
+        assert facts.left_out == 1 + 2
+
+
+async def test_a_stop_writes_what_was_counted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        table = UsageTable(now_ms=stage.clock.wall, is_timed=True)
+        writer = writer_on(stage, table, flush_ms=60_000)
+        writer.start()
+        await asyncio.sleep(0)
+        table.find(KEY).add(1, 1, 0)
+        await writer.stop()
+        [facts] = await written(stage)
+        assert [row["requests"] for row in rows(facts, "calls")] == [1]
+
+
+def test_calls_beyond_the_bound_are_added_to_one_row() -> None:
+    sums = CallSums(rows_max=2)
+    for name in ("a", "b", "c", "d"):
+        counts = Counts(is_timed=True)
+        counts.add(1, 10, 0)
+        counts.took(0.1)
+        sums.absorb((*KEY[:2], name, KEY[3]), counts)
+    columns = TelemetryColumns()
+    sums.take(columns)
+    assert columns.resource == ["a", "b", FOLDED]
+    assert columns.requests == [1, 1, 2]
+    assert unpacked(columns.hist[2]) == {bucket_of(0.1): 2}
+    again = TelemetryColumns()
+    sums.take(again)
+    assert len(again) == 0
+
+
+def test_what_usage_takes_passes_by_once() -> None:
+    table = UsageTable(now_ms=0, is_timed=True)
+    sums = CallSums()
+    table.on_taken = sums.absorb
+    table.find(KEY).add(1, 10, 0)
+    table.find(KEY).took(0.5)
+    table.take(now_ms=0)
+    table.take(now_ms=0)
+    columns = TelemetryColumns()
+    sums.take(columns)
+    assert (columns.requests, columns.bytes_in) == ([1], [10])
+    assert unpacked(columns.hist[0]) == {bucket_of(0.5): 1}
+
+
+def test_without_telemetry_no_duration_is_kept() -> None:
+    table = UsageTable(now_ms=0)
+    table.find(KEY).took(0.5)
+    assert table.find(KEY).durations is None
+
+
+async def test_a_request_is_timed_under_its_queue_and_operation() -> None:
+    rig = CountedRig(is_timed=True)
+    url = await make_queue(rig, "jobs")
+    await json_call(rig, "SendMessage", QueueUrl=url, MessageBody="x")
+    taken: dict[tuple[str, ...], dict[int, int] | None] = {}
+
+    def note(key: tuple[str, str, str, str], counts: Counts) -> None:
+        taken[key[2:]] = dict(counts.durations or {})
+
+    rig.table.on_taken = note
+    rig.used()
+    assert taken["jobs", "sqs:SendMessage"] == {0: 1}
