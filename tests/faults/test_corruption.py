@@ -23,6 +23,7 @@ BODY_BYTES = 1_000
 ENV = {
     "PENSTOCK_LOG__SEGMENT_BYTES_MAX": "65536",
     "PENSTOCK_USAGE__ENABLED": "false",
+    "PENSTOCK_TELEMETRY__ENABLED": "false",
     "PENSTOCK_AUDIT__ENABLED": "false",
 }
 HARMLESS = {"LOST", "STUCK"}  # what damage to the messages themselves may cost, if it is reported

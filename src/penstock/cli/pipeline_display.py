@@ -84,13 +84,20 @@ class Bars:
             TextColumn("{task.fields[figures]}", markup=False),
             console=Console(file=sys.stderr),  # bound now, as above
             transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
+        # Spark takes seconds to start: something moves until there is something to show.
+        self._waiting: TaskID | None = self._bars.add_task("starting", total=None, figures="")
         self._bars.start()
 
     def show(self, reading: "Reading") -> None:
         with self._lock:
+            if self._waiting is not None:
+                self._bars.remove_task(self._waiting)
+                self._waiting = None
             task = self._tasks.get(reading.label)
             if task is None:
                 if len(self._tasks) >= _LABELS_MAX:

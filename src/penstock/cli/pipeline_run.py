@@ -219,6 +219,7 @@ def _run(session: Session, wish: "Wish") -> "Ending":
         names = dict.fromkeys(name for row in found for name in row)
         numbers = {n for n in names if all(isinstance(r.get(n, 0), int | float) for r in found)}
         columns = [Column(n, n.upper().replace("_", " "), is_number=n in numbers) for n in names]
+        display.close()  # results and bars do not share a screen
         session.out.many(found, columns=columns, name=next(iter(names), "name"))
 
     display = display_for(is_quiet=session.settings.quiet)

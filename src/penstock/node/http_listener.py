@@ -1,8 +1,10 @@
 """HTTP listeners of a node, with the bounds of its configuration: one for clients, one for
 operators. The latter stands beside the former unless its address is given."""
 
+import ssl
 from collections.abc import Callable
 
+from penstock.frontend.admin.api import BODY_BYTES_MAX
 from penstock.net.exchange import HttpRequest
 from penstock.net.http import Answer, HttpConfig, HttpListener
 from penstock.node.addresses import parse_listen
@@ -35,7 +37,22 @@ def make_listener(
     )
 
 
-def admin_address(basis: Basis) -> tuple[str, int, bool]:
+async def open_admin(
+    basis: Basis, answer: Answer, tls: ssl.SSLContext | None
+) -> tuple[HttpListener, str]:
+    """The operators' listener, and its URL."""
+    listener = make_listener(basis, answer, "admin", request_bytes_max=BODY_BYTES_MAX)
+    host, port, is_asked = _admin_address(basis)
+    try:
+        bound = await listener.start(host, port, tls=tls)
+    except OSError:
+        if is_asked:
+            raise
+        bound = await listener.start(host, 0, tls=tls)  # nobody asked for that port by name
+    return listener, f"{'http' if tls is None else 'https'}://{bound}"
+
+
+def _admin_address(basis: Basis) -> tuple[str, int, bool]:
     """Host, port, and whether somebody asked for that port by name."""
     listen = basis.config.admin.listen
     if listen:

@@ -4,7 +4,7 @@ with the frontend behind it."""
 import asyncio
 from time import perf_counter
 
-from penstock.frontend.admin.api import BODY_BYTES_MAX, AdminApi
+from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
@@ -25,7 +25,7 @@ from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
 from penstock.node.exposure import kafka_protocol, reachable
 from penstock.node.facts import Facts
 from penstock.node.frontend_calls import FrontendCalls
-from penstock.node.http_listener import admin_address, make_listener
+from penstock.node.http_listener import make_listener, open_admin
 from penstock.node.settings import describe
 from penstock.node.vault import Vault
 
@@ -78,16 +78,7 @@ class Listeners:
             is_audited=basis.config.audit.enabled,
         )
         self._admin_api = api
-        self._admin = make_listener(basis, api.handle, "admin", request_bytes_max=BODY_BYTES_MAX)
-        host, port, is_asked = admin_address(basis)
-        try:
-            bound = await self._admin.start(host, port, tls=self._tls)
-        except OSError:
-            if is_asked:
-                raise
-            # Nobody asked for that port by name.
-            bound = await self._admin.start(host, 0, tls=self._tls)
-        self.admin_url = f"{self._scheme}://{bound}"
+        self._admin, self.admin_url = await open_admin(basis, api.handle, self._tls)
 
     def note_changes(self, facts: Facts) -> None:
         """From now on operators may change things: there is where to note it."""

@@ -23,7 +23,7 @@ from penstock.net.internal import InternalListener
 from penstock.node.addresses import parse_listen, parse_places
 from penstock.node.basis import Basis
 from penstock.node.certificates import CertificateKeeper
-from penstock.node.http_listener import admin_address, make_listener
+from penstock.node.http_listener import open_admin
 from penstock.node.metadata_admin import MetadataAdmin
 from penstock.node.metadata_link import CALL_MS, start_when_there
 from penstock.node.peers import Peers
@@ -124,16 +124,9 @@ class MetadataNode:
 
     async def _start_admin(self) -> None:
         api = MetadataAdmin(self._basis, self._levels, is_auth_on=self.is_auth_on)
-        self._admin = make_listener(self._basis, api.handle, "admin")
-        tls = self._certificates.context
-        host, port, is_asked = admin_address(self._basis)
-        try:
-            bound = await self._admin.start(host, port, tls=tls)
-        except OSError:
-            if is_asked:
-                raise
-            bound = await self._admin.start(host, 0, tls=tls)  # nobody asked for that one by name
-        self._admin_url = f"{'http' if tls is None else 'https'}://{bound}"
+        self._admin, self._admin_url = await open_admin(
+            self._basis, api.handle, self._certificates.context
+        )
 
     @property
     def ready_text(self) -> str:

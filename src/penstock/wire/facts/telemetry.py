@@ -49,7 +49,7 @@ _DOUBLINGS_MAX: Final = 6  # 64 s: more than the longest poll
 BUCKET_SECONDS_MIN: Final = 2.0**_DOUBLINGS_MIN
 BUCKET_LAST: Final = (_DOUBLINGS_MAX - _DOUBLINGS_MIN) * PER_DOUBLING + 1
 # The most that a value of each bucket can be; the last bucket has no such bound.
-BOUNDS_SECONDS: Final = tuple(
+BOUNDS_SECONDS: Final[tuple[float, ...]] = tuple(
     2.0 ** (_DOUBLINGS_MIN + step / PER_DOUBLING) for step in range(BUCKET_LAST)
 )
 

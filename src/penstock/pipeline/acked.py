@@ -1,0 +1,198 @@
+"""From a heap of acknowledgements to where each cursor's finished records end.
+
+Acknowledgements are rows (topic, partition, cursor, first, last), in any order, overlapping and
+repeated, tens of millions of them. Tasks melt what they read into islands, runs of offsets
+without a hole, and the driver melts the islands of all tasks; union does not mind what comes twice,
+which sums would. Files are read by Arrow itself, by row groups, because turning rows into JVM rows
+and back would take most of the time.
+
+An island that is dropped for want of room can only make a cursor need more, never less.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.net.kafka_client import Place
+from penstock.pipeline.arrow_map import map_in_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Longs = npt.NDArray[np.int64]
+Key = tuple[str, int, str]  # topic, partition, cursor
+Islands = tuple[Longs, Longs]  # firsts and lasts, ascending, with a hole between any two
+
+COLUMNS: Final = ("topic", "partition", "cursor", "first", "last")
+ISLANDS_MAX: Final = 1_000_000  # of one cursor and partition in one task; the lowest are kept
+_DENSE: Final = 4  # so many offsets for each row may be laid out one by one
+_SPARK: Final = "topic string, partition int, cursor string, first long, last long"
+_ARROW: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("cursor", pa.string()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+    ]
+)
+
+
+def islands_of(first: Longs, last: Longs) -> Islands:
+    """The union of ranges, melted."""
+    if not len(first):
+        return first, last
+    low, high = int(first.min()), int(last.max())
+    if high - low < _DENSE * len(first):
+        return _laid_out(first, last, low, high)
+    if (first[1:] < first[:-1]).any():
+        order = np.argsort(first, kind="stable")
+        first, last = first[order], last[order]
+    reach = np.maximum.accumulate(last)
+    begins = np.concatenate(([True], first[1:] > reach[:-1] + 1))
+    at = np.flatnonzero(begins)
+    ends = np.concatenate((at[1:] - 1, [len(first) - 1]))
+    return first[at], reach[ends]
+
+
+def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
+    """Without a sort: how many ranges begin and end at each offset."""
+    size = high - low + 2
+    depth = np.bincount(first - low, minlength=size) - np.bincount(last - low + 1, minlength=size)
+    is_in = np.cumsum(depth) > 0
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], is_in)).astype(np.int8)))
+    return edges[0::2] + low, edges[1::2] + low - 1
+
+
+def melt(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Islands]:
+    """Islands of all rows, by topic, partition and cursor."""
+    found: dict[Key, Islands] = {}
+    for batch in batches:
+        for key, first, last in _by_key(batch):
+            made = islands_of(first, last)
+            if key in found:
+                before = found[key]
+                made = islands_of(
+                    *(np.concatenate(pair) for pair in zip(before, made, strict=True))
+                )
+            found[key] = (made[0][:ISLANDS_MAX], made[1][:ISLANDS_MAX])
+    return found
+
+
+def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Longs]]:
+    """Ranges of each key. Rows whose last is before their first, or with a null, say nothing."""
+    table = pa.table({name: batch.column(name) for name in COLUMNS})
+    codes = np.zeros(table.num_rows, np.int64)
+    names: list[list[Any]] = []
+    for name in COLUMNS[:3]:
+        coded = table.column(name).combine_chunks()
+        coded = coded if pa.types.is_dictionary(coded.type) else coded.dictionary_encode()
+        names.append(coded.dictionary.to_pylist())
+        indices = pc.fill_null(coded.indices, len(names[-1])).to_numpy(zero_copy_only=False)
+        codes = codes * (len(names[-1]) + 1) + indices
+    first, last = (_numbers(table.column(name)) for name in COLUMNS[3:])
+    good = np.flatnonzero((last >= first) & (first >= 0))
+    for code, rows in _grouped(codes[good]):
+        key = _key(code, names)
+        if key is not None:
+            yield key, first[good[rows]], last[good[rows]]
+
+
+def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
+    """Each code with the rows that have it."""
+    if not len(codes):
+        return
+    if codes.min() == codes.max():
+        yield int(codes[0]), slice(None)
+        return
+    # Few codes sort by radix, in one pass over the rows.
+    order = np.argsort(codes.astype(np.int16) if codes.max() < 2**15 else codes, kind="stable")
+    ordered = codes[order]
+    edges = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
+    for begin, end in pairwise(edges):
+        yield int(ordered[begin]), order[begin:end]
+
+
+def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
+    """What a code stands for; None where one of the names is null."""
+    found = []
+    for values in reversed(names):
+        code, index = divmod(code, len(values) + 1)
+        found.append(values[index] if index < len(values) else None)
+    cursor, partition, topic = found
+    if topic is None or partition is None or cursor is None:
+        return None
+    return topic, partition, cursor
+
+
+def _numbers(column: pa.ChunkedArray) -> Longs:
+    """Null as −1, which no range of offsets has."""
+    filled = pc.fill_null(column.cast(pa.int64()), -1)
+    return np.asarray(filled.to_numpy(), np.int64)
+
+
+def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:
+    parts: list[list[Any]] = [[], [], [], [], []]
+    for (topic, partition, cursor), (first, last) in found.items():
+        count = len(first)
+        for into, value in zip(parts, (topic, partition, cursor), strict=False):
+            into += [value] * count
+        parts[3].append(first)
+        parts[4].append(last)
+    numbers = [np.concatenate(part) if part else np.zeros(0, np.int64) for part in parts[3:]]
+    arrays = [pa.array(c, f.type) for c, f in zip(parts[:3], list(_ARROW)[:3], strict=True)]
+    return pa.RecordBatch.from_arrays([*arrays, *map(pa.array, numbers)], schema=_ARROW)
+
+
+def melted_files(spark: "SparkSession", paths: Sequence[str], *, tasks: int) -> dict[Key, Islands]:
+    """Of Parquet files, read in the executors."""
+    groups = [(path, g) for path in paths for g in range(pq.ParquetFile(path).num_row_groups)]
+    if not groups:
+        return {}
+    tasks = max(1, min(tasks, len(groups)))
+    numbers = spark.range(0, len(groups), 1, tasks)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        chosen = (groups[n] for batch in batches for n in batch.column(0).to_pylist())
+        yield _rows(melt(_read(path, group) for path, group in chosen))
+
+    return _gathered(map_in_arrow(numbers, read, _SPARK))
+
+
+def _read(path: str, group: int) -> pa.Table:
+    with pq.ParquetFile(path, read_dictionary=["topic", "cursor"]) as file:
+        return file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+
+
+def melted(rows: "DataFrame") -> dict[Key, Islands]:
+    """Of any rows with these columns."""
+
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _rows(melt(batches))
+
+    return _gathered(map_in_arrow(rows.select(*COLUMNS), make, _SPARK))
+
+
+def _gathered(islands: "DataFrame") -> dict[Key, Islands]:
+    return melt([islands.toArrow()])
+
+
+def floors(
+    found: Mapping[Key, Islands], starts: Mapping[Place, int]
+) -> dict[Place, dict[str, int]]:
+    """For each cursor the first offset that it is not done with, from the start of the log on."""
+    needs: dict[Place, dict[str, int]] = {}
+    for (topic, partition, cursor), (first, last) in found.items():
+        place = Place(topic, partition)
+        floor = starts[place]
+        at = int(np.searchsorted(first, floor, side="right")) - 1
+        if at >= 0 and last[at] >= floor:
+            floor = int(last[at]) + 1
+        needs.setdefault(place, {})[cursor] = floor
+    return needs

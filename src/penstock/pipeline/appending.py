@@ -1,0 +1,220 @@
+"""Rows of a task as record batches in their partitions: a producer for one task.
+
+Rows are gathered into one open batch for each partition, which is sent when it is full. All batches
+carry a producer's id and sequence numbers, so that one whose answer was lost is sent again and
+stored once. Whether they are part of a transaction is the sink's decision (``sink``).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.net.kafka_client import KafkaClient, KafkaRefused, Place
+from penstock.pipeline.keys import hashes
+from penstock.pipeline.sink_options import WriteOptions
+from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
+from penstock.record.varint import encode_varint
+from penstock.wire.kafka.faults import ErrorCode
+
+_RUN: Final = 1_000  # rows without a key that go to one partition before the next is taken
+_OPEN_BYTES_MAX: Final = 32 * 1_048_576  # in all open batches of a task
+_SEQUENCES: Final = 2**31
+_TOPICS_MAX: Final = 10_000  # that one task may write to
+
+
+class RowInvalid(ValueError):
+    """A row that cannot be written; one line says which and why."""
+
+
+@dataclass(slots=True)
+class Producer:
+    producer_id: int
+    epoch: int
+    transactional_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """The batch of one partition that is being filled."""
+
+    records: list[bytes] = field(default_factory=list)
+    size: int = 0
+    sequence: int = 0
+
+
+class Appender:
+    """Raises KafkaTrouble and RowInvalid from ``add`` and ``flush``."""
+
+    def __init__(
+        self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
+    ) -> None:
+        """``turn``: where to begin with rows without a key, so that tasks spread out."""
+        self._client = client
+        self._options = options
+        self._producer = producer
+        self._turn = turn
+        self._counts: dict[str, int] = {}  # partitions of each topic
+        self._open: dict[Place, _Open] = {}
+        self._size = 0
+        self.row_count = 0
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted(self._counts)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        names = batch.schema.names
+        values = batch.column("value").cast(pa.binary())
+        keys = batch.column("key").cast(pa.binary()) if "key" in names else None
+        headers = batch.column("headers").to_pylist() if "headers" in names else None
+        said = batch.column("partition") if "partition" in names else None
+        for topic, rows in self._by_topic(batch):
+            chosen = self._partitions(topic, rows, keys, said)
+            self._append(topic, rows, chosen, keys, values, headers)
+        self.row_count += batch.num_rows
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
+        """Topics, and which rows go to each."""
+        if "topic" not in batch.schema.names:
+            yield self._options.topic, np.arange(batch.num_rows)
+            return
+        coded = pc.fill_null(batch.column("topic"), self._options.topic).dictionary_encode()
+        indices = coded.indices.to_numpy()
+        for number, topic in enumerate(coded.dictionary.to_pylist()):
+            if not topic:
+                raise RowInvalid("a row has no topic, and option topic is not set")
+            yield topic, np.flatnonzero(indices == number)
+
+    def _partitions(
+        self, topic: str, rows: Any, keys: pa.Array | None, said: pa.Array | None
+    ) -> Any:
+        count = self._counts.get(topic)
+        if count is None:
+            if len(self._counts) == _TOPICS_MAX:
+                raise RowInvalid(f"a task writes to more than {_TOPICS_MAX} topics")
+            count = self._counts[topic] = len(self._client.places(topic))
+        runs = self._turn + (self.row_count + np.arange(len(rows))) // _RUN
+        chosen = runs % count
+        if keys is not None:
+            mine = keys.take(pa.array(rows))
+            is_keyed = mine.is_valid().to_numpy(zero_copy_only=False)
+            if is_keyed.any():
+                chosen = np.where(is_keyed, hashes(mine) % count, chosen)
+        if said is not None:
+            wanted = said.take(pa.array(rows))
+            numbers = wanted.fill_null(-1).to_numpy()
+            is_said = wanted.is_valid().to_numpy(zero_copy_only=False)
+            if (is_said & ((numbers < 0) | (numbers >= count))).any():
+                raise RowInvalid(
+                    f"topic {topic} has partitions 0 to {count - 1}; a row asks for another"
+                )
+            chosen = np.where(is_said, numbers, chosen)
+        return chosen
+
+    def _append(
+        self,
+        topic: str,
+        rows: Any,
+        chosen: Any,
+        keys: pa.Array | None,
+        values: pa.Array,
+        headers: Sequence[Any] | None,
+    ) -> None:
+        at = pa.array(rows)
+        bodies = values.take(at).to_pylist()
+        names = keys.take(at).to_pylist() if keys is not None else [None] * len(rows)
+        batch_bytes = self._options.batch_bytes
+        opened = {number: self._opened(Place(topic, number)) for number in set(chosen.tolist())}
+        for number, key, value, row in zip(
+            chosen.tolist(), names, bodies, rows.tolist(), strict=True
+        ):
+            into = opened[number]
+            tail = _headers(headers[row]) if headers is not None else b"\x00"
+            record = _record(len(into.records), key, value, tail)
+            if into.records and into.size + len(record) > batch_bytes:
+                self._flush_large()
+                record = _record(len(into.records), key, value, tail)
+            into.records.append(record)
+            into.size += len(record)
+            self._size += len(record)
+            if self._size > _OPEN_BYTES_MAX:
+                self.flush()
+
+    def _opened(self, place: Place) -> _Open:
+        return self._open.setdefault(place, _Open())
+
+    def _flush_large(self) -> None:
+        """Those that are full, and with them those that will be soon."""
+        least = self._options.batch_bytes // 4
+        self._send([place for place, each in self._open.items() if each.size >= least])
+
+    def flush(self) -> None:
+        self._send([place for place, each in self._open.items() if each.records])
+
+    def _send(self, places: Sequence[Place]) -> None:
+        if not places:
+            return
+        batches = {place: self._closed(self._open[place]) for place in places}
+        try:
+            self._client.produce(
+                batches, is_repeatable=True, transactional_id=self._producer.transactional_id
+            )
+        except KafkaRefused as refusal:
+            if refusal.code == ErrorCode.INVALID_REQUEST and "queue" in refusal.message:
+                raise RowInvalid(
+                    f"{refusal.subject}: {refusal.message} Set option delivery=at-least-once."
+                ) from None
+            raise
+        for place in places:
+            each = self._open[place]
+            each.sequence = (each.sequence + len(each.records)) % _SEQUENCES
+            self._size -= each.size
+            each.records, each.size = [], 0
+
+    def _closed(self, each: _Open) -> bytes:
+        producer = self._producer
+        now_ms = time.time_ns() // 1_000_000
+        is_transactional = producer.transactional_id is not None
+        return encode_batch(
+            each.records,
+            base_offset=0,
+            leader_epoch=-1,
+            base_timestamp=now_ms,
+            max_timestamp=now_ms,
+            attributes=self._options.codec | (ATTR_TRANSACTIONAL if is_transactional else 0),
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            base_sequence=each.sequence,
+        )
+
+
+def _record(delta: int, key: bytes | None, value: bytes | None, tail: bytes) -> bytes:
+    """As ``record.encode_record`` has it, for rows that share a time and have headers encoded."""
+    body = b"".join(
+        (
+            b"\x00\x00",
+            encode_varint(delta),
+            b"\x01" if key is None else encode_varint(len(key)) + key,
+            b"\x01" if value is None else encode_varint(len(value)) + value,
+            tail,
+        )
+    )
+    return encode_varint(len(body)) + body
+
+
+def _headers(pairs: Sequence[Mapping[str, Any] | None] | None) -> bytes:
+    if not pairs:
+        return b"\x00"
+    parts = [encode_varint(len(pairs))]
+    for pair in pairs:
+        if pair is None or pair["key"] is None:
+            raise RowInvalid("a header has no key")
+        name, content = pair["key"].encode(), pair["value"]
+        parts += (encode_varint(len(name)), name)
+        parts += (b"\x01",) if content is None else (encode_varint(len(content)), content)
+    return b"".join(parts)

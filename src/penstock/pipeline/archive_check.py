@@ -1,0 +1,158 @@
+"""``penstock pipeline verify archive``: whether tables of the archive hold what the logs hold.
+
+For each partition the offsets of a table must run from its first to its end without one that is
+there twice, and without a gap that the log does not have as well. Logs have gaps: compaction takes
+records out, and markers of transactions and cursors stand between them. So where a table has a gap
+the log is read again, and every record that it gives must be in the table. What the log has dropped
+by its retention cannot be compared, and is told as such.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from penstock.net.kafka_client import EARLIEST, LATEST, KafkaRefused, Place
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.jobs.archive import FOLDER, NAME, table_of
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.starting import client_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found for one partition. ``missing`` are in the log and not in the table;
+    ``unknown`` is how many offsets of gaps the log no longer has."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    rows: int
+    repeated: int
+    missing: int
+    unknown: int
+    is_end_told: bool
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.repeated and not self.missing and self.is_end_told
+
+
+def spans(rows: "DataFrame") -> "DataFrame":
+    """By partition: the first and last offset, how many rows there are, and how many offsets; and
+    the span within which there are gaps, if there are any."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    of_partition = Window.partitionBy("partition").orderBy("offset")
+    before = f.lag("offset").over(of_partition)
+    marked = rows.select("partition", "offset", before.alias("before"))
+    is_gap = f.col("offset") > f.col("before") + 1
+    return marked.groupBy("partition").agg(
+        f.min("offset").alias("first"),
+        f.max("offset").alias("last"),
+        f.count("*").alias("rows"),
+        f.count_if(f.col("offset") == f.col("before")).alias("repeated"),
+        f.min(f.when(is_gap, f.col("before") + 1)).alias("gap_first"),
+        f.max(f.when(is_gap, f.col("offset"))).alias("gap_end"),
+    )
+
+
+def verify(
+    spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
+) -> list[Verdict]:
+    """Without a context the log is not asked: every gap then counts as unknown."""
+    rows = lake.read(spark, table_of(topic)).select("partition", "offset")
+    ends = lake.end_offsets(table_of(topic), NAME).get(topic, {})
+    found = []
+    for span in spans(rows).orderBy("partition").collect():
+        missing, unknown = 0, 0
+        if span.gap_first is not None:
+            missing, unknown = _compare(spark, context, topic, rows, span)
+        found.append(
+            Verdict(
+                topic=topic,
+                partition=span.partition,
+                first=span.first,
+                end=span.last + 1,
+                rows=span.rows,
+                repeated=span.repeated,
+                missing=missing,
+                unknown=unknown,
+                is_end_told=ends.get(span.partition) == span.last + 1,
+            )
+        )
+    return found
+
+
+def _compare(
+    spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
+) -> tuple[int, int]:
+    """Records that the log has within the gaps, and how many offsets it no longer reaches."""
+    first, end = span.gap_first, span.gap_end
+    begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
+    unknown = begin - first
+    if context is None or begin >= end:
+        return 0, unknown
+    place = {topic: {str(span.partition): begin}}
+    log = (
+        spark.read.format("penstock")
+        .options(**context.read_options)
+        .option("assign", json.dumps({topic: [span.partition]}))
+        .option("startingOffsets", json.dumps(place))
+        .option("endingOffsets", json.dumps({topic: {str(span.partition): end}}))
+        .option("columns", "partition,offset")
+        .load()
+    )
+    there = rows.where(f"partition = {span.partition}")
+    return log.join(there, ["partition", "offset"], "left_anti").count(), unknown
+
+
+def _log_start(context: JobContext, topic: str, span: Any) -> int:
+    place = Place(topic, span.partition)
+    with client_of(context) as client:
+        try:
+            start = client.offsets({place: EARLIEST})[place]
+            end = client.offsets({place: LATEST})[place]
+        except KafkaRefused:
+            return int(span.gap_end)  # the topic is gone, its archive is not
+    return int(span.gap_end) if end < span.gap_end else start
+
+
+def run(context: JobContext) -> None:
+    wanted = str(context.arguments.get("topics") or "")
+    tables = context.lake.tables(FOLDER)
+    topics: Sequence[str] = [name.removeprefix(f"{FOLDER}/") for name in tables]
+    if wanted:
+        topics = [each.strip() for each in wanted.split(",")]
+    if not topics:
+        raise JobMisused("the lake has no archive: run the job archive first")
+    verdicts = [v for topic in topics for v in verify(context.spark, context.lake, topic, context)]
+    bad = [verdict for verdict in verdicts if not verdict.is_sound]
+    if bad:
+        context.show([_row(verdict) for verdict in bad])
+        raise Unsound(f"{len(bad)} partitions of the archive are not what the log is")
+    rows, unknown = sum(v.rows for v in verdicts), sum(v.unknown for v in verdicts)
+    context.progress.note(
+        f"{rows} records in {len(verdicts)} partitions are each there once"
+        + (f"; the log no longer says what {unknown} offsets in gaps were" if unknown else "")
+    )
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    return {name: getattr(verdict, name) for name in Verdict.__slots__}
+
+
+JOB: Final = Job(
+    name=NAME,
+    summary="Check that archived offsets are complete and each there once.",
+    run=run,
+    options=(click.Option(["--topics"], metavar="NAMES", help="only these, separated by commas"),),
+    modes=frozenset({Mode.ONCE}),
+)

@@ -1,0 +1,293 @@
+"""The audit trail as tables: rows, what is wrong with their chain, and what a day's root is.
+
+Functions from DataFrames to DataFrames, without tables or servers. A record's hash is a function of
+its own bytes (they hold the hash of the one before), so hashes are made for all rows at once; only
+the comparison of each with the one before it wants an order. How the chain is made is said in
+``wire/facts/audit.py``; which tables there are, and when they are written, in ``jobs/audit.py``.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.expand import AUDIT_SCHEMA, expand_audit
+from penstock.pipeline.merkle import Merkle
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TOPIC: Final = "__audit"
+# What is wrong with a link.
+UNREADABLE: Final = "unreadable"  # no audit record, or one of a version that is not known here
+MISSING: Final = "missing"  # numbers were left out
+CHANGED: Final = "changed"  # the number is right and the hash is not
+ANEW: Final = "begun anew"  # the node could not read its own end of the chain
+REPEATED: Final = "repeated"  # a number that was there before
+
+_AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
+_DIFFERENCE: Final = "partition int, offset long, column string"
+_ROOT: Final = (
+    "date date, node string, partition int, first_seq long, last_seq long,"
+    " first_offset long, last_offset long, records long, root string"
+)
+
+
+class Tail(NamedTuple):
+    """The end of a partition's chain: number and hash of its last readable record, and the newest
+    day before it."""
+
+    seq: int
+    hash: str
+    day: datetime.date | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A root that was noted: over which records of a day, and what it was."""
+
+    date: Any
+    node: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    records: int
+    root: str
+
+
+def transform(records: "DataFrame") -> "DataFrame":
+    """Rows of ``decode=audit`` as rows of ``audit_log``."""
+    from pyspark.sql import functions as f
+
+    names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
+    return records.select(
+        f.lit(TOPIC).alias("topic"),
+        *names,
+        hash_of().alias("hash"),
+        moment_of().alias("at"),
+        "value",
+        "error",
+        f.to_date(moment_of()).alias("date"),
+    )
+
+
+def hash_of() -> "Column":
+    """Of a record, from its own bytes; null where there is no hash before it to be made of."""
+    from pyspark.sql import functions as f
+
+    before = f.when(f.col("prev_hash").rlike("^[0-9a-f]{64}$"), f.unhex("prev_hash"))
+    return f.sha2(f.concat(before, f.col("value")), 256)
+
+
+def moment_of() -> "Column":
+    from pyspark.sql import functions as f
+
+    return f.when(f.col("at_ms").between(0, _AT_MS_MAX), f.timestamp_millis(f.col("at_ms")))
+
+
+def gaps(rows: "DataFrame", tails: Mapping[int, Tail]) -> "DataFrame":
+    """Links that do not hold, one row each. ``tails`` are those of records before these."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    before = Window.partitionBy("partition").orderBy("offset")
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    behind = rows.sparkSession.createDataFrame(_table(tails))
+    is_readable = f.col("hash").isNotNull()
+    seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
+    hash_before = f.last("hash", ignorenulls=True).over(before)
+    linked = rows.join(f.broadcast(behind), "partition", "left").select(
+        "topic",
+        "partition",
+        "offset",
+        "node",
+        "seq",
+        "prev_hash",
+        "hash",
+        "error",
+        f.coalesce(seq_before, "tail_seq").alias("seq_before"),
+        f.coalesce(hash_before, "tail_hash").alias("hash_before"),
+    )
+    kind = (
+        f.when(f.col("hash").isNull(), UNREADABLE)
+        .when(f.col("seq_before").isNull(), None)  # those in front may have gone by retention
+        .when(f.col("seq") > f.col("seq_before") + 1, MISSING)
+        .when((f.col("seq") == 1) & (f.col("seq_before") > 0), ANEW)
+        .when(f.col("seq") <= f.col("seq_before"), REPEATED)
+        .when(f.col("prev_hash") != f.col("hash_before"), CHANGED)
+    )
+    missing = f.when(f.col("kind") == MISSING, f.col("seq") - f.col("seq_before") - 1).otherwise(0)
+    return (
+        linked.withColumn("kind", kind)
+        .where("kind IS NOT NULL")
+        .select(
+            "topic",
+            "partition",
+            "offset",
+            "node",
+            "kind",
+            "seq",
+            "seq_before",
+            missing.cast("long").alias("missing"),
+            f.coalesce("error", f.lit("")).alias("error"),
+        )
+    )
+
+
+def _table(tails: Mapping[int, Tail]) -> pa.Table:
+    rows = [(partition, tail.seq, tail.hash) for partition, tail in tails.items()]
+    fields = [("partition", pa.int32()), ("tail_seq", pa.int64()), ("tail_hash", pa.string())]
+    return pa.Table.from_batches([_batch(rows, pa.schema(fields))])
+
+
+def tails_of(rows: "DataFrame") -> dict[int, Tail]:
+    """The end of each partition's chain."""
+    from pyspark.sql import functions as f
+
+    last = f.max_by(f.struct("seq", "hash"), "offset").alias("last")
+    readable = rows.where("hash IS NOT NULL").groupBy("partition")
+    found = readable.agg(last, f.max("date").alias("day")).collect()
+    return {row.partition: Tail(row.last.seq, row.last.hash, row.day) for row in found}
+
+
+# ── Days ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def roots(rows: "DataFrame") -> "DataFrame":
+    """One root for each day, node and partition, over the hashes in the order of the log."""
+
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = []
+        for key, days_rows in _days(batches):
+            tree = Merkle()
+            first: tuple[int, int] | None = None
+            offset = seq = 0
+            for offset, seq, digest in days_rows:
+                first = first or (offset, seq)
+                tree.add(digest)
+            assert first is not None, "a day without rows is not among them"
+            root = tree.root().hex()
+            found.append((*key, first[1], seq, first[0], offset, tree.count, root))
+        yield _batch(found, _ROOT_ARROW)
+
+    return map_in_arrow(_in_order(rows), make, _ROOT)
+
+
+def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
+    """Those of the statements that the rows, with hashes made anew, still bear out."""
+    by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
+    for number, each in enumerate(statements):
+        by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[int] = []
+        for key, days_rows in _days(batches):
+            found += _borne_out(days_rows, by_day.get(key, []))
+        yield pa.RecordBatch.from_arrays([pa.array(found, pa.int64())], ["number"])
+
+    fresh = rows.withColumn("hash", hash_of())
+    numbers = map_in_arrow(_in_order(fresh), check, "number long").collect()
+    return {statements[row.number] for row in numbers}
+
+
+def _borne_out(
+    days_rows: Iterator[tuple[int, int, bytes]], wanted: Sequence[tuple[int, Statement]]
+) -> list[int]:
+    trees = {each.first_offset: Merkle() for _, each in wanted}
+    ends: dict[int, list[tuple[int, Statement]]] = {}
+    for number, each in wanted:
+        ends.setdefault(each.last_offset, []).append((number, each))
+    found = []
+    for offset, _, digest in days_rows:
+        for first, tree in trees.items():
+            if offset >= first:
+                tree.add(digest)
+        for number, each in ends.get(offset, ()):
+            tree = trees[each.first_offset]
+            if tree.count == each.records and tree.root().hex() == each.root:
+                found.append(number)
+    return found
+
+
+def _in_order(rows: "DataFrame") -> "DataFrame":
+    key = ("date", "node", "partition")
+    hashed = rows.where("hash IS NOT NULL AND date IS NOT NULL")
+    chosen = hashed.select(*key, "offset", "seq", "hash")
+    return chosen.repartition(*key).sortWithinPartitions(*key, "offset")
+
+
+def _days(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[tuple[Any, str, int], Iterator[tuple[int, int, bytes]]]]:
+    """Rows in order, one run of them for each day, node and partition."""
+    from itertools import groupby
+
+    def flat() -> Iterator[tuple[Any, str, int, int, int, str]]:
+        for batch in batches:
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    def rest(
+        run: Iterator[tuple[Any, str, int, int, int, str]],
+    ) -> Iterator[tuple[int, int, bytes]]:
+        return ((offset, seq, bytes.fromhex(digest)) for _, _, _, offset, seq, digest in run)
+
+    for key, run in groupby(flat(), key=lambda row: row[:3]):
+        yield key, rest(run)
+
+
+_ROOT_ARROW: Final = pa.schema(
+    [
+        ("date", pa.date32()),
+        ("node", pa.string()),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in ("first_seq", "last_seq", "first_offset", "last_offset")),
+        ("records", pa.int64()),
+        ("root", pa.string()),
+    ]
+)
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# ── Rows against their own bytes ─────────────────────────────────────────────────────────────────
+
+
+def differences(rows: "DataFrame") -> "DataFrame":
+    """Fields of stored rows that are not what the bytes stored beside them say."""
+    from pyspark.sql import functions as f
+
+    stored = list(AUDIT_SCHEMA.names)
+    by_bytes = map_in_arrow(rows.select(*stored), _differing(), _DIFFERENCE)
+    derived = {"hash": hash_of(), "at": moment_of(), "date": f.to_date(moment_of())}
+    checks = [f.when(~f.col(name).eqNullSafe(made), f.lit(name)) for name, made in derived.items()]
+    by_fields = rows.select("partition", "offset", f.explode(f.array(*checks)).alias("column"))
+    return by_bytes.unionByName(by_fields.where("column IS NOT NULL"))
+
+
+def _differing() -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    schema = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("column", pa.string())])
+
+    def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            made = expand_audit(batch.select(["partition", "offset", "value"]))
+            found: list[tuple[int, int, str]] = []
+            for name in AUDIT_SCHEMA.names:
+                ours, theirs = made.column(name), batch.column(name)
+                if ours.equals(theirs):
+                    continue
+                pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
+                found += [
+                    (batch.column("partition")[i].as_py(), batch.column("offset")[i].as_py(), name)
+                    for i, (one, other) in enumerate(pairs)
+                    if one != other
+                ]
+            yield _batch(found, schema)
+
+    return compare

@@ -1,0 +1,301 @@
+"""A Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
+
+One master and some workers of Spark's own standalone cluster, from the PySpark that is installed,
+on the loopback address. It is for trying out what a job does on a cluster, executors that die
+included, and for machines with more cores than one JVM uses well; larger ones are somebody else's
+(YARN, Kubernetes) and are named by ``--master`` all the same.
+
+Whoever may log in to this machine may run code in the cluster, as the user it belongs to: Spark
+asks nobody who they are unless it is told to. Its REST port for submissions is off.
+
+The processes end with this one: stopped in order when it is stopped, and by the kernel when it is
+killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from penstock.pipeline.java import find_java
+from penstock.pipeline.job import Job, JobContext, Mode, Stopped
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST: Final = "127.0.0.1"
+PORT_DEFAULT: Final = 7_077
+WORKERS_DEFAULT: Final = 2
+WORKERS_MAX: Final = 64
+START_SECONDS_MAX: Final = 120.0
+STOP_SECONDS_MAX: Final = 20.0
+_LOOK_S: Final = 0.2
+_ANSWER_S_MAX: Final = 5.0
+_LOG_CHARACTERS: Final = 600
+_PR_SET_PDEATHSIG: Final = 1
+_MASTER: Final = "org.apache.spark.deploy.master.Master"
+_WORKER: Final = "org.apache.spark.deploy.worker.Worker"
+_PROPERTIES: Final = """\
+spark.master.rest.enabled false
+spark.port.maxRetries 0
+spark.worker.cleanup.enabled true
+"""
+_DAEMON_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezone=UTC"
+
+
+class ClusterFailed(Exception):
+    """It did not start, or a part of it has ended. The text is for a person."""
+
+
+class Cluster:
+    """``with Cluster(folder, workers=2) as cluster: ...`` – up on entry, gone on exit."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = WORKERS_DEFAULT,
+        cores: int = 1,
+        memory: str = "1g",
+        port: int = 0,
+    ) -> None:
+        """``folder``: of logs and of what executors leave. ``cores`` and ``memory``: of each
+        worker, for its executors. ``port``: 0 is any that is free."""
+        self._folder = folder
+        self._worker_count = workers
+        self._cores = cores
+        self._memory = memory
+        self._port = port or _free_port()
+        self._page_port = _free_port()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def url(self) -> str:
+        return f"spark://{HOST}:{self._port}"
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [each.pid for name, each in self._processes.items() if name != "master"]
+
+    def __enter__(self) -> Cluster:
+        try:
+            self.start(threading.Event())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, stopping: threading.Event) -> None:
+        """Returns once all workers have registered, or ``stopping`` is set. Raises ClusterFailed
+        and JavaMissing."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        properties = self._folder / "spark.properties"
+        properties.write_text(_PROPERTIES)
+        shared = ("--host", HOST, "--properties-file", str(properties))
+        master = ("--port", str(self._port), "--webui-port", str(self._page_port))
+        self._launch("master", _MASTER, *shared, *master)
+        deadline = time.monotonic() + START_SECONDS_MAX
+        if not self._until(self._listens, deadline, stopping, "the master does not listen"):
+            return
+        for number in range(1, self._worker_count + 1):
+            name = f"worker-{number}"
+            size = ("--cores", str(self._cores), "--memory", self._memory)
+            place = ("--work-dir", str(self._folder / name), "--webui-port", "0")
+            self._launch(name, _WORKER, *shared, *size, *place, self.url)
+        self._until(self._is_whole, deadline, stopping, "not all workers have registered")
+
+    def check(self) -> None:
+        """Raises ClusterFailed when a part of it has ended."""
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                raise ClusterFailed(f"the {name} has ended with {code}: {self._last_words(name)}")
+
+    def stop(self) -> None:
+        """Workers first, with their executors; then the master."""
+        for is_master in (False, True):
+            ending = {n: p for n, p in self._processes.items() if (n == "master") == is_master}
+            for process in ending.values():
+                process.terminate()
+            deadline = time.monotonic() + STOP_SECONDS_MAX
+            for process in ending.values():
+                try:
+                    process.wait(max(0.1, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        self._processes.clear()
+
+    # ── Processes ────────────────────────────────────────────────────────────────────────────
+
+    def _launch(self, name: str, main: str, *arguments: str) -> None:
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        command = [str(home / "bin" / "spark-class"), main, *arguments]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._processes[name] = subprocess.Popen(  # noqa: S603  our own program
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(home),
+                start_new_session=True,  # Ctrl-C is ours to hear, and to pass on in order
+                preexec_fn=_end_with_us(),
+            )
+
+    def _until(
+        self,
+        condition: Callable[[], bool],
+        deadline: float,
+        stopping: threading.Event,
+        trouble: str,
+    ) -> bool:
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ClusterFailed(f"{trouble} after {START_SECONDS_MAX:.0f} s")
+            if stopping.wait(_LOOK_S):
+                return False
+        return True
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection((HOST, self._port), timeout=_ANSWER_S_MAX):
+                return True
+        except OSError:
+            return False
+
+    def _is_whole(self) -> bool:
+        return self.alive_workers() >= self._worker_count
+
+    def alive_workers(self) -> int:
+        """As the master sees it."""
+        connection = http.client.HTTPConnection(HOST, self._page_port, timeout=_ANSWER_S_MAX)
+        try:
+            connection.request("GET", "/json/")
+            return int(json.loads(connection.getresponse().read())["aliveworkers"])
+        except (OSError, ValueError, KeyError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+    def _last_words(self, name: str) -> str:
+        with contextlib.suppress(OSError):
+            text = (self._folder / f"{name}.log").read_text("utf-8", "replace")
+            return " ".join(text[-_LOG_CHARACTERS:].split()) or "it said nothing"
+        return "it left no log"
+
+
+def _environment(home: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PENSTOCK_"))}
+    return {
+        **inherited,
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": HOST,
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": _DAEMON_OPTIONS,
+        "SPARK_LAUNCHER_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def _end_with_us() -> Callable[[], None] | None:
+    """For a child, between fork and exec: the kernel ends it when we are gone, however that came
+    about. Linux only; elsewhere a cluster whose parent was killed has to be ended by hand."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+    return ask
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def up(context: JobContext) -> None:
+    """Until it is stopped, or until a part of it ends."""
+    options = context.arguments
+    workers = int(options.get("workers") or WORKERS_DEFAULT)
+    cores = options.get("cores") or max(1, (os.cpu_count() or 1) // workers)
+    cluster = Cluster(
+        context.checkpoint / "processes",
+        workers=workers,
+        cores=int(cores),
+        memory=str(options.get("memory") or "1g"),
+        port=int(options.get("port") or PORT_DEFAULT),
+    )
+    try:
+        cluster.start(context.stopping)
+        if not context.stopping.is_set():
+            context.progress.note(f"{workers} workers at {cluster.url}; Ctrl-C ends them")
+            context.progress.note(f"penstock pipeline run usage --master {cluster.url}")
+        while not context.stopping.wait(1.0):
+            cluster.check()
+    finally:
+        cluster.stop()
+    raise Stopped
+
+
+JOBS: Final[Mapping[str, Job]] = {
+    "up": Job(
+        name="up",
+        summary="Start a master and some workers here, and keep them until stopped.",
+        run=up,
+        options=(
+            click.Option(
+                ["--workers"],
+                type=click.IntRange(1, WORKERS_MAX),
+                default=WORKERS_DEFAULT,
+                show_default=True,
+                help="how many",
+            ),
+            click.Option(
+                ["--cores"], type=click.IntRange(1), help="of each [default: all, shared out]"
+            ),
+            click.Option(
+                ["--memory"], default="1g", show_default=True, metavar="SIZE", help="of each"
+            ),
+            click.Option(
+                ["--port"],
+                type=click.IntRange(1, 65_535),
+                default=PORT_DEFAULT,
+                show_default=True,
+                help="of the master",
+            ),
+        ),
+        modes=frozenset((Mode.ONCE,)),
+        needs_spark=False,
+        is_draining=True,
+    ),
+}

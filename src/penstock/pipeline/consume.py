@@ -1,0 +1,329 @@
+"""``mode=consume``: a queue as a stream, whose messages are deleted once their batch is done.
+
+The reader leases messages when Spark asks how far it can read, hands them to the tasks with the
+plan, extends the leases while the batch runs, and deletes the messages when Spark asks again: by
+then the batch is done and noted in the checkpoint. At least once: a process that dies before it
+deleted leaves the messages in the queue, and when their leases end they come again, in another
+batch. The batch they were in is then run again without them, for nobody holds them any more; a sink
+that had written it keeps what it wrote.
+
+    {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty
+"""
+
+# ruff: noqa: N802 - the names of methods are Spark's
+
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.pipeline.option_values import OptionInvalid, Options
+from penstock.pipeline.options import check_names
+from penstock.pipeline.sqs_calls import Endpoint, Sqs, SqsRefused, SqsUnreachable
+
+VERSION: Final = 1
+MESSAGES_PER_TRIGGER: Final = 10_000
+_MESSAGES_MAX: Final = 100_000  # of one batch: they are all in the memory of one process
+_LEASE_S: Final = 120
+_WAIT_S: Final = 1  # for a first message, each time Spark asks
+_THREADS: Final = 4
+_ROWS: Final = 1_000  # of one task at least: less costs more to start than to read
+_KNOWN: Final = (
+    "mode", "queue", "subscribe", "endpoint", "region", "accessKeyId", "secretKeyFile",
+    "leaseSeconds", "maxMessagesPerTrigger", "minPartitions",
+)  # fmt: skip
+
+SCHEMA: Final = pa.schema(
+    [
+        ("message_id", pa.string()),
+        ("body", pa.string()),
+        ("attributes", pa.map_(pa.string(), pa.string())),
+        ("group_id", pa.string()),
+        ("sent_at", pa.timestamp("us", tz="UTC")),
+        ("receive_count", pa.int32()),
+        ("receipt", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    endpoint: Endpoint
+    queue: str
+    lease_s: int = _LEASE_S
+    messages_max: int = MESSAGES_PER_TRIGGER
+    partitions_min: int = 1
+
+
+def is_consuming(options: Mapping[str, str]) -> bool:
+    return Options(options).text("mode").lower() == "consume"
+
+
+def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
+    """Raises OptionInvalid."""
+    given = Options(options)
+    check_names(given, _KNOWN)
+    url = given.text("endpoint")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise OptionInvalid(f"option endpoint is the URL of the SQS listener, not '{url}'")
+    queue = given.text("queue") or given.text("subscribe")
+    if not queue:
+        raise OptionInvalid("option queue is missing: the name of the queue to consume")
+    lease_s = given.number("leaseSeconds", _LEASE_S, least=10)
+    most = given.number("maxMessagesPerTrigger", MESSAGES_PER_TRIGGER)
+    parts_min = given.number("minPartitions", 1)
+    assert lease_s is not None
+    assert most is not None
+    assert parts_min is not None
+    if lease_s > 43_200:
+        raise OptionInvalid("option leaseSeconds is at most 43200")
+    if most > _MESSAGES_MAX:
+        raise OptionInvalid(f"option maxMessagesPerTrigger is at most {_MESSAGES_MAX}")
+    key, secret = _credentials(given)
+    region = given.text("region", "us-east-1")
+    return ConsumeOptions(Endpoint(url, region, key, secret), queue, lease_s, most, parts_min)
+
+
+def _credentials(given: Options) -> tuple[str, str]:
+    """From the options, or as AWS's tools find them in the environment."""
+    key = given.text("accessKeyId")
+    if not key:
+        secret = os.environ.get("AWS_SECRET_ACCESS_KEY", "")
+        return (os.environ.get("AWS_ACCESS_KEY_ID", ""), secret) if secret else ("", "")
+    file = given.text("secretKeyFile")
+    if not file:
+        raise OptionInvalid("option accessKeyId needs secretKeyFile, the file with its secret")
+    try:
+        return key, Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionInvalid(f"option secretKeyFile: {error}") from None
+
+
+class MessagePartition(InputPartition):
+    """What one task is handed: the messages themselves."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(len(messages))
+        self.messages = list(messages)
+
+
+class Leases:
+    """The messages that are held, by batch. A thread extends them until they are let go."""
+
+    def __init__(self, options: ConsumeOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._batches: dict[int, list[dict[str, Any]]] = {}
+        self._ended = threading.Event()
+        self._extender: threading.Thread | None = None
+        self._sqs = Sqs(options.endpoint)
+        self._queue_url = ""
+
+    @property
+    def queue_url(self) -> str:
+        if not self._queue_url:
+            self._queue_url = self._sqs.queue_url(self._options.queue)
+        return self._queue_url
+
+    def waiting_count(self) -> int:
+        return self._sqs.waiting_count(self.queue_url)
+
+    def take(self, batch: int, count: int) -> int:
+        """Lease up to so many for a batch; how many there were."""
+        lease_s = self._options.lease_s
+        found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
+        if found and len(found) < count:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="lease") as pool:
+                share = -(-(count - len(found)) // _THREADS)
+                for more in pool.map(self._drain, [share] * _THREADS):
+                    found += more
+        if found:
+            with self._lock:
+                self._batches[batch] = found
+            self._start()
+        return len(found)
+
+    def _drain(self, count: int) -> list[dict[str, Any]]:
+        """Until there is nothing more at hand."""
+        sqs = Sqs(self._options.endpoint)
+        found: list[dict[str, Any]] = []
+        try:
+            while len(found) < count:
+                some = sqs.receive(
+                    self.queue_url,
+                    count=count - len(found),
+                    lease_s=self._options.lease_s,
+                    wait_s=0,
+                )
+                if not some:
+                    break
+                found += some
+        finally:
+            sqs.close()
+        return found
+
+    def messages(self, batch: int) -> list[dict[str, Any]]:
+        with self._lock:
+            return list(self._batches.get(batch, ()))
+
+    def ack(self, batch: int) -> None:
+        """Delete those of this batch and of all before it. A lease that has ended in spite of
+        everything leaves its message in the queue: it comes again."""
+        with self._lock:
+            done = [number for number in self._batches if number <= batch]
+            receipts = [
+                str(message["ReceiptHandle"])
+                for number in done
+                for message in self._batches[number]
+            ]
+        if not done:
+            return
+        self._sqs.delete(self.queue_url, receipts)
+        with self._lock:
+            for number in done:
+                self._batches.pop(number, None)
+
+    def _start(self) -> None:
+        if self._extender is None:
+            self._extender = threading.Thread(target=self._extend, name="extend", daemon=True)
+            self._extender.start()
+
+    def _extend(self) -> None:
+        """Three times in the time of a lease: one that fails has two more to come."""
+        sqs = Sqs(self._options.endpoint)
+        lease_s = self._options.lease_s
+        while not self._ended.wait(lease_s / 3):
+            with self._lock:
+                receipts = [
+                    str(message["ReceiptHandle"])
+                    for messages in self._batches.values()
+                    for message in messages
+                ]
+            try:
+                sqs.extend(self.queue_url, receipts, lease_s=lease_s)
+            except (SqsRefused, SqsUnreachable):
+                continue  # told by what the planner does next; the leases go on for now
+        sqs.close()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._sqs.close()
+
+
+class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ConsumeOptions) -> None:
+        self._options = options
+        self._run = uuid.uuid4().hex
+        self._batch = 0
+        self._leases: Leases | None = None
+        self._left: int | None = None  # of what was there when a query that ends began
+
+    @property
+    def _held(self) -> Leases:
+        if self._leases is None:  # in the planner; a copy of the reader in a task needs none
+            self._leases = Leases(self._options)
+        return self._leases
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_leases": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        _ = self._held.queue_url  # a queue that is not there is told at once
+        return self._offset(0)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """What is asked for behind ``start`` is asked for because all up to it is done."""
+        if start.get("run") == self._run:
+            self._held.ack(int(start["batch"]))
+        count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
+        count = min(count, _MESSAGES_MAX)
+        if self._left is not None:
+            count = min(count, self._left)
+        taken = self._held.take(self._batch + 1, count) if count else 0
+        if self._left is not None:
+            self._left = self._left - taken if taken else 0
+        if not taken:
+            return start
+        self._batch += 1
+        return self._offset(self._batch)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.messages_max
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._left = self._held.waiting_count()
+
+    def partitions(
+        self,
+        start: dict[str, Any],  # noqa: ARG002 - a batch is named by its end
+        end: dict[str, Any],
+    ) -> Sequence[InputPartition]:
+        """A batch of another run has nobody who holds its messages: they come again."""
+        if end.get("v") != VERSION:
+            raise OptionInvalid(f"the checkpoint is of another source: {end!s:.200}")
+        if end.get("run") != self._run:
+            return []
+        messages = self._held.messages(int(end["batch"]))
+        count = max(self._options.partitions_min, min(_THREADS, len(messages) // _ROWS), 1)
+        size = max(1, -(-len(messages) // count))
+        return [MessagePartition(messages[at : at + size]) for at in range(0, len(messages), size)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, MessagePartition)
+        yield rows_of(partition.messages)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if end.get("run") == self._run:
+            self._held.ack(int(end["batch"]))
+
+    def stop(self) -> None:
+        if self._leases is not None:
+            self._leases.close()
+
+    def _offset(self, batch: int) -> dict[str, Any]:
+        return {"v": VERSION, "run": self._run, "batch": batch}
+
+
+def rows_of(messages: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    rows = [
+        {
+            "message_id": each["MessageId"],
+            "body": each["Body"],
+            "attributes": list(_attributes(each.get("MessageAttributes") or {})),
+            "group_id": _system(each, "MessageGroupId"),
+            "sent_at": int(_system(each, "SentTimestamp") or 0) * 1_000,
+            "receive_count": int(_system(each, "ApproximateReceiveCount") or 1),
+            "receipt": each["ReceiptHandle"],
+        }
+        for each in messages
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def _system(message: Mapping[str, Any], name: str) -> str | None:
+    found = (message.get("Attributes") or {}).get(name)
+    return None if found is None else str(found)
+
+
+def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Bytes as base64, as they travel."""
+    for name, attribute in found.items():
+        text = attribute.get("StringValue")
+        raw = attribute.get("BinaryValue", "")
+        yield name, str(raw if text is None else text)

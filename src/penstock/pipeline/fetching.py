@@ -1,0 +1,194 @@
+"""A range of one partition, fetched and decoded: what a task of a read does.
+
+Fetches are large (16 MB), because decoding wants many batches at a time. The next one is asked for
+while the last is being decoded: a thread waits for the network, and its turn costs nothing else.
+
+What is not there any more is data loss: by the option, an error that names the offsets or a jump
+to the first that are left.
+"""
+
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from penstock.net.kafka_client import EARLIEST, KafkaClient, KafkaRefused, Place
+from penstock.pipeline.connections import client_for
+from penstock.pipeline.decode import Aborted, Decoder
+from penstock.pipeline.options import OnDataLoss, ReadOptions
+from penstock.pipeline.ranges import Range
+from penstock.record.batch import HEADER_BYTES, LENGTH_FROM
+from penstock.wire.kafka.faults import ErrorCode
+
+_PLACE: Final = struct.Struct(">qi")  # base offset, length
+_SPAN: Final = struct.Struct(">i")  # last offset delta
+_SPAN_AT: Final = 23
+_EMPTY_MAX: Final = 20  # answers without a record in a row, before the log is taken to end there
+_WAIT_MS: Final = 250
+_AHEAD_RECORDS_MIN: Final = 20_000  # less is one fetch, and a thread costs more than it saves
+
+
+class DataLoss(Exception):
+    """Offsets that were to be read are not there."""
+
+    def __init__(self, place: Place, begin: int, end: int, why: str) -> None:
+        super().__init__(place, begin, end, why)
+        self.place = place
+        self.begin = begin
+        self.end = end
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"data loss in topic {self.place.topic}, partition {self.place.partition}:"
+            f" offsets {self.begin} to {self.end} cannot be read, {self.why}"
+            " (option failOnDataLoss=false goes on with what is there)"
+        )
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+class _Answer(NamedTuple):
+    begin: int  # what was asked for in the end: behind what is lost
+    buffers: Sequence[memoryview]
+    aborted: frozenset[Aborted]
+    next_offset: int  # behind the last whole batch
+
+
+class Fetcher:
+    """Answers about one partition, one after another."""
+
+    def __init__(self, client: KafkaClient, wanted: Range, options: ReadOptions) -> None:
+        self._client = client
+        self._range = wanted
+        self._options = options
+        self._bytes = options.fetch_bytes
+
+    def fetch(self, offset: int) -> _Answer:
+        """What stands at ``offset`` and behind; without buffers: nothing more can be read.
+        Raises KafkaTrouble, DataLoss."""
+        place, end = self._range.place, self._range.end
+        for _ in range(_EMPTY_MAX):
+            part = self._client.fetch(
+                {place: offset},
+                wait_ms=_WAIT_MS,
+                bytes_max=self._bytes,
+                partition_bytes_max=self._bytes,
+                is_committed=self._options.is_committed_only,
+            ).get(place)
+            if part is None:
+                continue
+            if part.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                offset = self._jump(offset)
+                if offset >= end:
+                    return _Answer(end, (), frozenset(), end)
+                continue
+            if part.error_code:
+                raise KafkaRefused(part.error_code, subject=str(place))
+            next_offset = max(offset, whole_span(part.records)[0])
+            if next_offset > offset:
+                aborted = frozenset((a.producer_id, a.first_offset) for a in part.aborted)
+                return _Answer(offset, (part.records,), aborted, next_offset)
+            if part.records:
+                self._bytes *= 2  # a batch larger than a fetch came cut; ask for more of it
+        self._lose(offset, end, f"the log gives nothing from {offset} on")
+        return _Answer(end, (), frozenset(), end)
+
+    def _jump(self, offset: int) -> int:
+        """Where to go on when ``offset`` is not in the log."""
+        place, end = self._range.place, self._range.end
+        start = self._client.offsets({place: EARLIEST})[place]
+        if start <= offset:
+            self._lose(offset, end, f"the log ends before {offset}")
+            return end
+        self._lose(offset, min(start, end), f"the log begins at {start}")
+        return start
+
+    def _lose(self, begin: int, end: int, why: str) -> None:
+        if self._options.on_data_loss is OnDataLoss.FAIL:
+            raise DataLoss(self._range.place, begin, end, why)
+        _tell(self._range, f"offsets {begin} to {end} are lost, {why}")
+
+
+def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
+    """The offset behind the last whole batch, and how many bytes they all take; 0, 0: there is
+    none. Looks at nothing but lengths: ``decode`` judges them."""
+    at, behind, limit = 0, 0, len(buffer)
+    while at + HEADER_BYTES <= limit:
+        base, length = _PLACE.unpack_from(buffer, at)
+        stop = at + LENGTH_FROM + length
+        if length <= 0 or stop > limit:
+            break
+        behind = base + _SPAN.unpack_from(buffer, at + _SPAN_AT)[0] + 1
+        at = stop
+    return behind, at
+
+
+def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order. Raises KafkaTrouble, DataLoss, CorruptBatch."""
+    decoder = Decoder(
+        topic=wanted.place.topic,
+        partition=wanted.place.partition,
+        columns=options.columns,
+        begin=wanted.begin,
+        end=wanted.end,
+        on_corrupt=options.on_corrupt,
+    )
+    if not wanted.count:
+        return
+    read = _read_alone if wanted.count < _AHEAD_RECORDS_MIN else _read_ahead
+    yield from read(wanted, options, decoder)
+    if decoder.corrupt_count:
+        _tell(wanted, f"{decoder.corrupt_count} corrupt batches were passed over")
+
+
+def _read_alone(wanted: Range, options: ReadOptions, decoder: Decoder) -> Iterator[pa.RecordBatch]:
+    fetcher = Fetcher(client_for(options.connection), wanted, options)
+    while decoder.next_offset < wanted.end:
+        answer = fetcher.fetch(decoder.next_offset)
+        yield from _decoded(decoder, answer)
+
+
+def _read_ahead(wanted: Range, options: ReadOptions, decoder: Decoder) -> Iterator[pa.RecordBatch]:
+    connection = options.connection
+    with (
+        KafkaClient(
+            connection.addresses,
+            security=connection.security,
+            timeout_s=connection.timeout_s,
+            client_id=connection.client_id,
+        ) as client,
+        ThreadPoolExecutor(1, thread_name_prefix="fetch ahead") as ahead,
+    ):
+        fetcher = Fetcher(client, wanted, options)
+        coming: Future[_Answer] | None = ahead.submit(fetcher.fetch, wanted.begin)
+        while coming is not None:
+            answer = coming.result()
+            behind = answer.next_offset
+            coming = ahead.submit(fetcher.fetch, behind) if behind < wanted.end else None
+            yield from _decoded(decoder, answer)
+
+
+def _tell(wanted: Range, what: str) -> None:
+    """Into the log of the worker: a Python source has no metrics of its own."""
+    place = wanted.place
+    where = f"topic {place.topic}, partition {place.partition}, {wanted.begin} to {wanted.end}"
+    print(f"penstock: {where}: {what}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _decoded(decoder: Decoder, answer: _Answer) -> Iterator[pa.RecordBatch]:
+    # A batch may begin with records that were deleted and that nobody else is given any more.
+    decoder.next_offset = max(decoder.next_offset, answer.begin)
+    yield from decoder.decode(answer.buffers, answer.aborted)
+    # A corrupt header may name no offset to go on at; the fetch does.
+    decoder.next_offset = max(decoder.next_offset, answer.next_offset)

@@ -1,0 +1,56 @@
+"""Which queues, partitions or nodes get far more than their share. Pure.
+
+Something is hot for one of two reasons: it has a large *share* of all there is, or it is an
+*outlier* among its like. The latter is measured against the median and the median distance from
+it, which a few hot ones do not move; where most are alike, any difference would be one, so
+it also has to be several times the median.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+SHARE_MIN: Final = 0.25
+Z_MIN: Final = 3.5
+TIMES_MEDIAN_MIN: Final = 3.0
+HOT_MAX: Final = 50  # rows that a person may look at
+_TO_SIGMA: Final = 1.4826  # of a normal distribution, from the median distance
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    name: str
+    rate: float
+    share: float
+    z: float
+    reason: str
+
+
+def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
+    """The hottest first. ``rate_min``: below, nothing is worth a row."""
+    total = sum(rates.values())
+    if total <= 0:
+        return []
+    values = list(rates.values())
+    middle = median(values)
+    spread = _TO_SIGMA * median(abs(value - middle) for value in values)
+    found = []
+    for name, rate in rates.items():
+        share = rate / total
+        z = (rate - middle) / max(spread, middle * 0.05, 1e-9)
+        reason = _reason(rate, share, z, middle, count=len(values))
+        if reason and rate >= rate_min:
+            found.append(Hot(name, rate, share, round(min(z, 1e6), 2), reason))
+    found.sort(key=lambda each: (-each.rate, each.name))
+    return found[:hot_max]
+
+
+def _reason(rate: float, share: float, z: float, middle: float, *, count: int) -> str:
+    if count < 2:
+        return ""  # alone it has all, which says nothing
+    if z >= Z_MIN and rate >= TIMES_MEDIAN_MIN * middle and count >= 3:
+        return f"{rate / middle:.0f} times the median" if middle else "the others have nothing"
+    if share >= max(SHARE_MIN, 2 / count):
+        return f"{share:.0%} of all"
+    return ""

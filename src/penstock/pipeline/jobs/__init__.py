@@ -1,0 +1,38 @@
+"""The jobs of ``penstock pipeline run``. Each is one file with a ``JOB``; this is the list of them.
+
+A job's module is imported when the job is asked for, not before: completing a name must not wait
+for what every job needs.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Final, cast
+
+from penstock.pipeline.job import Job
+
+MODULES: Final[Mapping[str, str]] = {
+    "archive": "penstock.pipeline.jobs.archive",
+    "audit": "penstock.pipeline.jobs.audit",
+    "audit-search": "penstock.pipeline.jobs.audit_search",
+    "billing": "penstock.pipeline.jobs.billing",
+    "dead-letters": "penstock.pipeline.jobs.dead_letters",
+    "quality": "penstock.pipeline.jobs.quality",
+    "replay": "penstock.pipeline.jobs.replay",
+    "retention": "penstock.pipeline.jobs.retention",
+    "telemetry": "penstock.pipeline.jobs.telemetry",
+    "usage": "penstock.pipeline.jobs.usage",
+}
+
+
+class _Jobs(Mapping[str, Job]):
+    def __getitem__(self, name: str) -> Job:
+        return cast(Job, importlib.import_module(MODULES[name]).JOB)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+JOBS: Final[Mapping[str, Job]] = _Jobs()

@@ -1,0 +1,284 @@
+"""Job ``billing``: what the job ``usage`` has added up, priced by a rate card, as invoices.
+
+    usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
+
+An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
+a **draft** before. Sealed hours do not change, so the same month and card give the same invoice
+each time, and one that would say what the last one said is not written again; what came late, or
+another card, makes a new revision that stands beside the old ones. Amounts are whole millionths
+(``pipeline/rates.py``); totals of requests and messages are those of the front ends, to the unit.
+
+Use that nobody can be charged for (the tenant is not known, or was one of too many) has an
+invoice as well, with its totals and no amount: what is added up over invoices is complete.
+"""
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pyarrow as pa
+
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.rates import Line, RateCard, RatesInvalid, Use, lines_of, parse
+from penstock.pipeline.usage_sums import KEYS, SUMS
+from penstock.wire.facts.usage import CALLS, STORAGE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+INVOICE, INVOICE_LINE = "invoice", "invoice_line"
+NOBODY: Final = ("", "*")  # tenants that stand for no account
+
+_INVOICE: Final = pa.schema(
+    [
+        ("month", pa.string()),
+        ("tenant", pa.string()),
+        ("revision", pa.int64()),
+        ("writing", pa.int64()),
+        ("status", pa.string()),
+        ("currency", pa.string()),
+        ("amount_micros", pa.int64()),
+        *((name, pa.int64()) for name in ("requests", "refused", "messages")),
+        *((name, pa.int64()) for name in ("bytes_in", "bytes_out", "byte_minutes")),
+    ]
+)
+_LINE: Final = pa.schema(
+    [
+        ("month", pa.string()),
+        ("tenant", pa.string()),
+        ("revision", pa.int64()),
+        ("writing", pa.int64()),
+        ("item", pa.string()),
+        ("valid_from", pa.date32()),
+        *((name, pa.int64()) for name in ("quantity", "refused", "free")),
+        *((name, pa.int64()) for name in ("price_micros", "amount_micros")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A month in UTC."""
+
+    year: int
+    month: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Month":
+        try:
+            day = datetime.datetime.strptime(text, "%Y-%m").replace(tzinfo=datetime.UTC)
+        except ValueError:
+            raise JobMisused(f"'{text}' is no month: write it like 2026-01") from None
+        return cls(day.year, day.month)
+
+    @property
+    def first(self) -> datetime.date:
+        return datetime.date(self.year, self.month, 1)
+
+    @property
+    def end(self) -> datetime.date:
+        return (self.first + datetime.timedelta(days=31)).replace(day=1)
+
+    @property
+    def days(self) -> int:
+        return (self.end - self.first).days
+
+    def __str__(self) -> str:
+        return f"{self.year:04d}-{self.month:02d}"
+
+
+# ── Pure transforms ──────────────────────────────────────────────────────────────────────────
+
+
+def used(
+    hourly: "DataFrame | None",
+    adjustment: "DataFrame | None",
+    partial: "DataFrame",
+    sealed: "DataFrame | None",
+) -> "DataFrame":
+    """All use, once: hours that are sealed, what came late for them, and hours still open."""
+    from pyspark.sql import functions as f
+
+    columns = [*KEYS, *SUMS]
+    rows = partial.where(f.col("kind").isin(CALLS, STORAGE))
+    if sealed is not None:
+        rows = rows.join(f.broadcast(sealed.select("hour")), "hour", "left_anti")
+    rows = rows.select(*columns)
+    for part in (hourly, adjustment):
+        if part is not None:
+            rows = rows.unionByName(part.select(*columns))
+    return rows
+
+
+def transform(usage: "DataFrame", starts: Sequence[datetime.date]) -> "DataFrame":
+    """Use by tenant, operation and version of the rate card, in the order of tenants."""
+    from pyspark.sql import functions as f
+
+    version = f.lit(-1)
+    for number, day in enumerate(starts):
+        version = f.when(f.to_date("hour") >= f.lit(day), number).otherwise(version)
+    sums = [f.sum(name).alias(name) for name in SUMS]
+    grouped = usage.withColumn("version", version).groupBy("tenant", "op", "version").agg(*sums)
+    return grouped.orderBy("tenant", "version", "op")
+
+
+def invoices(
+    rows: Iterable[Any], card: RateCard, month: Month, status: str
+) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Rows of ``transform`` to invoices with their lines, one tenant after the other."""
+    for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
+        uses = [
+            Use(
+                tenant=tenant,
+                op=row.op,
+                version=row.version,
+                requests=row.requests,
+                units64k=row.units64k,
+                refused=row.throttled + row.denied + row.failed,
+                messages=row.messages,
+                bytes_in=row.bytes_in,
+                bytes_out=row.bytes_out,
+                byte_minutes=row.byte_minutes,
+            )
+            for row in of_tenant
+        ]
+        if any(use.version < 0 for use in uses):
+            raise RatesInvalid(f"the rate card begins after the first use in {month}")
+        lines = [] if tenant in NOBODY else lines_of(uses, card, days=month.days)
+        head = {"month": str(month), "tenant": tenant, "status": status, "currency": card.currency}
+        head["amount_micros"] = sum(line.amount_micros for line in lines)
+        for name in ("requests", "refused", "messages", "bytes_in", "bytes_out", "byte_minutes"):
+            head[name] = sum(getattr(use, name) for use in uses)
+        yield head, [_line_row(line, head, card) for line in lines]
+
+
+def _line_row(line: Line, head: Mapping[str, Any], card: RateCard) -> dict[str, Any]:
+    return {
+        "month": head["month"],
+        "tenant": head["tenant"],
+        "item": line.item,
+        "valid_from": card.versions[line.version].valid_from,
+        "quantity": line.quantity,
+        "refused": line.refused,
+        "free": line.free,
+        "price_micros": line.price_micros,
+        "amount_micros": line.amount_micros,
+    }
+
+
+# ── The job ──────────────────────────────────────────────────────────────────────────────────
+
+
+def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFrame, bool]":
+    """The use of a month, and whether all of its hours are sealed."""
+    where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
+    files = f"date >= '{month.first}' AND date < '{month.end}'"
+
+    def part(table: str, files: str | None) -> "DataFrame | None":
+        return lake.read(spark, table, where, files=files) if lake.exists(table) else None
+
+    if not lake.exists(PARTIAL):
+        raise JobMisused("there is no usage to bill: run the job usage first")
+    # Which hours count as sealed is what usage_hourly holds: a run that was killed between the
+    # two tables left hours closed whose sums are not there yet.
+    through = lake.version_of(HOURLY, "seal")
+    hours = None
+    if through is not None:
+        hours = lake.read(spark, HOUR).where(f"unix_seconds(hour) div 3600 <= {through}")
+    partial = lake.read(
+        spark, PARTIAL, f"{where} AND kind IN ('{CALLS}', '{STORAGE}')", files=files
+    )
+    end = datetime.datetime.combine(month.end, datetime.time(), datetime.UTC)
+    is_sealed = through is not None and through >= int(end.timestamp()) // 3_600 - 1
+    return used(part(HOURLY, files), part(ADJUSTMENT, files), partial, hours), is_sealed
+
+
+def bill(spark: "SparkSession", lake: Lake, card: RateCard, month: Month) -> int:
+    """Write the invoices of a month that are new or say something new; how many there were."""
+    usage, is_sealed = usage_of(spark, lake, month)
+    status = "final" if is_sealed else "draft"
+    rows = transform(usage, card.starts()).toLocalIterator()
+    last = _last_invoices(spark, lake, month)
+    fresh: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    for head, of_head in invoices(rows, card, month, status):
+        before = last.get(head["tenant"])
+        if before is not None and all(before[name] == value for name, value in head.items()):
+            continue
+        revision = 1 if before is None else before["revision"] + 1
+        fresh.append({**head, "revision": revision})
+        lines += [{**line, "revision": revision} for line in of_head]
+    if fresh:
+        _write(lake, month, fresh, lines)
+    return len(fresh)
+
+
+def _write(
+    lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
+) -> None:
+    """Lines first, so that an invoice that is there has all of them. Each writing has a partition
+    of its own; lines of one that was killed before its invoices give way to the next."""
+    app = f"billing:{month}"
+    writing = (lake.version_of(INVOICE, app) or 0) + 1
+    rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)
+    lake.append_arrow(
+        rows,
+        INVOICE_LINE,
+        app=app,
+        batch_id=(lake.version_of(INVOICE_LINE, app) or 0) + 1,
+        partition_by=("month", "writing"),
+        replace_where=f"month = '{month}' AND writing = {writing}",
+    )
+    heads = pa.Table.from_pylist([{**head, "writing": writing} for head in fresh], _INVOICE)
+    lake.append_arrow(heads, INVOICE, app=app, batch_id=writing, partition_by=("month",))
+
+
+def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str, dict[str, Any]]:
+    if not lake.exists(INVOICE):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for row in lake.read(spark, INVOICE, f"month = '{month}'").toLocalIterator():
+        if row.tenant not in found or found[row.tenant]["revision"] < row.revision:
+            found[row.tenant] = row.asDict()
+    return found
+
+
+def run(context: JobContext) -> None:
+    path = context.arguments.get("rates")
+    if not path:
+        raise JobMisused("billing needs a rate card: --rates FILE")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobMisused(f"cannot read the rate card {path}: {error}") from None
+    month = Month.parse(str(context.arguments.get("month") or _month_of(context)))
+    try:
+        count = bill(context.spark, context.lake, parse(text), month)
+    except RatesInvalid as error:
+        raise JobMisused(f"{path}: {error}") from None
+    context.progress.note(f"{count} invoices written for {month}")
+
+
+def _month_of(context: JobContext) -> Month:
+    at_ms = context.since_ms
+    now = datetime.datetime.now(datetime.UTC)
+    day = now if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC)
+    return Month(day.year, day.month)
+
+
+JOB: Final = Job(
+    name="billing",
+    summary="Make invoices for a month from what tenants used and a rate card.",
+    run=run,
+    modes=frozenset((Mode.ONCE,)),
+    options=(
+        click.Option(["--rates"], metavar="FILE", help="the rate card, TOML", required=True),
+        click.Option(["--month"], metavar="YYYY-MM", help="which month [default: this one]"),
+    ),
+)

@@ -1,0 +1,403 @@
+"""Job ``dead-letters``: what messages die of, by cause and by hour.
+
+    a dead-letter queue's log ─► dead_letter   one row for each death: when, whence, of what
+                                     ├► dlq_group    causes, the most frequent first
+                                     └► dlq_hourly   deaths by cause and hour
+
+``dead_letter`` is a tracked table: each record of the queue's log once. Bodies are not copied, only
+their shape and a fingerprint. The other two are made from it anew, in one commit for each queue,
+so a run that was killed in between is made good by the next.
+
+The broker moves a message with its id, its attributes and its sending time, and adds the queue it
+came from and how often it was received (``cursor/redrive.py``); a consumer that leaves a reason in
+an attribute makes for better groups. A redrive sends the message again under a new id: the same
+content from the same queue, sent after it had died and dead again, **came back** and is poison.
+"""
+
+import csv
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+import pyarrow as pa
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.lake import Lake, query_app
+from penstock.pipeline.signature import content_of, signature_of, suggestion_for
+from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.record.message import SYSTEM_HEADER, TYPE_PREFIX
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LETTER, GROUP, HOURLY = "dead_letter", "dlq_group", "dlq_hourly"
+NAME: Final = "dead-letters"
+COLUMNS: Final = "key,value,headers,topic,partition,offset,timestamp"
+BATCH_BYTES: Final = "64m"
+GROUPS_MAX: Final = 10_000  # of one queue; rarer causes are added up in one row
+SHOWN: Final = 20
+REST: Final = "*"
+_INT64_MAX: Final = 2**63 - 1
+_QUEUE: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+_LETTER: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("died_at", pa.timestamp("us", tz="UTC")),
+        ("source", pa.string()),
+        ("message_id", pa.string()),
+        ("attempts", pa.int64()),
+        ("sent_at_ms", pa.int64()),
+        ("signature", pa.string()),
+        ("error", pa.string()),
+        ("shape", pa.string()),
+        ("content", pa.string()),
+    ]
+)
+_LETTER_SPARK: Final = (
+    "topic string, partition int, offset long, died_at timestamp, source string,"
+    " message_id string, attempts long, sent_at_ms long, signature string, error string,"
+    " shape string, content string"
+)
+
+
+# ── Letters ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def transform(records: "DataFrame", *, error_name: str | None = None) -> "DataFrame":
+    """Records of dead-letter queues as rows of ``dead_letter``."""
+
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield letters(batch, error_name=error_name)
+
+    made = map_in_arrow(records.select(*COLUMNS.split(",")), make, _LETTER_SPARK)
+    return made.withColumn("queue", made["topic"])  # what the table is divided by
+
+
+def letters(batch: pa.RecordBatch, *, error_name: str | None = None) -> pa.RecordBatch:
+    columns = {name: batch.column(name).to_pylist() for name in ("key", "value", "headers")}
+    places = zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(),
+                 batch.column("offset").to_pylist(), strict=True)  # fmt: skip
+    rows = []
+    for key, value, headers, place in zip(*columns.values(), places, strict=True):
+        system, attributes = _split(headers or ())
+        body = value or b""
+        found = signature_of(system.source, attributes, body, error_name=error_name)
+        rows.append(
+            (
+                system.source,
+                system.message_id or "{}:{}:{}".format(*place),
+                system.attempts,
+                system.sent_at_ms,
+                found.digest,
+                found.error,
+                found.shape,
+                content_of(key, attributes, body),
+            )
+        )
+    made = list(zip(*rows, strict=True)) or [()] * 8
+    head = [batch.column(name) for name in ("topic", "partition", "offset", "timestamp")]
+    rest = [pa.array(cells, f.type) for cells, f in zip(made, list(_LETTER)[4:], strict=True)]
+    return pa.RecordBatch.from_arrays([*head, *rest], schema=_LETTER)
+
+
+class _System(msgspec.Struct, frozen=True, gc=False):
+    """What the broker says of a message in its own header (``record/message.py``)."""
+
+    message_id: str = ""
+    attempts: int = 0
+    source: str = ""  # name of the queue it died in; empty: nobody said
+    sent_at_ms: int | None = None
+
+
+_NOTHING: Final = _System()
+
+
+def _split(headers: Sequence[Mapping[str, Any]]) -> tuple[_System, dict[str, bytes]]:
+    system = _NOTHING
+    attributes: dict[str, bytes] = {}
+    for number, header in enumerate(headers):
+        name, value = header["key"], header["value"] or b""
+        if number == 0 and name == SYSTEM_HEADER.decode():
+            system = _system(value)
+        elif not name.startswith(TYPE_PREFIX.decode()):
+            attributes[name] = value
+    return system, attributes
+
+
+def _system(raw: bytes) -> _System:
+    """Fields by their place: id, sender, dedup id, delay, trace, attempts, source, sent at."""
+    try:
+        fields = msgspec.msgpack.decode(raw, type=list[Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _NOTHING
+    fields += [None] * (8 - len(fields))
+    message_id, attempts, source, sent_at_ms = fields[0], fields[5], fields[6], fields[7]
+    if not isinstance(message_id, bytes):
+        return _NOTHING
+    return _System(
+        message_id=message_id.hex(),
+        attempts=attempts if isinstance(attempts, int) and 0 <= attempts < _INT64_MAX else 0,
+        source=source.rsplit(":", 1)[-1] if isinstance(source, str) else "",
+        sent_at_ms=sent_at_ms
+        if isinstance(sent_at_ms, int) and 0 <= sent_at_ms < _INT64_MAX
+        else None,
+    )
+
+
+# ── Groups ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def with_returns(rows: "DataFrame") -> "DataFrame":
+    """Adds ``is_return``: the same content had died before this one was sent."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    same = Window.partitionBy("topic", "source", "content").orderBy(
+        "died_at", "partition", "offset"
+    )
+    first_died = f.first("died_at").over(same)
+    first_id = f.first("message_id").over(same)
+    is_return = (f.col("message_id") != first_id) & (
+        f.col("sent_at_ms") >= f.unix_millis(first_died)
+    )
+    return rows.withColumn("is_return", f.coalesce(is_return, f.lit(False)))
+
+
+def groups(rows: "DataFrame") -> "DataFrame":
+    """Causes with their numbers; the suggestion is ``ranked``'s."""
+    from pyspark.sql import functions as f
+
+    content = f.when(f.col("is_return"), f.col("content"))
+    first_id, last_id = (f.min_by("message_id", "died_at"), f.max_by("message_id", "died_at"))
+    return (
+        with_returns(rows)
+        .groupBy("topic", "signature")
+        .agg(
+            f.first("source").alias("source"),
+            f.min("error").alias("error"),
+            f.min("shape").alias("shape"),
+            f.count("*").alias("letters"),
+            f.count_distinct(f.when(~f.col("is_return"), f.col("message_id"))).alias(
+                "distinct_messages"
+            ),
+            f.min("died_at").alias("first_at"),
+            f.max("died_at").alias("last_at"),
+            f.max("attempts").alias("attempts_max"),
+            f.count_if("is_return").alias("returned"),
+            f.count_distinct(content).alias("poison"),
+            f.array_distinct(f.array(first_id, last_id)).alias("sample_ids"),
+        )
+    )
+
+
+def hourly(rows: "DataFrame") -> "DataFrame":
+    from pyspark.sql import functions as f
+
+    hour = f.date_trunc("hour", f.col("died_at")).alias("hour")
+    counted = rows.groupBy("topic", hour, "signature", "source")
+    return counted.agg(f.count("*").alias("letters"))
+
+
+def ranked(
+    found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
+) -> list[dict[str, Any]]:
+    """Groups of one queue, the most frequent first, each with what to do about it. What is beyond
+    ``groups_max`` is added up in a last row."""
+    order = sorted(found, key=lambda row: (-row.letters, row.signature))
+    rows = [_told(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
+    rest = order[groups_max:]
+    if rest:
+        rows.append(
+            {
+                **rows[0],
+                "rank": len(rows) + 1,
+                "signature": REST,
+                "source": REST,
+                "error": f"{len(rest)} rarer causes",
+                "shape": REST,
+                **{name: sum(row[name] for row in rest) for name in _SUMS},
+                "first_at": min(row.first_at for row in rest),
+                "last_at": max(row.last_at for row in rest),
+                "attempts_max": max(row.attempts_max for row in rest),
+                "sample_ids": [],
+                "suggestion": "",
+            }
+        )
+    return rows
+
+
+_SUMS: Final = ("letters", "distinct_messages", "returned", "poison")
+_GROUP: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("rank", pa.int32()),
+        ("signature", pa.string()),
+        ("source", pa.string()),
+        ("error", pa.string()),
+        ("shape", pa.string()),
+        ("letters", pa.int64()),
+        ("distinct_messages", pa.int64()),
+        ("returned", pa.int64()),
+        ("poison", pa.int64()),
+        ("first_at", pa.timestamp("us", tz="UTC")),
+        ("last_at", pa.timestamp("us", tz="UTC")),
+        ("attempts_max", pa.int64()),
+        ("sample_ids", pa.list_(pa.string())),
+        ("suggestion", pa.string()),
+    ]
+)
+
+
+def _told(rank: int, row: Any, *, now_ms: int) -> dict[str, Any]:
+    first_ms, last_ms = (_ms(row.first_at), _ms(row.last_at))
+    told = {**row.asDict(), "rank": rank, "first_at": row.first_at, "last_at": row.last_at}
+    told["suggestion"] = suggestion_for(
+        row.error,
+        shape=row.shape,
+        poison=row.poison,
+        span_ms=last_ms - first_ms,
+        quiet_ms=now_ms - last_ms,
+    )
+    return {name: told[name] for name in _GROUP.names}
+
+
+def _ms(at: Any) -> int:
+    return int(at.timestamp() * 1_000)
+
+
+# ── The job ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def summarise(
+    spark: "SparkSession", lake: Lake, queue: str, *, now_ms: int
+) -> list[dict[str, Any]]:
+    """Make the two tables of one queue anew from its letters; its groups."""
+    table = lake.table(LETTER).open()
+    rows = lake.read(spark, LETTER, f"queue = '{queue}'").persist()
+    try:
+        found = ranked(groups(rows).orderBy("signature").collect(), now_ms=now_ms)
+        app, where = f"{NAME}:{table.metadata().id}:{queue}", f"topic = '{queue}'"
+        lake.append_arrow(
+            pa.Table.from_pylist(found, schema=_GROUP),
+            GROUP,
+            app=app,
+            batch_id=table.version(),
+            partition_by=("topic",),
+            replace_where=where if lake.exists(GROUP) else None,
+        )
+        lake.append(
+            hourly(rows).coalesce(1),
+            HOURLY,
+            app=app,
+            batch_id=table.version(),
+            partition_by=("topic",),
+            replace_where=where if lake.exists(HOURLY) else None,
+        )
+    finally:
+        rows.unpersist()
+    return found
+
+
+def run(context: JobContext) -> None:
+    queues = list(dict.fromkeys(context.arguments.get("queue") or ()))
+    if not queues:
+        raise JobMisused("--queue is needed: the dead-letter queue to look at")
+    for queue in queues:
+        if not _QUEUE.fullmatch(queue):
+            raise JobMisused(f"'{queue}' is not the name of a queue")
+    if context.mode is Mode.CONTINUOUS and len(queues) > 1:
+        raise JobMisused("a run that goes on looks at one --queue; start one for each")
+    found: list[dict[str, Any]] = []
+    for queue in queues:
+        _take_in(context, queue)
+        if context.lake.exists(LETTER):
+            found += summarise(context.spark, context.lake, queue, now_ms=_now_ms())
+    _write_csv(found, context.arguments.get("csv"))
+    context.show([_line(row) for row in found[: context.arguments.get("top", SHOWN)]])
+
+
+def _take_in(context: JobContext, queue: str) -> None:
+    """The letters that the table does not have. A query for each queue: whichever are asked for
+    together, each goes on where it was."""
+    lake, checkpoint = context.lake, context.checkpoint_of(queue)
+
+    def take(records: "DataFrame", batch_id: int) -> None:
+        lake.append(
+            transform(records, error_name=context.arguments.get("error_attribute")),
+            LETTER,
+            app=query_app(NAME, checkpoint),
+            batch_id=batch_id,
+            partition_by=("queue",),
+            is_tracked=True,
+        )
+        if context.mode is Mode.CONTINUOUS:
+            summarise(context.spark, lake, queue, now_ms=_now_ms())
+
+    with client_of(context) as client:
+        begins = starting_offsets(client, [queue], lake.end_offsets(LETTER, NAME))
+    reader = context.spark.readStream.format("penstock").options(**context.read_options)
+    stream = (
+        reader.option("subscribe", queue)
+        .option("columns", COLUMNS)
+        .option("startingOffsets", begins)
+        .option("onDataLoss", "skip")  # what was deleted from the queue before it was looked at
+        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
+        .load()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", checkpoint)
+        .trigger(**context.trigger)
+    )
+    context.follow(stream.start())
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    times = {name: f"{row[name]:%Y-%m-%dT%H:%M:%SZ}" for name in ("first_at", "last_at")}
+    shown = {name: row[name] for name in _GROUP.names if name not in ("sample_ids", *times)}
+    return {**shown, **times, "samples": " ".join(row["sample_ids"])}
+
+
+def _write_csv(rows: Sequence[Mapping[str, Any]], path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            names = [*_line(rows[0])] if rows else list(_GROUP.names)
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(_line(row) for row in rows)
+    except OSError as error:
+        raise JobMisused(f"cannot write --csv {path}: {error.strerror}") from None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+JOB: Final = Job(
+    name=NAME,
+    summary="Find out what messages in a dead-letter queue died of.",
+    run=run,
+    options=(
+        click.Option(
+            ["--queue"], multiple=True, metavar="NAME", help="dead-letter queue; repeatable"
+        ),
+        click.Option(
+            ["--error-attribute"],
+            metavar="NAME",
+            help="attribute with the reason [default: the usual names]",
+        ),
+        click.Option(
+            ["--top"], type=click.IntRange(1, GROUPS_MAX), default=SHOWN, show_default=True
+        ),
+        click.Option(["--csv"], metavar="PATH", help="write all groups to a file"),
+    ),
+)

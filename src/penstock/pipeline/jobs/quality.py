@@ -1,0 +1,332 @@
+"""Job ``quality``: the rules of a TOML file held against topics, with exact counts.
+
+    a topic ─► dq_quarantine   rows that a rule puts aside, as they came, with the rules they fail
+            └► dq_result       what every rule found: checked, failed, where first
+
+Each run looks at what came since the last one: a query for each topic, whose batches are counted
+once however often they are tried. Rows are judged in one pass (``pipeline/quality_checks.py``);
+how fresh and how large a topic is, is asked of the server when its rows are done.
+
+How it ends: rules that ``alert`` make the whole run end as unsound, after everything was looked at;
+those that ``quarantine`` have dealt with their rows; one that says ``stop`` ends the run before
+the batch counts as done, so that it is judged again by the next.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pyarrow as pa
+
+from penstock.net.kafka_client import EARLIEST, LATEST, KafkaClient, Place
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.lake import query_app
+from penstock.pipeline.quality_checks import (
+    COLUMNS,
+    Result,
+    count,
+    ends_of,
+    mark,
+    quarantined,
+)
+from penstock.pipeline.rules import Check, OnFail, Rule, RulesInvalid, read_rules
+from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.record.batch import parse_header
+from penstock.record.malformed import MalformedBatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RESULT, QUARANTINE = "dq_result", "dq_quarantine"
+NAME: Final = "quality"
+BATCH_BYTES: Final = "256m"
+_TAIL_BYTES: Final = 1_048_576  # of each partition, to see how old its last batch is
+_RESULT: Final = pa.schema(
+    [
+        ("run", pa.string()),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("topic", pa.string()),
+        ("rule", pa.string()),
+        ("check", pa.string()),
+        ("status", pa.string()),
+        ("checked", pa.int64()),
+        ("failed", pa.int64()),
+        ("allowed", pa.int64()),
+        ("value", pa.float64()),
+        ("on_fail", pa.string()),
+        ("sample", pa.string()),
+        ("ends", pa.string()),
+    ]
+)
+
+
+class QualityRun:
+    """One run over the topics of some rules."""
+
+    def __init__(self, context: JobContext, rules: Sequence[Rule]) -> None:
+        self._context = context
+        self._lake = context.lake
+        self._rules = rules
+        self.run_id = uuid.uuid4().hex[:12]
+        self.results: list[Result] = []
+        self.stopped = ""
+
+    def of_topic(self, topic: str) -> None:
+        rules = [rule for rule in self._rules if rule.topic == topic]
+        ends = self._known_ends(topic)
+        with client_of(self._context) as client:
+            places = client.places(topic)
+            begins = starting_offsets(client, [topic], {topic: ends})
+        checkpoint = self._context.checkpoint_of(topic)
+
+        def take(rows: "DataFrame", batch_id: int) -> None:
+            self._batch(
+                rows, rules, ends, places, app=query_app(NAME, checkpoint), batch_id=batch_id
+            )
+
+        reader = self._reader(self._context.spark.readStream, topic)
+        since_ms = self._context.since_ms
+        if since_ms is not None and begins == "earliest":
+            reader = reader.option("startingTimestamp", str(since_ms))
+        else:
+            reader = reader.option("startingOffsets", begins)
+        limit = self._context.arguments.get("batch_bytes", BATCH_BYTES)
+        stream = reader.option("maxBytesPerTrigger", limit).load().writeStream.foreachBatch(take)
+        stream = stream.option("checkpointLocation", checkpoint).trigger(**self._context.trigger)
+        try:
+            self._context.follow(stream.start())
+        except Exception:
+            if self.stopped:
+                raise Unsound(self.stopped) from None  # Spark wraps what ended the batch
+            raise
+        self._look_at_topic(rules, places)
+
+    def _reader(self, reader: Any, topic: str) -> Any:
+        return (
+            reader.format("penstock")
+            .options(**self._context.read_options)
+            .option("subscribe", topic)
+            .option("columns", COLUMNS)
+            .option("onDataLoss", "skip")  # a rule about offsets finds it
+            .option("startingOffsetsByTimestampStrategy", "latest")
+        )
+
+    # ── Rows ─────────────────────────────────────────────────────────────────────────────────
+
+    def _batch(
+        self,
+        rows: "DataFrame",
+        rules: Sequence[Rule],
+        ends: dict[int, int],
+        places: Sequence[Place],
+        *,
+        app: str,
+        batch_id: int,
+    ) -> None:
+        done = self._lake.version_of(RESULT, app)
+        if done is not None and done >= batch_id:
+            return
+        marked = mark(rows, rules, self._history(rows, rules, places)).persist()
+        try:
+            results = count(marked, rules, ends)
+            reached = ends_of(marked)
+            stopping = [each for each in results if _stops(each)]
+            if stopping:
+                # Under a name of its own: this batch will be judged again, and must not be
+                # taken for one that is done.
+                self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
+                self.stopped = f"stopped by {_told(stopping[0])}"
+                raise Unsound(self.stopped)
+            if any(each.failed and each.rule.on_fail is OnFail.QUARANTINE for each in results):
+                self._lake.append(
+                    quarantined(marked, rules),
+                    QUARANTINE,
+                    app=app,
+                    batch_id=batch_id,
+                    partition_by=("date",),
+                    is_tracked=True,
+                )
+        finally:
+            marked.unpersist()
+        ends |= reached
+        self._write(results, reached, app=app, batch_id=batch_id)
+
+    def _history(
+        self, rows: "DataFrame", rules: Sequence[Rule], places: Sequence[Place]
+    ) -> "DataFrame | None":
+        """Rows of the log before these, as far back as anything must not repeat."""
+        windows = [rule.window_s for rule in rules if rule.check is Check.UNIQUE]
+        if not windows:
+            return None
+        found = rows.groupBy("partition").agg({"offset": "min", "timestamp": "min"}).collect()
+        begins = {row["partition"]: row["min(offset)"] for row in found}
+        if not any(begins.values()):
+            return None
+        since = min(row["min(timestamp)"] for row in found).timestamp() - max(windows)
+        topic = places[0].topic
+        ending = {str(each.partition): begins.get(each.partition, LATEST) for each in places}
+        reader = self._reader(self._context.spark.read, topic)
+        history: DataFrame = (
+            reader.option("startingTimestamp", str(max(0, int(since * 1_000))))
+            .option("endingOffsets", json.dumps({topic: ending}))
+            .load()
+        )
+        return history
+
+    # ── The topic as a whole ─────────────────────────────────────────────────────────────────
+
+    def _look_at_topic(self, rules: Sequence[Rule], places: Sequence[Place]) -> None:
+        asked = [rule for rule in rules if rule.check in (Check.FRESHNESS, Check.VOLUME)]
+        if not asked:
+            return
+        now_ms = time.time_ns() // 1_000_000
+        with client_of(self._context) as client:
+            results = [
+                judge_age(rule, newest_ms(client, places), now_ms=now_ms)
+                if rule.check is Check.FRESHNESS
+                else judge_volume(rule, _volume(client, places, now_ms - rule.window_s * 1_000))
+                for rule in asked
+            ]
+        self._write(results, {}, app=f"{NAME}-topic:{self.run_id}:{places[0].topic}", batch_id=0)
+
+    # ── The table ────────────────────────────────────────────────────────────────────────────
+
+    def _known_ends(self, topic: str) -> dict[int, int]:
+        """Where the results say that earlier runs ended."""
+        if not self._lake.exists(RESULT):
+            return {}
+        rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")
+        ends: dict[int, int] = {}
+        for row in rows.select("ends").distinct().toLocalIterator():
+            for partition, end in json.loads(row.ends).items():
+                ends[int(partition)] = max(end, ends.get(int(partition), 0))
+        return ends
+
+    def _write(
+        self, results: Sequence[Result], ends: Mapping[int, int], *, app: str, batch_id: int
+    ) -> None:
+        at_us = time.time_ns() // 1_000
+        rows = [
+            {
+                "run": self.run_id,
+                "at": at_us,
+                "topic": each.rule.topic,
+                "rule": each.rule.name,
+                "check": each.rule.check.value,
+                "status": "ok" if each.is_ok else "failed",
+                "checked": each.checked,
+                "failed": each.failed,
+                "allowed": each.rule.allowed,
+                "value": each.value,
+                "on_fail": each.rule.on_fail.value,
+                "sample": each.sample,
+                "ends": json.dumps(dict(ends)),
+            }
+            for each in results
+        ]
+        table = pa.Table.from_pylist(rows, schema=_RESULT)
+        self._lake.append_arrow(table, RESULT, app=app, batch_id=batch_id, partition_by=("topic",))
+        self.results += results
+
+
+def _stops(result: Result) -> bool:
+    return result.rule.on_fail is OnFail.STOP and not result.is_ok
+
+
+def _told(result: Result) -> str:
+    rule = result.rule
+    where = f", first at {result.sample}" if result.sample else ""
+    return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
+
+
+# ── Topics as a whole, from what the server says ─────────────────────────────────────────────────
+
+
+def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
+    """Fails when the last record is too old, or there is none."""
+    assert rule.maximum is not None
+    age_s = None if newest is None else (now_ms - newest) / 1_000
+    return Result(rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s)
+
+
+def judge_volume(rule: Rule, records: int) -> Result:
+    is_low = rule.minimum is not None and records < rule.minimum
+    is_high = rule.maximum is not None and records > rule.maximum
+    return Result(rule, checked=1, failed=int(is_low or is_high), value=float(records))
+
+
+def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
+    """The time of the newest batch; None: the topic is empty."""
+    firsts = client.offsets(dict.fromkeys(places, EARLIEST))
+    lasts = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
+    asked = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
+    newest: int | None = None
+    for place, at in asked.items():
+        fetched = client.fetch({place: at}, wait_ms=0, partition_bytes_max=_TAIL_BYTES)
+        for piece in fetched.values():
+            try:
+                at_ms = parse_header(bytes(piece.records[:61])).max_timestamp
+            except MalformedBatch:
+                continue  # nothing there, or nothing that can be read: as if it were not there
+            newest = at_ms if newest is None else max(newest, at_ms)
+    return newest
+
+
+def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
+    """Offsets from a time to the end: records, where a topic has nothing but those."""
+    begins = client.offsets(dict.fromkeys(places, since_ms))
+    ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
+    return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)
+
+
+# ── The job ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def run(context: JobContext) -> None:
+    path = context.arguments.get("rules")
+    if not path:
+        raise JobMisused("--rules is needed: a TOML file")
+    try:
+        rules = read_rules(path)
+    except RulesInvalid as error:
+        raise JobMisused(str(error)) from None
+    found = QualityRun(context, rules)
+    try:
+        for topic in dict.fromkeys(rule.topic for rule in rules):
+            found.of_topic(topic)
+    finally:
+        context.show([_line(each) for each in found.results])
+    alerts = [
+        each
+        for each in found.results
+        if not each.is_ok and each.rule.on_fail is not OnFail.QUARANTINE
+    ]
+    if alerts:
+        raise Unsound(f"{len(alerts)} rules failed; {_told(alerts[0])}")
+
+
+def _line(result: Result) -> dict[str, Any]:
+    rule = result.rule
+    return {
+        "topic": rule.topic,
+        "rule": rule.name,
+        "status": "ok" if result.is_ok else "failed",
+        "checked": result.checked,
+        "failed": result.failed,
+        "first": result.sample,
+        "on_fail": rule.on_fail.value,
+    }
+
+
+JOB: Final = Job(
+    name=NAME,
+    summary="Hold rules of data quality against topics.",
+    run=run,
+    options=(
+        click.Option(["--rules"], metavar="PATH", required=True, help="TOML file with the rules"),
+    ),
+    modes=frozenset({Mode.ONCE}),
+)

@@ -1,0 +1,270 @@
+"""Job ``replay``: records of the archive into a topic or a queue, once more.
+
+    archive/<topic> ─ time, filter ─► one task for some partitions ─► topic or queue
+                                                    └─► places (pipeline/replaying.py)
+
+What a replay sends is fixed when it begins: the table ``replay_job`` has a row for each archived
+partition, with the offset at which it ends. Run again under the same name, with the same choice, it
+goes on where it was, or says that it is done; under another name it is another replay.
+
+Topics and standard queues get every record once, also when the job is killed. FIFO queues get every
+message once within their five minutes of deduplication: if the job is started again later than that
+after a kill, up to one chunk may be there twice.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from penstock.net.kafka_client import KafkaClient, KafkaRefused
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.jobs.archive import table_of
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.option_values import Options
+from penstock.pipeline.options import parse_connection
+from penstock.pipeline.replaying import (
+    COLUMNS,
+    DONE_SCHEMA,
+    ProgressLost,
+    QueueAddress,
+    Standing,
+    Way,
+    note_standing,
+    read_standing,
+    send_again,
+)
+from penstock.pipeline.starting import client_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+TABLE: Final = "replay_job"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is replayed, and where to."""
+
+    source: str  # the archived topic
+    target: str
+    since_ms: int | None
+    until_ms: int | None
+    condition: str
+
+    def text(self) -> str:
+        return json.dumps([self.source, self.target, self.since_ms, self.until_ms, self.condition])
+
+    def name(self) -> str:
+        return hashlib.sha256(self.text().encode()).hexdigest()[:12]
+
+
+def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
+    """The chosen records up to their ends, partition by partition in the order of the log."""
+    from pyspark.sql import functions as f
+
+    if choice.since_ms is not None:
+        rows = rows.where(f.col("timestamp") >= f.timestamp_millis(f.lit(choice.since_ms)))
+    if choice.until_ms is not None:
+        rows = rows.where(f.col("timestamp") < f.timestamp_millis(f.lit(choice.until_ms)))
+    if choice.condition:
+        rows = rows.where(choice.condition)
+    is_within = f.lit(False)
+    for partition, end in ends.items():
+        is_within = is_within | ((f.col("partition") == partition) & (f.col("offset") < end))
+    # A partition that is split between two tasks would have two writers with one place.
+    divided = rows.where(is_within).repartition(max(1, len(ends)), "partition")
+    return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
+
+
+def run(context: JobContext) -> None:
+    choice = _choice(context)
+    job = str(context.arguments.get("name") or choice.name())
+    if not _NAME.fullmatch(job):
+        raise JobMisused(f"'{job}' cannot name a replay: letters, digits, - and _, at most 64")
+    if not context.lake.exists(table_of(choice.source)):
+        raise JobMisused(f"there is no archive of {choice.source}: run the job archive first")
+    with client_of(context) as client:
+        way = _way(context, choice, job, client)
+        left = _left(client, way, _begun(context, choice, way, client))
+        if not left:
+            context.progress.note(f"replay {job} is done: nothing is left to send")
+            return
+        sent, repeated = _send(context, choice, way, left)
+        for partition, end in left.items():  # what the filter left out behind the last: passed, too
+            standing = read_standing(client, way, partition)
+            if standing is not None and standing.next_offset < end:
+                note_standing(client, way, partition, standing.behind(end - 1, 0))
+    context.progress.note(
+        f"replay {job}: {sent - repeated} records sent"
+        + (f", {repeated} were there from a run before" if repeated else "")
+    )
+
+
+def _send(
+    context: JobContext, choice: Choice, way: Way, left: Mapping[int, int]
+) -> tuple[int, int]:
+    """How many records were sent, and how many of those the target had."""
+    from pyspark.errors import AnalysisException
+
+    rate = context.arguments.get("rate")
+    if rate:
+        at_once = min(len(left), context.spark.sparkContext.defaultParallelism)
+        way = replace(way, rate=float(rate) / at_once)
+    table = table_of(choice.source)
+    archived = context.lake.read(context.spark, table, files=_files(choice))
+    try:
+        rows = transform(archived, choice, left)
+    except AnalysisException as error:
+        raise JobMisused(f"--filter {choice.condition}: {str(error).splitlines()[0]}") from None
+
+    def send(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        return send_again(batches, way)
+
+    with context.progress.tasks(f"replay {choice.source} to {choice.target}"):
+        done = map_in_arrow(rows, send, DONE_SCHEMA).collect()
+    return sum(row.sent for row in done), sum(row.repeated for row in done)
+
+
+def _choice(context: JobContext) -> Choice:
+    source, target = (str(context.arguments.get(name) or "") for name in ("source", "target"))
+    if not source or not target:
+        raise JobMisused("replay needs --from TOPIC, which is archived, and --to TOPIC or QUEUE")
+    condition = str(context.arguments.get("filter") or "")
+    return Choice(source, target, context.since_ms, context.until_ms, condition)
+
+
+def _way(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> Way:
+    try:
+        partitions = len(client.places(choice.target))
+    except KafkaRefused as refused:
+        raise JobMisused(f"cannot replay to {choice.target}: {refused}") from None
+    return Way(
+        job=job,
+        connection=parse_connection(Options(context.read_options)),
+        topic=choice.target,
+        partitions=partitions,
+        rate=None,
+        is_original_time=bool(context.arguments.get("original_timestamps")),
+        now_ms=time.time_ns() // 1_000_000,
+        queue=_queue(context) if choice.target.endswith(".fifo") else None,
+    )
+
+
+def _queue(context: JobContext) -> QueueAddress:
+    values = [str(context.arguments.get(n) or "") for n in ("endpoint", "key_id", "secret_file")]
+    if not all(values):
+        raise JobMisused("a FIFO queue needs --endpoint URL, --key-id ID and --secret-file FILE")
+    endpoint, key_id, secret_file = values
+    region = str(context.arguments.get("region") or "us-east-1")
+    return QueueAddress(endpoint, region, key_id, secret_file)
+
+
+# ── What was begun ───────────────────────────────────────────────────────────────────────────
+
+
+def _begun(context: JobContext, choice: Choice, way: Way, client: KafkaClient) -> dict[int, int]:
+    """Where each partition of this replay ends; begins it if it is new.
+
+    First the places, then the row that says that they are there: without the row nothing was sent,
+    and with it a place that is missing was lost.
+    """
+    known = _known(context, way.job)
+    if known is not None:
+        text, ends = known
+        if text != choice.text():
+            raise JobMisused(
+                f"a replay {way.job} with another choice was begun before: give this one a --name"
+            )
+        return ends
+    ends = context.lake.end_offsets(table_of(choice.source), "archive").get(choice.source, {})
+    for partition in ends:
+        producer_id, epoch = client.producer_id()
+        note_standing(client, way, partition, Standing(0, producer_id, epoch, 0))
+    _note(context.lake, way.job, choice, ends)
+    return ends
+
+
+def _known(context: JobContext, job: str) -> tuple[str, dict[int, int]] | None:
+    if not context.lake.exists(TABLE):
+        return None
+    rows = context.lake.read(context.spark, TABLE, f"job = '{job}'").collect()
+    if not rows:
+        return None
+    return rows[0].choice, {row.partition: row.end for row in rows}
+
+
+def _note(lake: Lake, job: str, choice: Choice, ends: Mapping[int, int]) -> None:
+    import pyarrow as pa
+
+    count = len(ends)
+    rows = pa.table(
+        {
+            "job": pa.array([job] * count, pa.string()),
+            "choice": pa.array([choice.text()] * count, pa.string()),
+            "partition": pa.array(list(ends), pa.int32()),
+            "end": pa.array(list(ends.values()), pa.int64()),
+        }
+    )
+    lake.append_arrow(rows, TABLE, app=f"replay:{job}", batch_id=0)
+
+
+def _left(client: KafkaClient, way: Way, ends: Mapping[int, int]) -> dict[int, int]:
+    left = {}
+    for partition, end in ends.items():
+        standing = read_standing(client, way, partition)
+        if standing is None:
+            raise ProgressLost(
+                f"the cluster has forgotten how far replay {way.job} was with partition"
+                f" {partition}: going on could send records twice"
+            )
+        if standing.next_offset < end:
+            left[partition] = end
+    return left
+
+
+def _files(choice: Choice) -> str | None:
+    """Days outside of the time that is asked for are not even opened."""
+    import datetime
+
+    terms = []
+    for at_ms, sign in ((choice.since_ms, ">="), (choice.until_ms, "<=")):
+        if at_ms is not None:
+            day = datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date()
+            terms.append(f"date {sign} '{day}'")
+    return " AND ".join(terms) or None
+
+
+JOB: Final = Job(
+    name="replay",
+    summary="Send archived records again, to a topic or a queue.",
+    run=run,
+    modes=frozenset({Mode.ONCE}),
+    options=(
+        click.Option(
+            ["--from", "source"], metavar="TOPIC", required=True, help="an archived topic"
+        ),
+        click.Option(["--to", "target"], metavar="NAME", required=True, help="a topic or a queue"),
+        click.Option(["--filter"], metavar="SQL", help="a condition on archived rows"),
+        click.Option(
+            ["--rate"],
+            metavar="N",
+            type=click.FloatRange(0, min_open=True),
+            help="records a second",
+        ),
+        click.Option(["--name"], metavar="NAME", help="another replay of the same choice"),
+        click.Option(["--original-timestamps"], is_flag=True, help="keep the records' times"),
+        click.Option(["--endpoint"], metavar="URL", help="of the SQS API, for a FIFO queue"),
+        click.Option(["--region"], metavar="NAME", help="of the FIFO queue"),
+        click.Option(["--key-id"], metavar="ID", help="access key, for a FIFO queue"),
+        click.Option(["--secret-file"], metavar="FILE", help="which holds the key's secret"),
+    ),
+)

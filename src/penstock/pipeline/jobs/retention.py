@@ -1,0 +1,207 @@
+"""Job ``retention``: what topics need no longer, as a plan; and, when asked, done.
+
+    the server ─┐
+    archive/*  ─┼─► a plan ─► retention_plan ─► DeleteRecords, with --apply
+    policies   ─┘
+
+A server deletes by age and size on its own. This goes further and stays safe: what everybody has
+read and the archive has may go long before. Which stretch of which log goes, and what keeps the
+others, is decided by ``pipeline/retention_plan.py`` from facts of the server
+(``pipeline/retention_facts.py``) and, if there is such a table, acknowledgements of cursors that
+the server does not know of (``pipeline/acked.py``).
+
+A plan is made to be read: without ``--apply`` nothing else happens. With it, facts are gathered
+again, and only what both plans delete is asked for; the server refuses what may not be cut.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+import pyarrow as pa
+
+from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.acked import floors, melted_files
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.jobs.archive import archived_ends
+from penstock.pipeline.retention_facts import delete_records, gather
+from penstock.pipeline.retention_plan import (
+    DELETE,
+    Decision,
+    Facts,
+    Hold,
+    PoliciesInvalid,
+    Policy,
+    cuts,
+    plan,
+    read_policies,
+    savings,
+)
+from penstock.pipeline.starting import client_of
+
+PLAN: Final = "retention_plan"
+NAME: Final = "retention"
+_PLAN: Final = pa.schema(
+    [
+        ("plan_id", pa.string()),
+        ("made_at", pa.timestamp("us", tz="UTC")),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("base", pa.int64()),
+        ("end", pa.int64()),
+        ("bytes", pa.int64()),
+        ("action", pa.string()),
+        ("reason", pa.string()),
+        ("outcome", pa.string()),
+    ]
+)
+
+
+class Planner:
+    """Facts and plans of one run."""
+
+    def __init__(
+        self, context: JobContext, policies: Sequence[Policy], holds: Sequence[Hold]
+    ) -> None:
+        self._context = context
+        self._policies = policies
+        self._holds = holds
+        self._acks: str | None = context.arguments.get("acks")
+
+    def decide(self, client: KafkaClient) -> list[Decision]:
+        now_ms = time.time_ns() // 1_000_000
+        return plan(self._facts(client, now_ms), self._policies, self._holds, now_ms=now_ms)
+
+    def _facts(self, client: KafkaClient, now_ms: int) -> Facts:
+        archived = {
+            Place(topic, partition): end
+            for topic, ends in archived_ends(self._context.lake).items()
+            for partition, end in ends.items()
+        }
+        return gather(
+            client,
+            self._policies,
+            self._holds,
+            now_ms=now_ms,
+            archived=archived,
+            acked={} if self._acks is None else self._acked(client, self._acks),
+        )
+
+    def _acked(self, client: KafkaClient, name: str) -> dict[Place, dict[str, int]]:
+        spark, table = self._context.spark, self._context.lake.table(name)
+        if not table.exists():
+            raise JobMisused(f"the lake has no table {name}")
+        found = melted_files(spark, table.files(), tasks=spark.sparkContext.defaultParallelism)
+        there = {topic.name: topic for topic in client.retried(client.metadata).topics}
+        cursors: dict[str, set[str]] = {}
+        for topic, _, cursor in found:
+            if topic in there:
+                cursors.setdefault(topic, set()).add(cursor)
+        places = [place for topic in cursors for place in client.places(topic)]
+        starts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
+        needs = floors(
+            {key: each for key, each in found.items() if Place(*key[:2]) in starts}, starts
+        )
+        for place, start in starts.items():
+            for cursor in cursors[place.topic]:  # one that it has not come to is needed in full
+                needs.setdefault(place, {}).setdefault(cursor, start)
+        return needs
+
+
+def run(context: JobContext) -> None:
+    path = context.arguments.get("policies")
+    if not path:
+        raise JobMisused("--policies is needed: a TOML file")
+    try:
+        policies, holds = read_policies(path)
+    except PoliciesInvalid as error:
+        raise JobMisused(str(error)) from None
+    planner = Planner(context, policies, holds)
+    outcomes: dict[Place, str] = {}
+    with client_of(context) as client:
+        decisions = planner.decide(client)
+        if context.arguments.get("apply"):
+            outcomes = _carry_out(client, cuts(decisions), cuts(planner.decide(client)))
+    _write(context, decisions, outcomes)
+    context.show([_line(each, outcomes) for each in decisions])
+    for topic, freed in sorted(savings(decisions).items()):
+        context.progress.note(f"{topic}: {freed} bytes {'freed' if outcomes else 'to free'}")
+    refused = {place: why for place, why in outcomes.items() if why}
+    if refused:
+        place, why = next(iter(refused.items()))
+        raise Unsound(f"{len(refused)} partitions were not cut; {place}: {why}")
+
+
+def _carry_out(
+    client: KafkaClient, planned: Mapping[Place, int], still: Mapping[Place, int]
+) -> dict[Place, str]:
+    """Only what both plans delete: in between somebody may have begun to need it."""
+    agreed = {place: min(end, still[place]) for place, end in planned.items() if place in still}
+    return delete_records(client, agreed)
+
+
+def _write(
+    context: JobContext, decisions: Sequence[Decision], outcomes: Mapping[Place, str]
+) -> None:
+    plan_id, made_at_us = uuid.uuid4().hex, time.time_ns() // 1_000
+    rows = [
+        {
+            "plan_id": plan_id,
+            "made_at": made_at_us,
+            "topic": each.segment.place.topic,
+            "partition": each.segment.place.partition,
+            "base": each.segment.base,
+            "end": each.segment.end,
+            "bytes": each.segment.bytes,
+            "action": each.action,
+            "reason": each.reason,
+            "outcome": _outcome(each, outcomes),
+        }
+        for each in decisions
+    ]
+    if rows:
+        table = pa.Table.from_pylist(rows, schema=_PLAN)
+        context.lake.append_arrow(table, PLAN, app=f"{NAME}:{plan_id}", batch_id=0)
+
+
+def _outcome(decision: Decision, outcomes: Mapping[Place, str]) -> str:
+    """Empty: only planned."""
+    place = decision.segment.place
+    if decision.action != DELETE or place not in outcomes:
+        return ""
+    return outcomes[place] or "done"
+
+
+def _line(decision: Decision, outcomes: Mapping[Place, str]) -> dict[str, Any]:
+    segment = decision.segment
+    return {
+        "topic": segment.place.topic,
+        "partition": segment.place.partition,
+        "from": segment.base,
+        "to": segment.end,
+        "bytes": segment.bytes,
+        "action": decision.action,
+        "reason": decision.reason,
+        "outcome": _outcome(decision, outcomes),
+    }
+
+
+JOB: Final = Job(
+    name=NAME,
+    summary="Plan, and with --apply do, the deletion of what nobody needs.",
+    run=run,
+    options=(
+        click.Option(
+            ["--policies"], metavar="PATH", required=True, help="TOML file with policies and holds"
+        ),
+        click.Option(
+            ["--apply/--dry-run", "apply"],
+            default=False,
+            help="carry the plan out; or only print it [default]",
+        ),
+        click.Option(["--acks"], metavar="TABLE", help="table of acknowledgements in the lake"),
+    ),
+    modes=frozenset({Mode.ONCE}),
+)

@@ -1,0 +1,433 @@
+"""Job ``telemetry``: how nodes are doing, from ``__telemetry``, by the minute, hour and day, and
+what follows from it.
+
+    __telemetry ─► metrics_1m ─► metrics_1h ─► metrics_1d    sums, levels, histograms
+                        ├──────► lag_1m           groups that are behind, and whether they catch up
+                        ├──────► hot              queues, partitions and nodes with too much
+                        └──────► rebalance_plan ─► topic __plans
+
+Rows of ``metrics_1m`` are **partial**: each micro-batch adds its own, in one commit, and a reader
+adds up those with equal keys (``telemetry_sums.fold``); whatever comes late is simply one more.
+Everything else is made from complete minutes, hours or days, once each. Time is what nodes say, so
+a run that comes later makes the same of it.
+
+Plans go to a compacted topic, because placement reads topics and has no other port that a pipeline
+could write to. The record with the key ``rebalance`` is the last one; it says itself until when it
+is worth anything, and nothing is moved from here.
+"""
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import pyarrow as pa
+
+from penstock.pipeline import heat, rebalance
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.connections import client_for
+from penstock.pipeline.job import Job, JobContext, Mode
+from penstock.pipeline.lag import Point, lag_of
+from penstock.pipeline.lake import Lake, query_app
+from penstock.pipeline.options import parse_read_options
+from penstock.pipeline.plans import publish
+from penstock.pipeline.telemetry_sums import (
+    KEYS,
+    MINUTE_MS,
+    OUT_SPARK,
+    SOURCE,
+    by_minute,
+    folded,
+    names_of,
+)
+from penstock.wire.facts import telemetry as facts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TOPIC: Final = "__telemetry"
+MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
+LAG, HOT, PLAN = "lag_1m", "hot", "rebalance_plan"
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+WINDOW_MS: Final = 5 * MINUTE_MS  # over which heat and load are judged
+LAG_MINUTES: Final = 5  # of history that a lag is judged by
+GRACE_MS: Final = 2 * MINUTE_MS
+LOADS_MAX: Final = 50_000  # partitions that one plan looks at; the busiest, should there be more
+BATCH_BYTES: Final = "64m"
+
+_LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
+_LAG_SPARK: Final = (
+    "at timestamp, account string, region string, resource string, `partition` int, "
+    "`group` string, records long, seconds double, trend_per_s double, eta_s double, state string"
+)
+_LAG: Final = pa.schema(
+    [
+        ("at", pa.timestamp("us", tz="UTC")),
+        *((name, pa.string()) for name in ("account", "region", "resource")),
+        ("partition", pa.int32()),
+        ("group", pa.string()),
+        ("records", pa.int64()),
+        *((name, pa.float64()) for name in ("seconds", "trend_per_s", "eta_s")),
+        ("state", pa.string()),
+    ]
+)
+_HOT: Final = pa.schema(
+    [
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("scope", pa.string()),
+        ("name", pa.string()),
+        *((name, pa.float64()) for name in ("rate", "share", "z")),
+        ("reason", pa.string()),
+    ]
+)
+_PLAN: Final = pa.schema(
+    [
+        ("plan_id", pa.string()),
+        *((name, pa.int64()) for name in ("created_at_ms", "valid_until_ms", "seq")),
+        *((name, pa.string()) for name in ("action", "account", "region", "resource")),
+        ("partition", pa.int32()),
+        *((name, pa.string()) for name in ("source", "target")),
+        ("gain", pa.float64()),
+        ("cost_bytes", pa.int64()),
+        ("reason", pa.string()),
+        *((name, pa.float64()) for name in ("skew_before", "skew_after")),
+    ]
+)
+
+
+# ── Pure transforms ──────────────────────────────────────────────────────────────────────────
+
+
+def transform(records: "DataFrame") -> "DataFrame":
+    """Records of ``__telemetry`` to rows by the minute."""
+    return map_in_arrow(records.select("partition", "offset", "value"), by_minute, OUT_SPARK)
+
+
+def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
+    """Rows by the minute or hour to rows by a longer ``unit``: one for each set of keys."""
+    from pyspark.sql import functions as f
+
+    counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
+    longer = counted.withColumn("at", f.date_trunc(unit, "at"))
+    together = longer.repartition(*names_of(KEYS))
+    return map_in_arrow(together, folded, OUT_SPARK)
+
+
+def lags(rows: "DataFrame") -> "DataFrame":
+    """Rows by the minute to the lag of each group in each of those minutes."""
+    of_groups = rows.where(f"kind = '{facts.LAG}'").selectExpr(
+        "at", *names_of(_LAG_KEYS), "committed_max", "log_end_max"
+    )
+    together = of_groups.repartition(*names_of(_LAG_KEYS))
+    ordered = together.sortWithinPartitions(*names_of(_LAG_KEYS), "at")
+    return map_in_arrow(ordered, _lag_rows, _LAG_SPARK)
+
+
+def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows come by group and time. A minute that is there in several parts counts as one."""
+    last: tuple[Any, ...] | None = None
+    points: list[Point] = []
+    for batch in batches:
+        found: list[dict[str, Any]] = []
+        for row in batch.to_pylist():
+            key = tuple(row[name] for name in _LAG_KEYS)
+            at_ms = int(row["at"].timestamp() * 1_000)
+            if key != last:
+                last, points = key, []
+            point = Point(at_ms, row["committed_max"], row["log_end_max"])
+            if points and points[-1].at_ms == at_ms:
+                points.pop()
+            points = [*points[-LAG_MINUTES:], point]
+            lag = lag_of(points)
+            found.append(
+                {
+                    **{name: row[name] for name in ("at", *_LAG_KEYS)},
+                    "records": lag.records,
+                    "seconds": lag.seconds,
+                    "trend_per_s": lag.trend_per_s,
+                    "eta_s": lag.eta_s,
+                    "state": lag.state.value,
+                }
+            )
+        yield pa.RecordBatch.from_pylist(found, _LAG)
+
+
+def by_window(rows: "DataFrame") -> "DataFrame":
+    """Rows by the minute to what each partition, topic and node had in each window."""
+    kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
+    sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
+    grouped = (
+        rows.where(f"kind IN ({kinds})")
+        .withColumn("window", _expr(f"unix_millis(at) div {WINDOW_MS}"))
+        .groupBy("window", "kind", "node", "account", "region", "resource", "partition")
+    )
+    return grouped.agg(
+        *(_expr(f"sum({name})").alias(name) for name in sums),
+        _expr("max(size_bytes_max)").alias("size_bytes"),
+        _expr("max(unix_millis(at))").alias("at_ms"),
+    )
+
+
+def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
+    """Rows of one window to what is hot in it."""
+    rates: dict[str, dict[str, float]] = {"queue": {}, "partition": {}, "node": {}}
+    for row in rows:
+        name = f"{row.account}/{row.region}/{row.resource}"
+        if row.kind == facts.CALLS and row.resource not in ("", facts.FOLDED):
+            scope, amount = rates["queue"], row.messages
+        elif row.kind == facts.PARTITION:
+            scope, amount, name = rates["partition"], row.messages, f"{name}/{row.partition}"
+        elif row.kind == facts.NODE:
+            scope, amount, name = rates["node"], row.cpu_ms, row.node
+        else:
+            continue
+        scope[name] = scope.get(name, 0.0) + amount / seconds
+    return [
+        {"scope": scope, **asdict(each)} for scope, of in rates.items() for each in heat.hot(of)
+    ]
+
+
+def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
+    """Rows of one window to the load of each partition. What is read and asked of a topic is known
+    for the topic as a whole; its partitions have of it what they have of its records."""
+    asked: dict[tuple[str, str, str], tuple[int, int]] = {}
+    last: dict[rebalance.PartitionId, Any] = {}
+    for row in rows:
+        topic = row.account, row.region, row.resource
+        if row.kind == facts.CALLS:
+            bytes_out, requests = asked.get(topic, (0, 0))
+            asked[topic] = bytes_out + row.bytes_out, requests + row.requests
+        elif row.kind == facts.PARTITION:
+            # One that moved within the window is where it was seen last.
+            place = rebalance.PartitionId(*topic, row.partition)
+            if place not in last or last[place].at_ms < row.at_ms:
+                last[place] = row
+    totals: dict[tuple[str, str, str], int] = {}
+    for place, row in last.items():
+        topic = place.account, place.region, place.resource
+        totals[topic] = totals.get(topic, 0) + row.messages
+    found = []
+    for place in sorted(last):
+        row, topic = last[place], (place.account, place.region, place.resource)
+        bytes_out, requests = asked.get(topic, (0, 0))
+        share = row.messages / totals[topic] if totals[topic] else 0.0
+        load = rebalance.Load(row.bytes_in, bytes_out * share, requests * share)
+        found.append(rebalance.Placed(place, row.node, load, row.size_bytes))
+    return found
+
+
+def _expr(text: str) -> Any:
+    from pyspark.sql import functions as f
+
+    return f.expr(text)
+
+
+# ── The job ──────────────────────────────────────────────────────────────────────────────────
+
+
+class TelemetryTables:
+    """What one driver does with the tables; all it remembers it has read from them."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        lake: Lake,
+        *,
+        app: str = "",
+        grace_ms: int = GRACE_MS,
+        publish_plan: Callable[[rebalance.Plan], None] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._grace_ms = grace_ms
+        self._publish = publish_plan
+        self._since_ms = 0
+        self.app = app
+
+    def ends(self) -> dict[int, int]:
+        """Partition of ``__telemetry``: where to go on without a checkpoint."""
+        if not self._lake.exists(MINUTES):
+            return {}
+        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
+        told = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
+        return {row.partition: row.end for row in told.collect()}
+
+    def add(self, records: "DataFrame", batch_id: int) -> None:
+        rows = transform(records).withColumn("date", _expr("to_date(at)"))
+        self._lake.append(
+            rows, MINUTES, app=self.app, batch_id=batch_id, partition_by=("kind", "date")
+        )
+
+    def derive(self) -> None:
+        """All that follows from minutes that are complete."""
+        span = self._span_ms()
+        if span is None:
+            return
+        self._since_ms = span[0]
+        through_ms = span[1] + MINUTE_MS - self._grace_ms
+        self._add_lags(through_ms)
+        self._add_window(through_ms)
+        self._roll(MINUTES, HOURS, "hour", HOUR_MS, through_ms)
+        self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
+
+    def _span_ms(self) -> tuple[int, int] | None:
+        """The first and the last minute that is told of."""
+        if not self._lake.exists(MINUTES):
+            return None
+        rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
+        row = rows.selectExpr("unix_millis(min(at)) AS a", "unix_millis(max(at)) AS b").first()
+        return None if row is None or row.a is None else (row.a, row.b)
+
+    def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
+        """Whole units that are complete and not there yet, all in one commit."""
+        last = through_ms // unit_ms - 1
+        done = self._lake.version_of(target, "roll")
+        if not self._lake.exists(source) or (done is not None and done >= last):
+            return
+        if done is None and (last + 1) * unit_ms <= self._since_ms:
+            return  # the first one is not complete yet
+        since_ms = 0 if done is None else (done + 1) * unit_ms
+        rows = self._between(source, since_ms, (last + 1) * unit_ms)
+        rolled = rolled_up(rows, unit).withColumn("date", _expr("to_date(at)"))
+        self._lake.append(rolled, target, app="roll", batch_id=last, partition_by=("date",))
+
+    def _add_lags(self, through_ms: int) -> None:
+        last = through_ms // MINUTE_MS - 1
+        done = self._lake.version_of(LAG, "lag")
+        if done is not None and done >= last:
+            return
+        since_ms = 0 if done is None else (done + 1) * MINUTE_MS
+        rows = self._between(
+            MINUTES, since_ms - LAG_MINUTES * MINUTE_MS, (last + 1) * MINUTE_MS, kind=facts.LAG
+        )
+        # Parts of one minute that came in several batches are one.
+        found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")
+        dated = found.withColumn("date", _expr("to_date(at)"))
+        self._lake.append(dated, LAG, app="lag", batch_id=last, partition_by=("date",))
+
+    def _add_window(self, through_ms: int) -> None:
+        """Heat and plans are about now: of windows that were missed, only the last counts."""
+        window = through_ms // WINDOW_MS - 1
+        done = self._lake.version_of(HOT, "hot")
+        if done is not None and done >= window:
+            return
+        since_ms = (window + 1 - rebalance.WINDOWS_MIN) * WINDOW_MS
+        rows = self._between(MINUTES, since_ms, (window + 1) * WINDOW_MS)
+        is_node, moved = _expr(f"kind = '{facts.NODE}'"), _expr("bytes_in + bytes_out")
+        busiest = by_window(rows).orderBy(is_node.desc(), moved.desc()).limit(LOADS_MAX)
+        windows: dict[int, list[Any]] = {}
+        for row in busiest.collect():
+            windows.setdefault(row.window, []).append(row)
+        latest = windows.get(window, [])
+        nodes = {row.node for row in latest if row.node}
+        if len(nodes) > 1:  # alone there is nothing to even out
+            self._plan(
+                [loads(windows[n]) for n in sorted(windows)], nodes, (window + 1) * WINDOW_MS
+            )
+        at_us = window * WINDOW_MS * 1_000
+        found = [{"at": at_us, **row} for row in hot_rows(latest, seconds=WINDOW_MS / 1_000)]
+        self._lake.append_arrow(pa.Table.from_pylist(found, _HOT), HOT, app="hot", batch_id=window)
+
+    def _plan(
+        self, windows: Sequence[Sequence[rebalance.Placed]], nodes: Iterable[str], now_ms: int
+    ) -> None:
+        made = rebalance.plan(
+            windows, nodes, now_ms=now_ms, last_plan_at_ms=self._lake.version_of(PLAN, "plan")
+        )
+        if made is None:
+            return
+        rows = [
+            {
+                **{name: getattr(step, name) for name in rebalance.Step.__dataclass_fields__},
+                "action": step.action.value,
+                "plan_id": made.plan_id,
+                "created_at_ms": made.created_at_ms,
+                "valid_until_ms": made.valid_until_ms,
+                "skew_before": made.skew_before,
+                "skew_after": made.skew_after,
+            }
+            for step in made.steps
+        ]
+        # The number of a plan's commit is its time: the pause behind it needs no other memory.
+        # Told first, so that a run killed in between tells the same plan again.
+        if self._publish is not None:
+            self._publish(made)
+        self._lake.append_arrow(
+            pa.Table.from_pylist(rows, _PLAN), PLAN, app="plan", batch_id=made.created_at_ms
+        )
+
+    def _between(
+        self, table: str, since_ms: int, until_ms: int, kind: str | None = None
+    ) -> "DataFrame":
+        since, until = (f"timestamp_millis({at})" for at in (max(0, since_ms), until_ms))
+        first, last = (_day(at) for at in (max(0, since_ms), until_ms - 1))
+        where = f"at >= {since} AND at < {until}"
+        files = f"date >= '{first}' AND date <= '{last}'"
+        if kind is not None:
+            where, files = f"{where} AND kind = '{kind}'", f"{files} AND kind = '{kind}'"
+        return self._lake.read(self._spark, table, where, files=files)
+
+
+def _day(at_ms: int) -> str:
+    return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date().isoformat()
+
+
+def run(context: JobContext) -> None:
+    grace_s = context.arguments.get("grace_s")
+    connection = parse_read_options(
+        {**context.read_options, "subscribe": TOPIC}, is_streaming=False
+    ).connection
+
+    def tell(made: rebalance.Plan) -> None:
+        publish(client_for(connection), made)
+        context.progress.note(f"plan {made.plan_id} published: {len(made.steps)} steps")
+
+    tables = TelemetryTables(
+        context.spark,
+        context.lake,
+        grace_ms=GRACE_MS if grace_s is None else int(grace_s) * 1_000,
+        publish_plan=tell,
+    )
+    checkpoint = context.checkpoint_of()
+
+    def take(records: "DataFrame", batch_id: int) -> None:
+        tables.app = query_app("telemetry", checkpoint)
+        tables.add(records, batch_id)
+        if context.mode is Mode.CONTINUOUS:
+            tables.derive()
+
+    ends = tables.ends()
+    starting = json.dumps({TOPIC: {str(p): end for p, end in ends.items()}}) if ends else "earliest"
+    reader = context.spark.readStream.format("penstock").options(**context.read_options)
+    stream = (
+        reader.option("subscribe", TOPIC)
+        .option("columns", "partition,offset,value")
+        .option("startingOffsets", starting)
+        .option("maxBytesPerTrigger", BATCH_BYTES)
+        .load()
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", checkpoint)
+        .trigger(**context.trigger)
+    )
+    context.follow(stream.start())
+    tables.derive()
+
+
+JOB: Final = Job(
+    name="telemetry",
+    summary="Roll up rates, durations and lags; find hot spots and plan moves.",
+    run=run,
+    options=(
+        click.Option(
+            ["--grace", "grace_s"],
+            type=click.IntRange(0, 86_400),
+            default=GRACE_MS // 1_000,
+            show_default=True,
+            metavar="SECONDS",
+            help="how long a minute stays open after its end",
+        ),
+    ),
+)

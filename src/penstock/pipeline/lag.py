@@ -1,0 +1,85 @@
+"""How far a group is behind on a partition, and whether it will catch up. Pure.
+
+Judged by where the group and the log stood at some moments of the last minutes:
+
+- **seconds**: how long ago the log ended where the group is now. Between two moments it is
+  interpolated; a group that is behind everything in sight is judged by the rate of appends.
+- **trend**: by how many records a second the lag grows, negative when it shrinks.
+- **eta**: when the group will have caught up if both go on like this; None: it will not.
+- **state**: STALLED, it is behind and has not moved; SLOW, it moves, and falls further behind;
+  OK otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+STALLED_MS: Final = 60_000  # without a commit for so long; most groups commit every few seconds
+SLOW_RECORDS_MIN: Final = 100  # fewer are what a fetch brings
+
+
+class State(StrEnum):
+    OK = "OK"
+    SLOW = "SLOW"
+    STALLED = "STALLED"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    at_ms: int
+    committed: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    records: int
+    seconds: float | None  # None: nobody can say yet
+    trend_per_s: float
+    eta_s: float | None
+    state: State
+
+
+def lag_of(points: Sequence[Point]) -> Lag:
+    """Of at least one point, oldest first."""
+    first, last = points[0], points[-1]
+    records = max(0, last.log_end - last.committed)
+    span_s = (last.at_ms - first.at_ms) / 1_000
+    if not records or span_s <= 0:
+        seconds = None if records else 0.0
+        return Lag(records, seconds, 0.0, None if records else 0.0, State.OK)
+    before = max(0, first.log_end - first.committed)
+    trend = (records - before) / span_s
+    return Lag(
+        records=records,
+        seconds=_seconds(points),
+        trend_per_s=trend,
+        eta_s=records / -trend if trend < 0 else None,
+        state=_state(first, last, records, trend),
+    )
+
+
+def _state(first: Point, last: Point, records: int, trend: float) -> State:
+    has_moved = last.committed > first.committed
+    if not has_moved and last.at_ms - first.at_ms >= STALLED_MS:
+        return State.STALLED
+    return State.SLOW if trend > 0 and records >= SLOW_RECORDS_MIN else State.OK
+
+
+def _seconds(points: Sequence[Point]) -> float | None:
+    last = points[-1]
+    later = last
+    for point in reversed(points):
+        if point.log_end <= last.committed:
+            # The log passed the group's place between this moment and the next.
+            grown = max(later.log_end - point.log_end, 1)
+            share = (last.committed - point.log_end) / grown
+            at_ms = point.at_ms + share * (later.at_ms - point.at_ms)
+            return (last.at_ms - at_ms) / 1_000
+        later = point
+    first = points[0]
+    rate = (last.log_end - first.log_end) / ((last.at_ms - first.at_ms) / 1_000)
+    if rate <= 0:
+        return None  # nothing was appended in all that time: it is older than we know
+    return (last.at_ms - first.at_ms) / 1_000 + (first.log_end - last.committed) / rate

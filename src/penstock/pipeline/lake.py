@@ -1,0 +1,185 @@
+"""The lake: a folder of Delta tables that every job writes to and every reader can open.
+
+A table is Parquet files and a log of commits beside them; there is no catalog service. Executors
+write part files (``parts.py``), then the driver names them all in **one commit**, together with the
+number of the micro-batch (``table.py``). So a commit is there in full or not at all, and one that
+is tried again, after a kill between the table's commit and Spark's, finds its number and does
+nothing. Tables of records are checkpoints as well: ``end_offsets`` says where to go on.
+
+Reading takes the list of files from the log and hands it to Spark's own Parquet reader. Folders
+of lakes are local or mounted on every executor; object stores are left to whoever mounts them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.parts import PART_SCHEMA, Part, part_batches, write_parts
+from penstock.pipeline.table import (
+    Commit,
+    Ends,
+    LakeError,
+    LakeFenced,
+    RecordsRepeated,
+    SchemaConflict,
+    Table,
+    TableMissing,
+    job_of,
+    query_app,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "Commit",
+    "Ends",
+    "Lake",
+    "LakeError",
+    "LakeFenced",
+    "RecordsRepeated",
+    "SchemaConflict",
+    "Table",
+    "TableMissing",
+    "job_of",
+    "query_app",
+]
+
+
+class Lake:
+    """All tables below one folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        if "://" in str(path):
+            raise LakeError(f"a lake is a folder, and {path} is an address: mount it first")
+        self.path = Path(path).absolute()
+
+    def table(self, name: str) -> "Table":
+        return Table(self.path, name)
+
+    def tables(self, under: str = "") -> list[str]:
+        """Names of all tables, or of those below a name."""
+        root = self.path / under
+        logs = sorted(root.glob("**/_delta_log")) if root.is_dir() else []
+        return [str(log.parent.relative_to(self.path)) for log in logs]
+
+    def exists(self, table: str) -> bool:
+        return self.table(table).exists()
+
+    def append(
+        self,
+        df: "DataFrame",
+        table: str,
+        *,
+        app: str,
+        batch_id: int,
+        partition_by: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        is_tracked: bool = False,
+        turn: int | None = None,
+        replace_where: str | None = None,
+    ) -> Commit:
+        """Rows of a DataFrame, once for each (app, batch_id).
+
+        ``turn`` is the one that follows ``turn_of``: the commit is refused if another query took
+        it, so rows may carry it as a number that only grows. ``replace_where`` is a condition on
+        partition columns: files it selects leave the table in the same commit.
+        """
+        target = self.table(table)
+        done = target.version_of(app)
+        if done is not None and done >= batch_id:
+            return Commit(target.version, batch_id, is_new=False)
+        target.ensure(df.schema, partition_by)
+        root, by = str(target.path), tuple(partition_by)
+
+        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            return part_batches(batches, root, by, is_tracked=is_tracked)
+
+        rows = map_in_arrow(df, write, PART_SCHEMA).collect()
+        parts = [Part.from_row(tuple(row)) for row in rows]
+        return target.commit(
+            parts,
+            app=app,
+            batch_id=batch_id,
+            metadata=metadata,
+            is_tracked=is_tracked,
+            turn=turn,
+            replace_where=replace_where,
+        )
+
+    def append_each(
+        self,
+        df: "DataFrame",
+        under: str,
+        *,
+        by: str,
+        app: str,
+        batch_id: int,
+        partition_by: Sequence[str] = (),
+    ) -> list[Commit]:
+        """Records of several logs, each to the tracked table ``under/<value of by>``.
+
+        Rows are written in one pass, then each table gets its commit: those of a batch that was
+        cut off in between have it already and skip it.
+        """
+        root, columns = str(self.path / under), tuple(partition_by)
+
+        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+            return part_batches(batches, root, columns, is_tracked=True, table_by=by)
+
+        parts: dict[str, list[Part]] = {}
+        for row in map_in_arrow(df, write, PART_SCHEMA).collect():
+            part = Part.from_row(tuple(row))
+            parts.setdefault(part.table, []).append(part)
+        commits = []
+        for name in sorted(parts):
+            target = self.table(f"{under}/{name}")
+            target.ensure(df.schema, partition_by)
+            commit = target.commit(parts[name], app=app, batch_id=batch_id, is_tracked=True)
+            commits.append(commit)
+        return commits
+
+    def append_arrow(
+        self,
+        rows: "pa.Table",
+        table: str,
+        *,
+        app: str,
+        batch_id: int,
+        partition_by: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        replace_where: str | None = None,
+    ) -> Commit:
+        """As ``append``, for the few rows that a driver has in its own hands: needs no Spark."""
+        target = self.table(table)
+        done = target.version_of(app)
+        if done is not None and done >= batch_id:
+            return Commit(target.version, batch_id, is_new=False)
+        target.ensure_arrow(rows.schema, partition_by)
+        parts = write_parts(rows.to_batches(), target.path, partition_by, is_tracked=False)
+        return target.commit(
+            parts, app=app, batch_id=batch_id, metadata=metadata, replace_where=replace_where
+        )
+
+    def read(
+        self,
+        spark: "SparkSession",
+        table: str,
+        where: str | None = None,
+        *,
+        files: str | None = None,
+    ) -> "DataFrame":
+        """A table as it is now. ``where`` is SQL on its rows; ``files`` picks files only.
+
+        Files are pruned by partition values and by minima and maxima of plain columns, as far as
+        the condition allows; ``files`` may be a simpler condition than ``where`` that does.
+        """
+        return self.table(table).read(spark, where, files=files)
+
+    def version_of(self, table: str, app: str) -> int | None:
+        return self.table(table).version_of(app)
+
+    def end_offsets(self, table: str, job: str) -> Ends:
+        return self.table(table).end_offsets(job)

@@ -1,0 +1,317 @@
+"""The options of ``format("penstock")`` for reading: the Kafka connector's names, and our own.
+
+Parsed once, on the driver, into a frozen value that is sent to the workers. A name that is not
+known is refused with the nearest one that is, because a misspelt limit that is silently ignored is
+found out in production. Options of the ``kafka.`` family are those of Kafka's clients; what
+concerns security is checked, what concerns the connector's own consumers (buffers, polls) is let
+through without effect. ``sink_options`` has those for writing.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from penstock.net.kafka_client import (
+    EARLIEST,
+    LATEST,
+    Place,
+    Security,
+    SecurityInvalid,
+    parse_addresses,
+    security_from,
+)
+from penstock.pipeline import columns as made
+from penstock.pipeline.decode import OnCorrupt
+from penstock.pipeline.option_values import OptionInvalid, Options
+
+TRIGGER_DELAY_MS: Final = 15 * 60_000
+FETCH_BYTES: Final = 16 * 1_048_576
+_PASSWORD_FILE: Final = "kafka.sasl.password.file"  # noqa: S105
+_PASSWORD_ENV: Final = "kafka.sasl.password.env"  # noqa: S105
+
+_POSITIONS: Final = (
+    "startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp",
+    "endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp",
+)  # fmt: skip
+_KNOWN: Final = (
+    "subscribe", "subscribePattern", "assign", *_POSITIONS, "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
+    "minPartitions", "maxRecordsPerPartition", "includeHeaders", "groupIdPrefix",
+    "fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.pollTimeoutMs",
+    "columns", "decode", "commitGroup", "maxBytesPerTrigger", "onDataLoss", "onCorrupt",
+    "mode", "pushdown", "fetchBytes",
+)  # fmt: skip
+# What Spark itself puts among the options of a source or sink.
+SPARKS_OWN: Final = (
+    "path", "checkpointLocation", "queryName", "outputMode", "__default__", "sourceName",
+)  # fmt: skip
+# Settings of a consumer that would contradict what the source does by itself.
+_NOT_YOURS: Final[Mapping[str, str]] = {
+    "kafka.auto.offset.reset": "set startingOffsets instead",
+    "kafka.enable.auto.commit": "set commitGroup to have offsets committed",
+    "kafka.key.deserializer": "keys are always binary",
+    "kafka.value.deserializer": "values are always binary",
+    "kafka.interceptor.classes": "there are no interceptors here",
+}
+
+
+class Mode(StrEnum):
+    LOG = "log"
+    CONSUME = "consume"
+
+
+class OnDataLoss(StrEnum):
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class NoneSoNew(StrEnum):
+    """What to do where no record is as new as the time that was asked for."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the cluster; small, and all that a worker needs to know."""
+
+    addresses: str
+    security: Security = field(default_factory=Security)
+    client_id: str = "penstock-spark"
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Exactly one of the three is set."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    places: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: one for all partitions, or one for each."""
+
+    everywhere: int | None = None  # EARLIEST, LATEST, or a time
+    by_place: Mapping[Place, int] | None = None
+    is_time: bool = False
+    option: str = ""  # that said so
+    none_so_new: NoneSoNew = NoneSoNew.LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    connection: Connection
+    subscription: Subscription
+    starting: Position
+    ending: Position
+    columns: tuple[str, ...] = made.PLAIN
+    decode: str = ""
+    mode: Mode = Mode.LOG
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    is_committed_only: bool = True
+    is_pushdown: bool = False
+    commit_group: str = ""
+    offsets_per_trigger_max: int | None = None
+    offsets_per_trigger_min: int | None = None
+    bytes_per_trigger_max: int | None = None
+    trigger_delay_ms_max: int = TRIGGER_DELAY_MS
+    partitions_min: int | None = None
+    records_per_partition_max: int | None = None
+    fetch_bytes: int = FETCH_BYTES
+
+
+def check_names(given: Options, known: Iterable[str]) -> None:
+    """Refuses what is not known, and says what may have been meant."""
+    names = {name.lower(): name for name in (*known, *SPARKS_OWN)}
+    for name in given.names():
+        if name in _NOT_YOURS:
+            raise OptionInvalid(f"option {name} cannot be set: {_NOT_YOURS[name]}")
+        if name in names or name.startswith(("kafka.", "kafkaconsumer.", "fetchoffset.")):
+            continue
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {names[near[0]]}?" if near else ""
+        raise OptionInvalid(f"there is no option {name}{hint}")
+
+
+def parse_connection(given: Options) -> Connection:
+    addresses = given.text("kafka.bootstrap.servers")
+    if not addresses:
+        raise OptionInvalid("option kafka.bootstrap.servers is missing: HOST:PORT of the server")
+    properties = {
+        name.removeprefix("kafka."): given.text(name)
+        for name in given.names()
+        if name.startswith("kafka.") and name not in (_PASSWORD_FILE, _PASSWORD_ENV)
+    }
+    if _PASSWORD_FILE in given or _PASSWORD_ENV in given:
+        properties["sasl.password"] = _password(given)
+    try:
+        parse_addresses(addresses)
+        security = security_from(properties)
+    except SecurityInvalid as error:
+        raise OptionInvalid(f"options kafka.security and kafka.sasl: {error}") from None
+    except ValueError as error:
+        raise OptionInvalid(f"option kafka.bootstrap.servers: {error}") from None
+    timeout_ms = given.number("kafka.request.timeout.ms", 30_000)
+    assert timeout_ms is not None
+    return Connection(
+        addresses,
+        security,
+        client_id=given.text("kafka.client.id", "penstock-spark"),
+        timeout_s=timeout_ms / 1_000,
+    )
+
+
+def _password(given: Options) -> str:
+    """Options show in plans and logs; where the secret is may, the secret may not."""
+    if _PASSWORD_ENV in given:
+        name = given.text(_PASSWORD_ENV)
+        if name not in os.environ:
+            raise OptionInvalid(f"option {_PASSWORD_ENV}: there is no variable {name}")
+        return os.environ[name]
+    try:
+        return Path(given.text(_PASSWORD_FILE)).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OptionInvalid(f"option {_PASSWORD_FILE}: {error}") from None
+
+
+def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
+    """Raises OptionInvalid."""
+    given = Options(options)
+    check_names(given, _KNOWN)
+    on_data_loss = (
+        OnDataLoss.FAIL if given.flag("failOnDataLoss", default=True) else OnDataLoss.SKIP
+    )
+    isolation = given.text("kafka.isolation.level", "read_committed").lower()
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise OptionInvalid(
+            f"option kafka.isolation.level is read_committed or read_uncommitted, not '{isolation}'"
+        )
+    fetch_bytes = given.size("fetchBytes")
+    for name in ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs"):
+        given.number(name, least=0)
+    given.number("kafkaConsumer.pollTimeoutMs")
+    found = ReadOptions(
+        connection=parse_connection(given),
+        subscription=_subscription(given),
+        starting=_starting(given, is_streaming=is_streaming),
+        ending=_ending(given, is_streaming=is_streaming),
+        columns=_columns(given),
+        decode=given.text("decode"),
+        mode=given.choice("mode", Mode, Mode.LOG),
+        on_data_loss=given.choice("onDataLoss", OnDataLoss, on_data_loss),
+        on_corrupt=given.choice("onCorrupt", OnCorrupt, OnCorrupt.FAIL),
+        is_committed_only=isolation == "read_committed",
+        is_pushdown=given.flag("pushdown", default=False),
+        commit_group=given.text("commitGroup"),
+        offsets_per_trigger_max=given.number("maxOffsetsPerTrigger"),
+        offsets_per_trigger_min=given.number("minOffsetsPerTrigger"),
+        bytes_per_trigger_max=given.size("maxBytesPerTrigger"),
+        trigger_delay_ms_max=given.duration_ms("maxTriggerDelay", TRIGGER_DELAY_MS),
+        partitions_min=given.number("minPartitions"),
+        records_per_partition_max=given.number("maxRecordsPerPartition"),
+        fetch_bytes=FETCH_BYTES if fetch_bytes is None else fetch_bytes,
+    )
+    _check_together(found)
+    return found
+
+
+def _check_together(found: ReadOptions) -> None:
+    least, most = found.offsets_per_trigger_min, found.offsets_per_trigger_max
+    if least is not None and most is not None and least > most:
+        raise OptionInvalid(f"minOffsetsPerTrigger {least} is above maxOffsetsPerTrigger {most}")
+    if most is not None and found.bytes_per_trigger_max is not None:
+        raise OptionInvalid("maxOffsetsPerTrigger and maxBytesPerTrigger exclude each other")
+    if not 65_536 <= found.fetch_bytes <= 1 << 30:
+        raise OptionInvalid(f"option fetchBytes is from 64k to 1g, not {found.fetch_bytes}")
+
+
+def _subscription(given: Options) -> Subscription:
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(ways) != 1:
+        said = f"there are {' and '.join(ways)}" if ways else "there is none"
+        raise OptionInvalid(f"exactly one of subscribe, subscribePattern, assign is needed; {said}")
+    if ways == ["subscribe"]:
+        return Subscription(topics=tuple(dict.fromkeys(given.names_list("subscribe"))))
+    if ways == ["assign"]:
+        return Subscription(places=tuple(given.places("assign")))
+    pattern = given.text("subscribePattern")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionInvalid(f"option subscribePattern '{pattern}': {error}") from None
+    if not pattern:
+        raise OptionInvalid("option subscribePattern is empty")
+    return Subscription(pattern=pattern)
+
+
+def _columns(given: Options) -> tuple[str, ...]:
+    with_headers = given.flag("includeHeaders", default=False)
+    if "columns" not in given:
+        return (*made.PLAIN, "headers") if with_headers else made.PLAIN
+    known = {name.lower(): name for name in made.TYPES}
+    chosen = []
+    for name in given.names_list("columns"):
+        if name.lower() not in known:
+            raise OptionInvalid(
+                f"option columns: no column {name}; there are {', '.join(made.TYPES)}"
+            )
+        chosen.append(known[name.lower()])
+    if len(set(chosen)) != len(chosen):
+        raise OptionInvalid("option columns names a column twice")
+    return tuple(chosen)
+
+
+# ── Where to begin and end ───────────────────────────────────────────────────────────────────────
+
+
+def _starting(given: Options, *, is_streaming: bool) -> Position:
+    strategy = given.choice("startingOffsetsByTimestampStrategy", NoneSoNew, NoneSoNew.ERROR)
+    default = "latest" if is_streaming else "earliest"
+    found = _position(given, "starting", default, none_so_new=strategy)
+    if not is_streaming and not found.is_time and _has(found, LATEST):
+        raise OptionInvalid(f"option {found.option}: a batch read cannot begin at latest (-1)")
+    return found
+
+
+def _ending(given: Options, *, is_streaming: bool) -> Position:
+    if is_streaming:
+        for name in _POSITIONS:
+            if name.startswith("ending") and name in given:
+                raise OptionInvalid(f"option {name} is for batch reads; a stream has no end")
+    found = _position(given, "ending", "latest", none_so_new=NoneSoNew.LATEST)
+    if not found.is_time and _has(found, EARLIEST):
+        raise OptionInvalid(f"option {found.option}: a read cannot end at earliest (-2)")
+    return found
+
+
+def _has(position: Position, sentinel: int) -> bool:
+    return position.everywhere == sentinel or sentinel in (position.by_place or {}).values()
+
+
+def _position(given: Options, end: str, default: str, *, none_so_new: NoneSoNew) -> Position:
+    """In the order of the Kafka connector: one time, times, offsets."""
+    one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
+    if one in given:
+        at_ms = given.number(one, least=0)
+        return Position(at_ms, is_time=True, option=one, none_so_new=none_so_new)
+    if several in given:
+        times = given.by_place(several, least=0)
+        return Position(None, times, True, option=several, none_so_new=none_so_new)
+    name = f"{end}Offsets"
+    text = given.text(name, default)
+    if text.startswith("{"):
+        return Position(None, given.by_place(name, least=EARLIEST), option=name)
+    known = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() not in known:
+        raise OptionInvalid(f"option {name} is earliest, latest or JSON, not '{text}'")
+    return Position(known[text.lower()], option=name)

@@ -1,0 +1,368 @@
+"""Part files: rows become Parquet files of a table's folder, durable before anybody names them.
+
+This runs where the rows are, in an executor's Python worker (or in the driver for a handful of
+rows), and knows nothing of commits: a file that is not named by a table's log does not exist for
+readers, so a task that dies or runs twice leaves orphans and no harm. ``lake.py`` commits.
+
+Each file holds the rows of one combination of partition values, in the order in which they came.
+For every file the writer tells its size, its rows, minima and maxima of plain columns (what
+readers prune by), and, for rows that come from a log, the span of offsets of each partition.
+
+Rows are gathered into row groups of ``ROW_GROUP_BYTES``; how many files are open at a time is
+bounded as well, so a task's memory does not depend on its input.
+"""
+
+import datetime
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+ROW_GROUP_BYTES: Final = 32 * 1_048_576  # readers hold one row group; larger ones compress better
+ROW_GROUP_ROWS_MAX: Final = 1_048_576
+FILE_BYTES_MAX: Final = 256 * 1_048_576  # then a new file: compaction and retries stay cheap
+OPEN_FILES_MAX: Final = 32  # of one task; beyond, the one unused for longest is finished
+STAT_TEXT_CHARS_MAX: Final = 64  # longer texts have no minimum and maximum in the log
+NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
+
+# What executors hand back to the driver, one row for each file.
+PART_SCHEMA: Final = "path string, size long, rows long, written_at_ms long, detail string"
+
+# Which columns say where a row came from, when it comes from a log.
+TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The offsets that one part file has of one partition: first, last and how many."""
+
+    first: int
+    last: int
+    count: int
+
+    def __add__(self, other: "Span") -> "Span":
+        return Span(
+            min(self.first, other.first), max(self.last, other.last), self.count + other.count
+        )
+
+
+Spans = dict[tuple[str, int], Span]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One durable file that no commit names yet."""
+
+    path: str  # below the table's folder, as the file system has it
+    table: str  # below the folder that was written to; "": that is the table's own
+    size: int
+    rows: int
+    written_at_ms: int
+    values: Mapping[str, str | None]  # of the partition columns
+    stats: str  # JSON, as Delta's log wants it
+    spans: Spans = field(default_factory=dict)
+
+    def to_row(self) -> tuple[str, int, int, int, str]:
+        spans = [[topic, p, s.first, s.last, s.count] for (topic, p), s in self.spans.items()]
+        detail = json.dumps(
+            {
+                "table": self.table,
+                "values": dict(self.values),
+                "stats": self.stats,
+                "spans": spans,
+            }
+        )
+        return self.path, self.size, self.rows, self.written_at_ms, detail
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> "Part":
+        path, size, rows, written_at_ms, text = row
+        detail = json.loads(text)
+        spans = {(t, p): Span(first, last, n) for t, p, first, last, n in detail["spans"]}
+        return cls(
+            path=path,
+            table=detail["table"],
+            size=size,
+            rows=rows,
+            written_at_ms=written_at_ms,
+            values=detail["values"],
+            stats=detail["stats"],
+            spans=spans,
+        )
+
+
+def part_batches(
+    batches: Iterable[pa.RecordBatch],
+    root: str,
+    partition_by: Sequence[str],
+    *,
+    is_tracked: bool,
+    table_by: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """``write_parts`` in the form that ``mapInArrow`` wants: batches in, one batch of parts out."""
+    parts = write_parts(batches, Path(root), partition_by, is_tracked=is_tracked, table_by=table_by)
+    columns = list(zip(*(part.to_row() for part in parts), strict=True)) or [()] * 5
+    kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string())
+    names = [each.split()[0] for each in PART_SCHEMA.split(", ")]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def write_parts(
+    batches: Iterable[pa.RecordBatch],
+    root: Path,
+    partition_by: Sequence[str],
+    *,
+    is_tracked: bool,
+    table_by: str | None = None,
+) -> list[Part]:
+    """Write all rows below a table's folder; when this returns, they survive a power cut.
+
+    With ``table_by`` rows go to several tables, each in the folder below that the column names.
+    """
+    done: list[Part] = []
+    open_files: dict[tuple[str | None, ...], _PartFile] = {}
+    try:
+        for batch in batches:
+            for values, rows in _by_partition(batch, partition_by, table_by):
+                file = open_files.pop(values, None)
+                if file is None:
+                    if len(open_files) >= OPEN_FILES_MAX:
+                        done.append(open_files.pop(next(iter(open_files))).finish())
+                    named = dict(zip(partition_by, values[1:], strict=True))
+                    file = _PartFile(
+                        root, values[0] or "", named, rows.schema, is_tracked=is_tracked
+                    )
+                file.add(rows)
+                if file.is_full:
+                    done.append(file.finish())
+                else:
+                    open_files[values] = file  # at the end: the first one is unused for longest
+        while open_files:
+            done.append(open_files.popitem()[1].finish())
+    finally:
+        for file in open_files.values():
+            file.drop()
+    for folder in {(root / part.table / part.path).parent for part in done}:
+        _sync_folders(folder, root)
+    return done
+
+
+def _by_partition(
+    batch: pa.RecordBatch, partition_by: Sequence[str], table_by: str | None
+) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """The batch cut by table and by the values of partition columns; the latter are in names of
+    folders and not in files."""
+    if batch.num_rows == 0:
+        return
+    prefix: tuple[str | None, ...] = () if table_by is not None else (None,)
+    names = [*partition_by] if table_by is None else [table_by, *partition_by]
+    if not names:
+        yield prefix, batch
+        return
+    rest = batch.drop_columns(list(partition_by))
+    keys = [batch.column(name) for name in names]
+    if all(len(pc.unique(key)) == 1 for key in keys):  # nearly always: hours come in order
+        yield (*prefix, *(_text(key[0].as_py()) for key in keys)), rest
+        return
+    numbers = pa.array(range(batch.num_rows), pa.int64())
+    table = pa.Table.from_arrays([*keys, numbers], [*names, "__row"])
+    groups = table.group_by(names).aggregate([("__row", "list")])
+    for group in groups.to_pylist():
+        rows = pa.array(sorted(group["__row_list"]), pa.int64())
+        yield (*prefix, *(_text(group[name]) for name in names)), rest.take(rows)
+
+
+def _text(value: Any) -> str | None:
+    """A partition value as Delta's log has it."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case datetime.datetime():
+            raise TypeError("a table is partitioned by dates, numbers and texts, not by timestamps")
+        case str() if not value.isascii():
+            # Readers do not agree on how such a folder's name is written.
+            raise ValueError("a table is divided by ASCII texts only")
+        case str() | int() | datetime.date():
+            # An empty text cannot be told from null in a folder's name: both mean null in Delta.
+            return str(value) or None
+    raise TypeError(f"no partition value: {type(value).__name__}")
+
+
+class _PartFile:
+    """One file being written: rows gather until they make a row group."""
+
+    def __init__(
+        self,
+        root: Path,
+        table: str,
+        values: Mapping[str, str | None],
+        schema: pa.Schema,
+        *,
+        is_tracked: bool,
+    ) -> None:
+        folders = "".join(
+            f"{name}={NULL_PARTITION if value is None else quote(value, safe='')}/"
+            for name, value in values.items()
+        )
+        self._relative = f"{folders}part-{uuid.uuid4()}.zstd.parquet"
+        self._table = table
+        self._path = root / table / self._relative
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._values = values
+        self._file = self._path.open("xb")
+        self._metadata: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            self._file,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            metadata_collector=self._metadata,
+            use_dictionary=[f.name for f in schema if _repeats(f)],
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._waiting_rows = 0
+        self._spans: Spans | None = {} if is_tracked else None
+
+    @property
+    def is_full(self) -> bool:
+        return self._file.tell() >= FILE_BYTES_MAX
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if self._spans is not None:
+            _note_spans(self._spans, rows)
+        self._waiting.append(rows)
+        self._waiting_bytes += rows.nbytes
+        self._waiting_rows += rows.num_rows
+        if self._waiting_bytes >= ROW_GROUP_BYTES or self._waiting_rows >= ROW_GROUP_ROWS_MAX:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting), ROW_GROUP_ROWS_MAX)
+            self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
+
+    def finish(self) -> Part:
+        self._write_group()
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        (metadata,) = self._metadata
+        return Part(
+            path=self._relative,
+            table=self._table,
+            size=self._path.stat().st_size,
+            rows=metadata.num_rows,
+            written_at_ms=time.time_ns() // 1_000_000,
+            values=self._values,
+            stats=json.dumps(_stats(metadata)),
+            spans=self._spans or {},
+        )
+
+    def drop(self) -> None:
+        """The task failed: what it has written is of no use."""
+        self._writer.close()
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _repeats(column: pa.Field) -> bool:
+    """Whether a dictionary can pay: bodies and numbers rarely repeat, names do."""
+    return bool(pa.types.is_string(column.type) or pa.types.is_boolean(column.type))
+
+
+def _note_spans(spans: Spans, rows: pa.RecordBatch) -> None:
+    table = pa.Table.from_arrays(
+        [rows.column(TOPIC), rows.column(PARTITION), rows.column(OFFSET)], ["t", "p", "o"]
+    )
+    found = table.group_by(["t", "p"]).aggregate([("o", "min"), ("o", "max"), ("o", "count")])
+    for row in found.to_pylist():
+        place = row["t"], row["p"]
+        span = Span(row["o_min"], row["o_max"], row["o_count"])
+        spans[place] = spans[place] + span if place in spans else span
+
+
+def spans_of_file(path: str) -> Spans:
+    """What a file of a tracked table holds, read from its rows."""
+    spans: Spans = {}
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
+            _note_spans(spans, batch)
+    return spans
+
+
+def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Rows, and least and greatest value of each plain column, over all row groups."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    unknown: set[str] = set()
+    nulls: dict[str, int] = {}
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        for c in range(group.num_columns):
+            column = group.column(c)
+            name, seen = column.path_in_schema, column.statistics
+            if "." in name or seen is None:
+                continue  # a column of lists or structs is not pruned by
+            if seen.has_null_count:
+                nulls[name] = nulls.get(name, 0) + seen.null_count
+            if seen.has_min_max and _is_comparable(seen.min) and _is_comparable(seen.max):
+                least[name] = min(least.get(name, seen.min), seen.min)
+                greatest[name] = max(greatest.get(name, seen.max), seen.max)
+            elif not seen.has_null_count or seen.null_count < column.num_values:
+                unknown.add(name)
+    known = [name for name in least if name not in unknown]
+    return {
+        "numRecords": metadata.num_rows,
+        "minValues": {name: _stat(least[name], is_max=False) for name in known},
+        "maxValues": {name: _stat(greatest[name], is_max=True) for name in known},
+        "nullCount": nulls,
+    }
+
+
+def _is_comparable(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= STAT_TEXT_CHARS_MAX
+    return isinstance(value, int | datetime.date) and not isinstance(value, bool)
+
+
+def _stat(value: Any, *, is_max: bool) -> Any:
+    """Timestamps have milliseconds in Delta's statistics: a maximum must not be cut short."""
+    if isinstance(value, datetime.datetime):
+        if is_max:
+            value += datetime.timedelta(microseconds=999)
+        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1_000:03d}Z"
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return value
+
+
+def sync(path: Path) -> None:
+    """A file's bytes, or a folder's names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folders(folder: Path, root: Path) -> None:
+    """A file is durable once every folder on the way to it is."""
+    while True:
+        sync(folder)
+        if folder in (root, folder.parent):
+            return
+        folder = folder.parent

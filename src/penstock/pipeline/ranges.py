@@ -1,0 +1,62 @@
+"""Which offsets are read by which task: pure arithmetic over partitions.
+
+Splitting is the Kafka connector's: no more than so many records a task, and at least so many tasks,
+given to partitions by how much they have. So is sharing out a limit: each partition gets the part
+of it that it has of all there is to read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from penstock.net.kafka_client import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Records of one partition from ``begin`` up to ``end``."""
+
+    place: Place
+    begin: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        return max(0, self.end - self.begin)
+
+
+def split(
+    ranges: Sequence[Range], *, partitions_min: int | None, records_max: int | None
+) -> list[Range]:
+    wanted = [each for each in ranges if each.count]
+    if records_max is not None:
+        wanted = [part for each in wanted for part in _cut(each, -(-each.count // records_max))]
+    if partitions_min is None or len(wanted) >= partitions_min:
+        return wanted
+    total = sum(each.count for each in wanted)
+    return [
+        part
+        for each in wanted
+        for part in _cut(each, max(1, round(each.count / total * partitions_min)))
+    ]
+
+
+def _cut(whole: Range, parts: int) -> list[Range]:
+    parts = min(parts, whole.count)
+    edges = [whole.begin + whole.count * number // parts for number in range(parts + 1)]
+    return [replace(whole, begin=begin, end=end) for begin, end in pairwise(edges)]
+
+
+def shared_out(
+    begins: Mapping[Place, int], ends: Mapping[Place, int], limit: float
+) -> dict[Place, int]:
+    """Ends that are no more than ``limit`` records away in all. Every partition that has something
+    gets at least one, so that a small one beside a large one is not starved."""
+    sizes = {place: max(0, ends[place] - begins[place]) for place in ends}
+    total = sum(sizes.values())
+    if total <= limit:
+        return dict(ends)
+    return {
+        place: begins[place] + min(size, max(1, int(limit * size / total))) if size else ends[place]
+        for place, size in sizes.items()
+    }

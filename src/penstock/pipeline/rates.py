@@ -1,0 +1,257 @@
+"""The rate card: what use costs, and the arithmetic of an invoice. Pure; no Spark, no files.
+
+A card is TOML. Prices are whole millionths of the currency, so no sum depends on how a machine
+rounds; a line is rounded once, half up. A card has versions, each valid from a day on (UTC): use
+is priced by the version of the hour in which it happened.
+
+    currency = "EUR"
+
+    [[version]]
+    valid_from = 2026-01-01
+    requests_by = "units64k"        # or "requests": what counts as one
+    bills_refused = false           # throttled, denied and failed requests
+    free_requests = 1_000_000       # a month and tenant; over all classes
+    free_bytes_out = 1_000_000_000
+    bytes_out_micros = 90_000       # for 10^9 bytes
+    storage_micros = 23_000         # for 10^9 bytes over one month
+    [version.request_micros]        # for a million, by class; "other" is for all the rest
+    send = 400_000
+    other = 100_000
+    [version.classes]               # which operations a class has
+    send = ["sqs:SendMessage", "kafka:Write"]
+
+What is free is used up by the classes in alphabetical order, and by earlier versions first: any
+order would do, but it has to be the same each time.
+"""
+
+import datetime
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+GB: Final = 1_000_000_000
+MILLION: Final = 1_000_000
+MINUTES_PER_DAY: Final = 1_440
+VERSIONS_MAX: Final = 1_000
+OTHER: Final = "other"
+_VERSION_KEYS: Final = frozenset(
+    (
+        "valid_from", "requests_by", "bills_refused", "free_requests", "free_bytes_out",
+        "free_storage_bytes", "bytes_out_micros", "storage_micros", "request_micros", "classes",
+    )
+)  # fmt: skip
+
+
+class RatesInvalid(Exception):
+    """The card cannot be used; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one tenant did with one operation while one version of the card was valid."""
+
+    tenant: str
+    op: str
+    version: int  # of the card
+    requests: int = 0
+    units64k: int = 0
+    refused: int = 0
+    messages: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    byte_minutes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of an invoice. ``quantity`` is all that was used, ``free`` what costs nothing."""
+
+    item: str  # requests:<class>, bytes_out, storage
+    version: int
+    quantity: int
+    refused: int
+    free: int
+    price_micros: int
+    amount_micros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    valid_from: datetime.date
+    request_micros: Mapping[str, int]
+    classes: Mapping[str, str] = field(default_factory=dict)  # operation: class
+    requests_by: str = "requests"
+    bills_refused: bool = False
+    free_requests: int = 0
+    free_bytes_out: int = 0
+    free_storage_bytes: int = 0
+    bytes_out_micros: int = 0
+    storage_micros: int = 0
+
+    def class_of(self, op: str) -> str:
+        return self.classes.get(op, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class RateCard:
+    currency: str
+    versions: Sequence[Version]  # by the day from which they are valid
+
+    def version_at(self, day: datetime.date) -> int:
+        """Index of the version that is valid on a day."""
+        found = -1
+        for number, version in enumerate(self.versions):
+            if version.valid_from <= day:
+                found = number
+        if found < 0:
+            raise RatesInvalid(f"the rate card has no version for {day}")
+        return found
+
+    def starts(self) -> list[datetime.date]:
+        return [version.valid_from for version in self.versions]
+
+
+# ── Pricing ──────────────────────────────────────────────────────────────────────────────────
+
+
+def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
+    """The lines for one tenant and one month, which has so many days."""
+    by_version: dict[int, list[Use]] = {}
+    for use in uses:
+        by_version.setdefault(use.version, []).append(use)
+    lines: list[Line] = []
+    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of what is free
+    for number in sorted(by_version):
+        lines += _lines_of_version(by_version[number], card.versions[number], number, spent, days)
+    return lines
+
+
+def _lines_of_version(
+    uses: Sequence[Use], version: Version, number: int, spent: dict[str, int], days: int
+) -> list[Line]:
+    lines: list[Line] = []
+
+    def add(
+        item: str, kind: str, quantity: int, refused: int, price: int, per: int, free: int
+    ) -> None:
+        if not quantity:
+            return
+        billable = quantity - refused
+        given = min(billable, max(0, free - spent[kind]))
+        spent[kind] += given
+        amount = _rounded((billable - given) * price, per)
+        lines.append(Line(item, number, quantity, refused, given, price, amount))
+
+    requests, refused = _requests_by_class(uses, version)
+    for name in sorted(requests):
+        price = version.request_micros.get(name, version.request_micros[OTHER])
+        free = version.free_requests
+        count, without = requests[name], refused[name]
+        add(f"requests:{name}", "requests", count, without, price, MILLION, free)
+    out = sum(use.bytes_out for use in uses)
+    add("bytes_out", "bytes_out", out, 0, version.bytes_out_micros, GB, version.free_bytes_out)
+    minutes = days * MINUTES_PER_DAY
+    stored = sum(use.byte_minutes for use in uses)
+    free_stored = version.free_storage_bytes * minutes
+    add("storage", "storage", stored, 0, version.storage_micros, GB * minutes, free_stored)
+    return lines
+
+
+def _requests_by_class(
+    uses: Sequence[Use], version: Version
+) -> tuple[dict[str, int], dict[str, int]]:
+    counts: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    for use in uses:
+        name = version.class_of(use.op)
+        count = use.units64k if version.requests_by == "units64k" else use.requests
+        counts[name] = counts.get(name, 0) + count
+        # A refused request is one unit: its body was not taken.
+        without = 0 if version.bills_refused else min(use.refused, count)
+        refused[name] = refused.get(name, 0) + without
+    return counts, refused
+
+
+def _rounded(numerator: int, denominator: int) -> int:
+    """Half up; amounts are never negative."""
+    return (2 * numerator + denominator) // (2 * denominator)
+
+
+# ── Reading a card ───────────────────────────────────────────────────────────────────────────
+
+
+def parse(text: str) -> RateCard:
+    """Raises RatesInvalid."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RatesInvalid(f"the rate card is no TOML: {error}") from None
+    unknown = set(data) - {"currency", "version"}
+    if unknown:
+        raise RatesInvalid(f"the rate card has no setting '{min(unknown)}'")
+    currency = data.get("currency")
+    if not (isinstance(currency, str) and len(currency) == 3 and currency.isupper()):
+        raise RatesInvalid("currency must be three capital letters, like EUR")
+    raw = data.get("version")
+    if not isinstance(raw, list) or not raw or len(raw) > VERSIONS_MAX:
+        raise RatesInvalid(f"the rate card needs 1 to {VERSIONS_MAX} tables [[version]]")
+    versions = sorted((_version(each) for each in raw), key=lambda version: version.valid_from)
+    for before, after in itertools.pairwise(versions):
+        if before.valid_from == after.valid_from:
+            raise RatesInvalid(f"two versions are valid from {after.valid_from}")
+    return RateCard(currency, versions)
+
+
+def _version(raw: Any) -> Version:
+    if not isinstance(raw, dict):
+        raise RatesInvalid("version must be a table: [[version]]")
+    unknown = set(raw) - _VERSION_KEYS
+    if unknown:
+        raise RatesInvalid(f"a version has no setting '{min(unknown)}'")
+    valid_from = raw.get("valid_from")
+    if not isinstance(valid_from, datetime.date) or isinstance(valid_from, datetime.datetime):
+        raise RatesInvalid("valid_from must be a day, like 2026-01-01")
+    if raw.get("requests_by", "requests") not in ("requests", "units64k"):
+        raise RatesInvalid("requests_by must be 'requests' or 'units64k'")
+    if not isinstance(raw.get("bills_refused", False), bool):
+        raise RatesInvalid("bills_refused must be true or false")
+    prices = raw.get("request_micros")
+    if not isinstance(prices, dict) or OTHER not in prices:
+        raise RatesInvalid("request_micros must be a table with a price for 'other'")
+    return Version(
+        valid_from=valid_from,
+        request_micros={name: _whole(prices, name) for name in prices},
+        classes=_classes(raw.get("classes", {}), prices),
+        requests_by=raw.get("requests_by", "requests"),
+        bills_refused=raw.get("bills_refused", False),
+        free_requests=_whole(raw, "free_requests"),
+        free_bytes_out=_whole(raw, "free_bytes_out"),
+        free_storage_bytes=_whole(raw, "free_storage_bytes"),
+        bytes_out_micros=_whole(raw, "bytes_out_micros"),
+        storage_micros=_whole(raw, "storage_micros"),
+    )
+
+
+def _whole(table: Mapping[str, Any], name: str) -> int:
+    value = table.get(name, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+        raise RatesInvalid(f"{name} must be a whole number, 0 or more")
+    return value
+
+
+def _classes(raw: Any, prices: Mapping[str, Any]) -> dict[str, str]:
+    if not isinstance(raw, dict):
+        raise RatesInvalid("classes must be a table of lists of operations")
+    found: dict[str, str] = {}
+    for name, ops in raw.items():
+        if name not in prices:
+            raise RatesInvalid(f"class '{name}' has no price in request_micros")
+        if not isinstance(ops, list) or not all(isinstance(op, str) for op in ops):
+            raise RatesInvalid(f"class '{name}' must be a list of operations")
+        for op in ops:
+            if op in found:
+                raise RatesInvalid(f"operation {op} is in two classes")
+            found[op] = name
+    return found

@@ -1,0 +1,335 @@
+"""Which partitions should live elsewhere, so that no node carries far more than the others. Pure
+and deterministic: the same loads give the same plan, to the last id.
+
+Load is a vector (bytes in, bytes out, requests); it is compared as the mean of a partition's shares
+of what all partitions together have, so no unit outweighs another.
+
+**When.** A node is overloaded if it carried more than ``OVER`` times the mean in *every* one of
+the last windows: one burst, or load that wanders from node to node, moves nothing. After a plan
+there is a pause, in which the new placement shows what it is worth.
+
+**What.** As long as an overloaded node is above ``GOAL`` times the mean, the largest of its
+partitions that leaves the receiver below the goal goes to the node with the least. A partition that
+alone is more than a node should carry is to be split, and so is one of more than half of that if
+nothing fits. Else the move is taken that leaves giver and receiver with the least. Moves and bytes
+of one plan are bounded: the next plan goes on from there.
+
+A plan is advice. Placement looks whether it is still fresh and still true before it moves anything.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Final
+
+OVER: Final = 1.2
+GOAL: Final = 1.1
+SPLIT_SHARE: Final = 0.5
+WORTH: Final = 0.005  # of the mean: moving less relieves nobody
+WINDOWS_MIN: Final = 3
+PAUSE_MS: Final = 30 * 60_000
+VALID_MS: Final = 5 * 60_000
+MOVES_MAX: Final = 20
+MOVE_BYTES_MAX: Final = 50 * 1_073_741_824
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionId:
+    account: str
+    region: str
+    resource: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    bytes_in: float = 0.0
+    bytes_out: float = 0.0
+    requests: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One partition in one window."""
+
+    id: PartitionId
+    node: str
+    load: Load
+    size_bytes: int = 0
+
+
+class Action(StrEnum):
+    MOVE = "move"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    seq: int
+    action: Action
+    account: str
+    region: str
+    resource: str
+    partition: int
+    source: str
+    target: str
+    gain: float  # by how much the busiest node's load over the mean falls
+    cost_bytes: int
+    reason: str
+
+    @property
+    def id(self) -> PartitionId:
+        return PartitionId(self.account, self.region, self.resource, self.partition)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    plan_id: str
+    created_at_ms: int
+    valid_until_ms: int
+    skew_before: float  # the busiest node's load over the mean
+    skew_after: float
+    steps: tuple[Step, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps({"v": 1, **asdict(self)}, separators=(",", ":")).encode()
+
+
+def plan(
+    windows: Sequence[Sequence[Placed]],
+    nodes: Iterable[str],
+    *,
+    now_ms: int,
+    last_plan_at_ms: int | None = None,
+    moves_max: int = MOVES_MAX,
+    bytes_max: int = MOVE_BYTES_MAX,
+) -> Plan | None:
+    """``windows``: the latest ones, oldest first; where a partition lives is told by the last.
+    ``nodes``: all that could carry something, idle ones too. None: leave everything as it is."""
+    everyone = sorted(set(nodes))
+    if len(everyone) < 2 or len(windows) < WINDOWS_MIN:
+        return None
+    if last_plan_at_ms is not None and now_ms - last_plan_at_ms < PAUSE_MS:
+        return None
+    scored = [_scores(window) for window in windows[-WINDOWS_MIN:]]
+    over = set(everyone)
+    for window, scores in zip(windows[-WINDOWS_MIN:], scored, strict=True):
+        over &= _over(_by_node(window, scores, everyone))
+    if not over:
+        return None
+    drafting = _Draft(windows[-1], _mean(scored), everyone, moves_max, bytes_max)
+    steps = drafting.steps(sorted(over))
+    if not steps:
+        return None
+    told = json.dumps([asdict(step) for step in steps], sort_keys=True)
+    return Plan(
+        plan_id=hashlib.sha256(f"{now_ms} {told}".encode()).hexdigest()[:16],
+        created_at_ms=now_ms,
+        valid_until_ms=now_ms + VALID_MS,
+        skew_before=round(drafting.skew_before, 4),
+        skew_after=round(drafting.skew, 4),
+        steps=tuple(steps),
+    )
+
+
+def replay(window: Sequence[Placed], made: Plan) -> list[Placed]:
+    """The window as it would have been with the plan carried out: moved load is elsewhere, a
+    split partition's load is halved and the other half where the plan says."""
+    by_id = {step.id: step for step in made.steps}
+    after: list[Placed] = []
+    for placed in window:
+        step = by_id.get(placed.id)
+        if step is None:
+            after.append(placed)
+        elif step.action is Action.MOVE:
+            after.append(Placed(placed.id, step.target, placed.load, placed.size_bytes))
+        else:
+            load = placed.load
+            half = Load(load.bytes_in / 2, load.bytes_out / 2, load.requests / 2)
+            after.append(Placed(placed.id, placed.node, half, placed.size_bytes))
+            after.append(Placed(placed.id, step.target, half, 0))
+    return after
+
+
+def skew(window: Sequence[Placed], nodes: Iterable[str]) -> float:
+    """The busiest node's load over the mean; 1 is even."""
+    everyone = sorted(set(nodes))
+    loads = _by_node(window, _scores(window), everyone)
+    return _skew(loads)
+
+
+# ── Scores ───────────────────────────────────────────────────────────────────────────────────
+
+Scores = list[tuple[PartitionId, float]]
+
+
+def _scores(window: Sequence[Placed]) -> Scores:
+    totals = [
+        sum(getattr(placed.load, name) for placed in window) for name in Load.__dataclass_fields__
+    ]
+    used = [
+        (name, total)
+        for name, total in zip(Load.__dataclass_fields__, totals, strict=True)
+        if total > 0
+    ]
+    if not used:
+        return [(placed.id, 0.0) for placed in window]
+    return [
+        (placed.id, sum(getattr(placed.load, name) / total for name, total in used) / len(used))
+        for placed in window
+    ]
+
+
+def _mean(scored: Sequence[Scores]) -> dict[PartitionId, float]:
+    sums: dict[PartitionId, float] = {}
+    for scores in scored:
+        for partition, score in scores:
+            sums[partition] = sums.get(partition, 0.0) + score / len(scored)
+    return sums
+
+
+def _by_node(window: Sequence[Placed], scores: Scores, nodes: Sequence[str]) -> dict[str, float]:
+    loads = dict.fromkeys(nodes, 0.0)
+    for placed, (_, score) in zip(window, scores, strict=True):
+        loads[placed.node] = loads.get(placed.node, 0.0) + score
+    return loads
+
+
+def _skew(loads: Mapping[str, float]) -> float:
+    mean = sum(loads.values()) / len(loads)
+    return max(loads.values()) / mean if mean > 0 else 1.0
+
+
+def _over(loads: Mapping[str, float]) -> set[str]:
+    mean = sum(loads.values()) / len(loads)
+    return {node for node, load in loads.items() if mean > 0 and load > OVER * mean}
+
+
+# ── Steps ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Draft:
+    def __init__(
+        self,
+        window: Sequence[Placed],
+        scores: Mapping[PartitionId, float],
+        nodes: Sequence[str],
+        moves_max: int,
+        bytes_max: int,
+    ) -> None:
+        self._scores = scores
+        self._homes = {placed.id: placed.node for placed in window}
+        self._sizes = {placed.id: placed.size_bytes for placed in window}
+        self._moves_left = moves_max
+        self._bytes_left = bytes_max
+        self._taken: set[PartitionId] = set()
+        self._steps: list[Step] = []
+        self.loads = dict.fromkeys(nodes, 0.0)
+        for partition, node in self._homes.items():
+            self.loads[node] = self.loads.get(node, 0.0) + scores[partition]
+        self._mean = sum(self.loads.values()) / len(self.loads)
+        self.skew_before = _skew(self.loads)
+
+    @property
+    def skew(self) -> float:
+        return _skew(self.loads)
+
+    def steps(self, over: Sequence[str]) -> list[Step]:
+        while self._moves_left:
+            giver = max(over, key=lambda node: (self.loads[node], node))
+            if self.loads[giver] <= GOAL * self._mean:
+                break
+            if not (
+                self._split(giver, above=GOAL)
+                or self._move(giver)
+                or self._split(giver, above=SPLIT_SHARE)
+                or self._improve(giver)
+            ):
+                break
+        return self._steps
+
+    def _of(self, giver: str) -> list[PartitionId]:
+        """Its partitions that are not in the plan yet and worth it, the largest first."""
+        least = WORTH * self._mean
+        found = [
+            partition
+            for partition, node in self._homes.items()
+            if node == giver and partition not in self._taken and self._scores[partition] >= least
+        ]
+        return sorted(found, key=lambda partition: (-self._scores[partition], partition))
+
+    def _receiver(self, giver: str) -> str:
+        others = [node for node in self.loads if node != giver]
+        return min(others, key=lambda node: (self.loads[node], node))
+
+    def _move(self, giver: str) -> bool:
+        """The largest that leaves the receiver below the goal."""
+        receiver = self._receiver(giver)
+        room = GOAL * self._mean - self.loads[receiver]
+        for partition in self._of(giver):
+            if self._scores[partition] <= room and self._sizes[partition] <= self._bytes_left:
+                self._add(Action.MOVE, partition, giver, receiver, self._scores[partition])
+                return True
+        return False
+
+    def _improve(self, giver: str) -> bool:
+        """Where nothing fits: the one that leaves both with the least, if that is less."""
+        receiver = self._receiver(giver)
+        best, least = None, (1 - WORTH) * self.loads[giver]
+        for partition in self._of(giver):
+            score = self._scores[partition]
+            most = max(self.loads[giver] - score, self.loads[receiver] + score)
+            if most < least and self._sizes[partition] <= self._bytes_left:
+                best, least = partition, most
+        if best is None:
+            return False
+        self._add(Action.MOVE, best, giver, receiver, self._scores[best])
+        return True
+
+    def _split(self, giver: str, *, above: float) -> bool:
+        """The largest, if it is more than ``above`` times what a node should carry: what is there
+        stays, new records go to both."""
+        receiver = self._receiver(giver)
+        for partition in self._of(giver)[:1]:
+            half = self._scores[partition] / 2
+            if 2 * half > above * self._mean and self.loads[receiver] + half < self.loads[giver]:
+                self._add(Action.SPLIT, partition, giver, receiver, half)
+                return True
+        return False
+
+    def _add(
+        self,
+        action: Action,
+        partition: PartitionId,
+        giver: str,
+        receiver: str,
+        score: float,
+    ) -> None:
+        is_move = action is Action.MOVE
+        size = self._sizes[partition] if is_move else 0
+        self._bytes_left -= size
+        if is_move:
+            self._homes[partition] = receiver
+        before = self.skew
+        reason = f"{giver} has {self.loads[giver] / self._mean:.2f} times the mean"
+        self.loads[giver] -= score
+        self.loads[receiver] += score
+        self._taken.add(partition)
+        self._moves_left -= 1
+        self._steps.append(
+            Step(
+                seq=len(self._steps) + 1,
+                action=action,
+                account=partition.account,
+                region=partition.region,
+                resource=partition.resource,
+                partition=partition.partition,
+                source=giver,
+                target=receiver,
+                gain=round(before - self.skew, 4),
+                cost_bytes=size,
+                reason=reason,
+            )
+        )

@@ -1,0 +1,171 @@
+"""Plots as SVG text, to stand within a page that may be light or dark.
+
+Axes and letters have a colour that stands for none, and become ``currentColor``: the page's own.
+Fills are of middle brightness and can be told apart on both, and by people who see few colours.
+Letters stay letters, in the page's font. A plot is small on purpose: a telephone shows it at
+its own size, and wider screens put several side by side.
+"""
+
+import datetime
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from penstock.pipeline.reports import numbers
+
+WIDTH_IN, HEIGHT_IN = 4.6, 2.9
+RANKED_MAX: Final = 10
+NAME_CHARS_MAX: Final = 26
+COLOURS: Final = ("#4c86c6", "#e8833a", "#3f9f77", "#d1568a", "#8a72c9", "#b0913a")
+OTHERS_COLOUR: Final = "#8d9199"
+_INK: Final = "#010203"  # the colour that stands for the page's own
+_NUMBERS = re.compile(r'(?<=(?:width|eight)=")([\d.]+)pt(?=")')
+
+Times = Sequence[datetime.datetime]
+
+
+def stacked(times: Times, series: Mapping[str, Sequence[float]], *, step_s: float) -> str:
+    """Bars over time, the series on top of one another."""
+    figure, axes = _empty()
+    bottom = [0.0] * len(times)
+    width = datetime.timedelta(seconds=step_s * 0.86)
+    middles = [at + datetime.timedelta(seconds=step_s / 2) for at in times]
+    for name, values, colour in _coloured(series):
+        axes.bar(middles, values, width, bottom=bottom, color=colour, label=name, linewidth=0)
+        bottom = [below + value for below, value in zip(bottom, values, strict=True)]
+    _time_axis(axes, times, step_s)
+    _finish(axes, numbers.short, is_named=len(series) > 1)
+    return _svg(figure)
+
+
+def lines(
+    times: Times,
+    series: Mapping[str, Sequence[float]],
+    *,
+    step_s: float,
+    form: Callable[[float], str] = numbers.short,
+) -> str:
+    figure, axes = _empty()
+    mark = "o" if len(times) < 40 else ""
+    for name, values, colour in _coloured(series):
+        axes.plot(
+            times, values, color=colour, label=name, linewidth=1.6, marker=mark, markersize=2.5
+        )
+    _time_axis(axes, times, step_s)
+    axes.set_ylim(bottom=0)
+    _finish(axes, form, is_named=len(series) > 1)
+    return _svg(figure)
+
+
+def ranking(values: Mapping[str, float], *, form: Callable[[float], str] = numbers.short) -> str:
+    """The largest as bars beside their names; the rest as one."""
+    ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
+    shown_max = RANKED_MAX if len(ranked) > RANKED_MAX + 1 else RANKED_MAX + 1
+    shown, rest = ranked[:shown_max], ranked[shown_max:]
+    bars = [(shortened(name), value, COLOURS[0]) for name, value in shown]
+    if rest:
+        bars.append((f"{len(rest)} others", sum(value for _, value in rest), OTHERS_COLOUR))
+    figure, axes = _empty(height=max(1.2, 0.6 + 0.26 * len(bars)))
+    places = range(len(bars))
+    axes.barh(places, [value for _, value, _ in bars], color=[c for _, _, c in bars], height=0.7)
+    axes.set_yticks(places, [name for name, _, _ in bars])
+    axes.invert_yaxis()
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    top = max((value for _, value, _ in bars), default=0) or 1
+    for place, (_, value, _) in enumerate(bars):
+        axes.text(value + top * 0.02, place, form(value), va="center", fontsize=8.5)
+    axes.set_xlim(0, top * 1.22)
+    return _svg(figure)
+
+
+def shortened(name: str) -> str:
+    """Both ends of a long name: what tells names apart stands there."""
+    if len(name) <= NAME_CHARS_MAX:
+        return name
+    half = (NAME_CHARS_MAX - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def _coloured(
+    series: Mapping[str, Sequence[float]],
+) -> list[tuple[str, Sequence[float], str]]:
+    assert len(series) <= len(COLOURS) + 1, "whoever plots sums up the rest as others"
+    found = []
+    for place, (name, values) in enumerate(series.items()):
+        colour = COLOURS[place] if place < len(COLOURS) else OTHERS_COLOUR
+        found.append((shortened(name), values, colour))
+    return found
+
+
+def _empty(*, height: float = HEIGHT_IN) -> tuple[Any, Any]:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "penstock",  # the same rows give the same page
+        "text.parse_math": False,  # a dollar in a name is a dollar
+        "font.family": "sans-serif",
+        "font.size": 9,
+        **dict.fromkeys(
+            ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK
+        ),
+    }
+    mpl.rcParams.update(style)
+    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
+    axes = figure.add_subplot()
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _time_axis(axes: Any, times: Times, step_s: float) -> None:
+    from matplotlib import dates
+
+    plain: Any = dates  # which has no types
+    locator = plain.AutoDateLocator(tz=datetime.UTC, minticks=3, maxticks=6)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(plain.ConciseDateFormatter(locator, tz=datetime.UTC))
+    if times:
+        step = datetime.timedelta(seconds=step_s)
+        axes.set_xlim(times[0] - step * 0.2, times[-1] + step * 1.2)
+
+
+def _finish(axes: Any, form: Callable[[float], str], *, is_named: bool) -> None:
+    axes.yaxis.set_major_formatter(lambda value, _place: form(value))
+    axes.yaxis.set_major_locator(_locator(axes, is_binary=form is numbers.size))
+    axes.grid(axis="y", color=_INK, alpha=0.15, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    if is_named:
+        # Above the plot and never on it; two columns are what a telephone has room for.
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=8.5,
+            handlelength=1.0, handleheight=0.8, borderpad=0.2, columnspacing=1.2,
+        )  # fmt: skip
+
+
+def _locator(axes: Any, *, is_binary: bool) -> Any:
+    from matplotlib.ticker import MaxNLocator, MultipleLocator
+
+    if not is_binary:
+        return MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10])
+    step = 1.0
+    while axes.get_ylim()[1] > 4 * step:
+        step *= 2
+    return MultipleLocator(step)
+
+
+def _svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]  # without the head of a document of its own
+    text = text.replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r"font-family: [^;\"]*; ", "", text)
+    return _NUMBERS.sub(r"\1", text)

@@ -1,0 +1,294 @@
+"""Report ``hotspots``: where the load is, how long requests take, who is behind, and what could be
+moved; from the tables of the job ``telemetry``. Without ``--from`` it is about the last day.
+"""
+
+import datetime
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
+from penstock.pipeline.lag import State
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.reports import charts, numbers
+from penstock.pipeline.reports.output import options, write
+from penstock.pipeline.reports.page import ROWS_MAX, Column, Page, Plot, Section, Table
+from penstock.pipeline.reports.rows import DAY_MS, both, times
+from penstock.pipeline.reports.rows import rows as read
+from penstock.pipeline.reports.series import MINUTE_S, over_time
+from penstock.pipeline.reports.usage import period_of
+from penstock.pipeline.sketch import count_of, merge, percentile
+from penstock.wire.facts import telemetry as facts
+
+METRICS_MAX: Final = 500_000  # rows by the minute that one page looks at
+CSV_COLUMNS: Final = ("at", "scope", "name", "rate", "share", "z", "reason")
+_HOT: Final = (
+    Column("at", "When"),
+    Column("scope", "What"),
+    Column("name", "Name"),
+    Column("rate", "Rate", is_number=True),
+    Column("share", "Share", is_number=True),
+    Column("reason", "Why"),
+)
+_CALLS: Final = (
+    Column("resource", "Queue or topic"),
+    Column("op", "Operation"),
+    Column("requests", "Requests", is_number=True),
+    Column("errors", "Refused", is_number=True),
+    Column("p50", "p50", is_number=True),
+    Column("p99", "p99", is_number=True),
+)
+_LAGS: Final = (
+    Column("group", "Group"),
+    Column("resource", "Topic"),
+    Column("partition", "Partition", is_number=True),
+    Column("records", "Behind", is_number=True),
+    Column("seconds", "Time", is_number=True),
+    Column("eta", "Caught up in", is_number=True),
+    Column("state", "State"),
+)
+_STEPS: Final = (
+    Column("seq", "", is_number=True),
+    Column("action", "Do"),
+    Column("resource", "Topic"),
+    Column("partition", "Partition", is_number=True),
+    Column("source", "From"),
+    Column("target", "To"),
+    Column("cost", "Bytes", is_number=True),
+    Column("reason", "Why"),
+)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    calls: Sequence[Row]
+    partitions: Sequence[Row]
+    hot: Sequence[Row]
+    lags: Sequence[Row]
+    steps: Sequence[Row]
+
+
+def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
+    """Raises JobMisused."""
+    import pyarrow.compute as pc
+
+    if not lake.exists(MINUTES):
+        raise JobMisused(
+            "there is no telemetry in the lake: run `penstock pipeline run telemetry` first"
+        )
+    when = times("at", since_ms, until_ms)
+
+    def metrics(kind: str) -> list[Row]:
+        where = both(pc.field("kind") == kind, when)
+        return read(lake, MINUTES, where=where, rows_max=METRICS_MAX)
+
+    def part(table: str, where: Any) -> list[Row]:
+        return read(lake, table, where=where) if lake.exists(table) else []
+
+    since = since_ms or 0
+    hot = [
+        row
+        for row in part(HOT, None)
+        if since <= row["at"].timestamp() * 1_000 < (until_ms or 1 << 60)
+    ]
+    hot.sort(key=lambda row: (-row["at"].timestamp(), row["scope"], -row["rate"]))
+    return Found(
+        calls=metrics(facts.CALLS),
+        partitions=metrics(facts.PARTITION),
+        hot=hot,
+        lags=_last(part(LAG, when)),
+        steps=_last_plan(part(PLAN, None)),
+    )
+
+
+def _last(lags: Iterable[Row]) -> list[Row]:
+    """Of each group and partition the newest; those in trouble first."""
+    last: dict[tuple[Any, ...], Row] = {}
+    for row in lags:
+        key = tuple(row[n] for n in ("account", "region", "resource", "partition", "group"))
+        if key not in last or last[key]["at"] < row["at"]:
+            last[key] = row
+    order = (State.STALLED, State.SLOW, State.OK)
+    return sorted(last.values(), key=lambda row: (order.index(row["state"]), -row["records"]))
+
+
+def _last_plan(steps: Sequence[Row]) -> list[Row]:
+    newest = max((row["created_at_ms"] for row in steps), default=0)
+    found = [row for row in steps if row["created_at_ms"] == newest]
+    return sorted(found, key=lambda row: row["seq"])
+
+
+def page(found: Found) -> Page:
+    every = merge(row["hist"] for row in found.calls)
+    stuck = sum(row["state"] == State.STALLED for row in found.lags)
+    tiles = [
+        ("Requests", numbers.count(sum(row["requests"] for row in found.calls))),
+        ("Refused", numbers.count(sum(row["errors"] for row in found.calls))),
+        ("p50", numbers.duration(percentile(every, 0.5))),
+        ("p99", numbers.duration(percentile(every, 0.99))),
+        ("Groups stalled", numbers.count(stuck)),
+        ("Moves advised", numbers.count(len(found.steps))),
+    ]
+    sections = [
+        Section("Load", _load_plots(found)),
+        Section("Hot spots", table=_hot(found.hot)),
+        Section(
+            "How long requests take",
+            table=_durations(found.calls),
+            note="Receives and fetches that wait for messages count with their waiting.",
+        ),
+        Section("Groups that are behind", table=_lags(found.lags)),
+    ]
+    if found.steps:
+        sections.append(
+            Section("Advised moves", note=_about(found.steps), table=_plan(found.steps))
+        )
+    return Page(
+        title="Hot spots",
+        period=period_of([row["at"] for row in found.calls or found.partitions], step_s=60),
+        tiles=tiles,
+        sections=sections,
+        notes=["Percentiles are exact to one bucket, that is to 9 %."],
+    )
+
+
+def _load_plots(found: Found) -> list[Plot]:
+    plots = []
+    moved = [row for row in found.calls if row["messages"]]
+    if moved:
+        found_in = over_time(
+            moved, "messages", lambda row: row["resource"] or "(none)", at="at", step_s_min=MINUTE_S
+        )
+        svg = charts.stacked(found_in.times, found_in.values, step_s=found_in.step_s)
+        plots.append(Plot(f"Messages {found_in.unit}", svg))
+    by_partition: dict[str, float] = {}
+    for row in found.partitions:
+        if row["messages"]:
+            name = f"{row['resource']} · {row['partition']}"
+            by_partition[name] = by_partition.get(name, 0) + row["messages"]
+    if by_partition:
+        plots.append(Plot("Records by partition", charts.ranking(by_partition)))
+    by_node: dict[str, float] = {}
+    for row in found.partitions:
+        if row["bytes_in"]:
+            by_node[row["node"]] = by_node.get(row["node"], 0) + row["bytes_in"]
+    if by_node:
+        plots.append(Plot("Bytes appended by node", charts.ranking(by_node, form=numbers.size)))
+    return plots
+
+
+def _hot(rows: Sequence[Row]) -> Table:
+    return Table(
+        _HOT,
+        [
+            {
+                "at": numbers.moment(row["at"]),
+                "scope": row["scope"],
+                "name": row["name"],
+                "rate": f"{numbers.short(row['rate'])}/s",
+                "share": numbers.percent(row["share"]),
+                "reason": row["reason"],
+            }
+            for row in rows[:ROWS_MAX]
+        ],
+        left_out=max(0, len(rows) - ROWS_MAX),
+    )
+
+
+def _durations(calls: Sequence[Row]) -> Table:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in calls:
+        found.setdefault((row["resource"], row["op"]), []).append(row)
+    merged = [
+        (resource, op, rows, merge(row["hist"] for row in rows))
+        for (resource, op), rows in found.items()
+    ]
+    slowest = sorted(
+        (each for each in merged if count_of(each[3])),
+        key=lambda each: (-(percentile(each[3], 0.99) or 0), each[0], each[1]),
+    )
+    return Table(
+        _CALLS,
+        [
+            {
+                "resource": resource or "–",
+                "op": op,
+                "requests": numbers.count(sum(row["requests"] for row in rows)),
+                "errors": numbers.count(sum(row["errors"] for row in rows)),
+                "p50": numbers.duration(percentile(hist, 0.5)),
+                "p99": numbers.duration(percentile(hist, 0.99)),
+            }
+            for resource, op, rows, hist in slowest[:ROWS_MAX]
+        ],
+        left_out=max(0, len(slowest) - ROWS_MAX),
+    )
+
+
+def _lags(lags: Sequence[Row]) -> Table:
+    behind = [row for row in lags if row["records"]]
+    return Table(
+        _LAGS,
+        [
+            {
+                "group": row["group"],
+                "resource": row["resource"],
+                "partition": str(row["partition"]),
+                "records": numbers.count(row["records"]),
+                "seconds": numbers.duration(row["seconds"]),
+                "eta": "–" if row["eta_s"] is None else numbers.duration(row["eta_s"]),
+                "state": row["state"],
+            }
+            for row in behind[:ROWS_MAX]
+        ],
+        left_out=max(0, len(behind) - ROWS_MAX),
+    )
+
+
+def _about(steps: Sequence[Row]) -> str:
+    first = steps[0]
+    at = datetime.datetime.fromtimestamp(first["created_at_ms"] / 1_000, datetime.UTC)
+    return (
+        f"Made {numbers.moment(at)}. The busiest node has {first['skew_before']:.2f} times the "
+        f"mean, and would have {first['skew_after']:.2f} times."
+    )
+
+
+def _plan(steps: Sequence[Row]) -> Table:
+    return Table(
+        _STEPS,
+        [
+            {
+                "seq": str(row["seq"]),
+                "action": row["action"],
+                "resource": row["resource"],
+                "partition": str(row["partition"]),
+                "source": row["source"],
+                "target": row["target"],
+                "cost": numbers.size(row["cost_bytes"]),
+                "reason": row["reason"],
+            }
+            for row in steps[:ROWS_MAX]
+        ],
+    )
+
+
+def run(context: JobContext) -> None:
+    since_ms = context.since_ms
+    if since_ms is None:
+        since_ms = (context.until_ms or time.time_ns() // 1_000_000) - DAY_MS
+    found = collect(context.lake, since_ms, context.until_ms)
+    write(context, "hotspots", page(found), found.hot, CSV_COLUMNS)
+
+
+JOB: Final = Job(
+    name="hotspots",
+    summary="Where the load is, how long requests take, who is behind; on one page.",
+    run=run,
+    options=options(),
+    modes=frozenset((Mode.ONCE,)),
+    needs_spark=False,
+)

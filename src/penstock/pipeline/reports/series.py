@@ -1,0 +1,63 @@
+"""Rows with a time to series for a plot: steps that leave no gap and are not too many, the largest
+names each on its own and all others as one. Pure."""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from penstock.pipeline.reports.charts import COLOURS
+
+OTHERS: Final = "others"
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+# How many steps of a length a plot has room for; the last one takes what there is.
+_ROOM: Final = ((MINUTE_S, 180), (HOUR_S, 96), (DAY_S, 1 << 30))
+_UNITS: Final[Mapping[int, str]] = {MINUTE_S: "a minute", HOUR_S: "an hour", DAY_S: "a day"}
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    times: Sequence[datetime.datetime]
+    values: Mapping[str, Sequence[float]]  # by name
+    step_s: int
+
+    @property
+    def unit(self) -> str:
+        return _UNITS[self.step_s]
+
+
+def over_time(
+    rows: Sequence[Row],
+    value: str,
+    name: Callable[[Row], str],
+    *,
+    at: str,
+    step_s_min: int,
+    series_max: int = len(COLOURS),
+) -> Series:
+    """Of at least one row. ``at`` is the column of the time; steps are no shorter than
+    ``step_s_min``."""
+    seconds = [int(row[at].timestamp()) for row in rows]
+    for step_s, room in _ROOM:
+        first = min(seconds) // step_s
+        count = max(seconds) // step_s - first + 1
+        if step_s >= step_s_min and count <= room:
+            break
+    totals: dict[str, float] = {}
+    for row in rows:
+        totals[name(row)] = totals.get(name(row), 0) + row[value]
+    ranked = sorted((each for each in totals if totals[each] > 0), key=lambda n: (-totals[n], n))
+    values = {each: [0.0] * count for each in ranked[:series_max]}
+    if len(ranked) > series_max:
+        values[OTHERS] = [0.0] * count
+    for row, second in zip(rows, seconds, strict=True):
+        if row[value]:
+            own = name(row)
+            values[own if own in values else OTHERS][second // step_s - first] += row[value]
+    times = [
+        datetime.datetime.fromtimestamp((first + place) * step_s, datetime.UTC)
+        for place in range(count)
+    ]
+    return Series(times, values, step_s)

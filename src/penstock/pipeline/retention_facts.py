@@ -1,0 +1,213 @@
+"""What a server says that a retention plan needs: where logs begin and end, how large they are, who
+has read how far, and which topics cannot be cut.
+
+Kafka's API knows no segments. A log is therefore cut into stretches where a decision can change:
+at the offset that is as old as the policy keeps, and where each cursor and the archive stand. The
+bytes of a stretch are its share of the log by offsets, an estimate.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from penstock.net.kafka_client import (
+    EARLIEST,
+    LATEST,
+    KafkaClient,
+    KafkaRefused,
+    Place,
+    by_topic,
+)
+from penstock.pipeline.retention_plan import Facts, Hold, Policy, Segment
+from penstock.wire.kafka.faults import ErrorCode
+
+_OFFSET_FETCH, _LIST_GROUPS, _DELETE_RECORDS = 9, 16, 21
+_DESCRIBE_CONFIGS, _DESCRIBE_LOG_DIRS, _DESCRIBE_SHARE_OFFSETS = 32, 35, 90
+_ONE_GROUP_MAX: Final = 7  # newer requests ask for several groups
+_TOPIC: Final = 2  # a kind of resource that has configs
+_SHARE: Final = "share"
+A_QUEUE: Final = "a queue: it drops what its consumers are done with by itself"
+COMPACTED: Final = "compacted: nothing is deleted from its front"
+
+
+def gather(
+    client: KafkaClient,
+    policies: Sequence[Policy],
+    holds: Sequence[Hold],
+    *,
+    now_ms: int,
+    archived: Mapping[Place, int],
+    acked: Mapping[Place, Mapping[str, int]],
+) -> Facts:
+    """``acked``: what cursors need that the server does not tell of. Raises KafkaTrouble."""
+    places = _places(client, policies)
+    needs = _joined(_committed(client, places), acked)
+    firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
+    ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True) if places else {}
+    kept_ms = {place: now_ms - 1_000 * _keep_s(policies, place.topic) for place in places}
+    young = client.offsets({place: max(0, at) for place, at in kept_ms.items()}) if places else {}
+    sizes = log_bytes(client, places)
+    segments: list[Segment] = []
+    for place in places:
+        first, end = firsts[place], ends[place]
+        old_end = end if young[place] < 0 else young[place]  # -1: nothing is so young
+        edges = {old_end, archived.get(place, 0), *needs.get(place, {}).values()}
+        edges |= {hold.from_offset for hold in holds if hold.speaks_of(place.topic)}
+        cut = sorted({first, end, *(edge for edge in edges if first < edge < end)})
+        for base, until in pairwise(cut):
+            share = (until - base) * sizes.get(place, 0) // max(1, end - first)
+            at_ms = kept_ms[place] - 1 if until <= old_end else now_ms
+            segments.append(Segment(place, base, until, share, at_ms))
+    uncuttable = _uncuttable(client, sorted({place.topic for place in places}))
+    return Facts(segments, needs, archived, uncuttable)
+
+
+def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
+    """Of topics that a policy speaks of; never those of the node itself."""
+    found = []
+    for topic in client.retried(client.metadata).topics:
+        is_ours = not topic.is_internal and not topic.name.startswith("__")
+        if is_ours and any(policy.speaks_of(topic.name) for policy in policies):
+            found += [Place(topic.name, part.partition_index) for part in topic.partitions]
+    return sorted(found)
+
+
+def _keep_s(policies: Sequence[Policy], topic: str) -> int:
+    return next(policy.keep_s for policy in policies if policy.speaks_of(topic))
+
+
+def _joined(
+    one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
+) -> dict[Place, dict[str, int]]:
+    """The lower of both, where both know a cursor."""
+    found = {place: dict(needs) for place, needs in one.items()}
+    for place, needs in other.items():
+        into = found.setdefault(place, {})
+        for cursor, offset in needs.items():
+            into[cursor] = min(offset, into.get(cursor, offset))
+    return found
+
+
+# ── Who has read how far ─────────────────────────────────────────────────────────────────────────
+
+
+def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict[str, int]]:
+    needs: dict[Place, dict[str, int]] = {}
+    for name, kind in _groups(client):
+        offsets = _share_starts(client, name) if kind == _SHARE else _group_offsets(client, name)
+        topics = {place.topic for place in offsets}
+        for place in places:
+            if place.topic in topics:  # partitions it has not come to are needed from the start
+                needs.setdefault(place, {})[name] = offsets.get(place, 0)
+    return needs
+
+
+def _groups(client: KafkaClient) -> list[tuple[str, str]]:
+    from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
+
+    found: dict[str, str] = {}
+    for node in client.nodes():
+        reply = client.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
+        _check(reply.error_code, "groups")
+        found |= {each.group_id: each.group_type.lower() for each in reply.groups}
+    return sorted(found.items())
+
+
+def _group_offsets(client: KafkaClient, group: str) -> dict[Place, int]:
+    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
+
+    request = OffsetFetchRequest(group_id=group, topics=None)
+    node = client.coordinator(group)
+    reply = client.call(_OFFSET_FETCH, request, node=node, version_max=_ONE_GROUP_MAX)
+    _check(reply.error_code, f"group {group}")
+    found = {}
+    for topic in reply.topics:
+        for part in topic.partitions:
+            _check(part.error_code, f"group {group}")
+            if part.committed_offset >= 0:
+                found[Place(topic.name, part.partition_index)] = part.committed_offset
+    return found
+
+
+def _share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
+    from penstock.wire.kafka.generated import describe_share_group_offsets as api
+
+    request = api.DescribeShareGroupOffsetsRequest(
+        groups=[api.DescribeShareGroupOffsetsRequestGroup(group, None)]
+    )
+    reply = client.call(_DESCRIBE_SHARE_OFFSETS, request, node=client.coordinator(group))
+    found = {}
+    for each in reply.groups:
+        _check(each.error_code, f"group {group}")
+        for topic in each.topics:
+            for part in topic.partitions:
+                _check(part.error_code, f"group {group}")
+                # Before its first record a share group has no start: then it needs everything.
+                found[Place(topic.topic_name, part.partition_index)] = max(0, part.start_offset)
+    return found
+
+
+# ── Topics ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_bytes(client: KafkaClient, places: Sequence[Place]) -> dict[Place, int]:
+    from penstock.wire.kafka.generated import describe_log_dirs as api
+
+    asked = [api.DescribableLogDirTopic(name, parts) for name, parts in by_topic(places).items()]
+    found: dict[Place, int] = {}
+    if not asked:
+        return found
+    for node in client.nodes():
+        reply = client.call(_DESCRIBE_LOG_DIRS, api.DescribeLogDirsRequest(asked), node=node)
+        _check(reply.error_code, "sizes of logs")
+        for folder in reply.results:
+            for topic in folder.topics:
+                for part in topic.partitions:
+                    place = Place(topic.name, part.partition_index)
+                    found[place] = max(part.partition_size, found.get(place, 0))
+    return found
+
+
+def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
+    from penstock.wire.kafka.generated import describe_configs as api
+
+    if not topics:
+        return {}
+    asked = [api.DescribeConfigsResource(_TOPIC, name, None) for name in topics]
+    found = {}
+    for each in client.call(_DESCRIBE_CONFIGS, api.DescribeConfigsRequest(asked)).results:
+        _check(each.error_code, f"configs of {each.resource_name}")
+        configs = {config.name: config.value for config in each.configs}
+        if configs.get("penstock.queue") == "true":
+            found[each.resource_name] = A_QUEUE
+        elif "delete" not in (configs.get("cleanup.policy") or "delete"):
+            found[each.resource_name] = COMPACTED
+    return found
+
+
+def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
+    """Have everything below these offsets deleted; for each partition what the server says: empty
+    when it is done. It checks for itself whether the topic may be cut there."""
+    from penstock.wire.kafka.generated import delete_records as api
+
+    def request(places: Sequence[Place]) -> Any:
+        topics = [
+            api.DeleteRecordsTopic(
+                name, [api.DeleteRecordsPartition(part, cuts[Place(name, part)]) for part in parts]
+            )
+            for name, parts in by_topic(places).items()
+        ]
+        return api.DeleteRecordsRequest(topics, client.timeout_ms)
+
+    said: dict[Place, str] = {}
+    for reply in client.at_leaders(_DELETE_RECORDS, sorted(cuts), request) if cuts else ():
+        for topic in reply.topics:
+            for part in topic.partitions:
+                place = Place(topic.name, part.partition_index)
+                said[place] = "" if not part.error_code else str(KafkaRefused(part.error_code))
+    return {place: said.get(place, "no answer") for place in cuts}
+
+
+def _check(code: int, subject: str) -> None:
+    if code != ErrorCode.NONE:
+        raise KafkaRefused(code, subject=subject)

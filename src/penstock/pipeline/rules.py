@@ -1,0 +1,195 @@
+"""Rules of data quality, as they are written: TOML in, checked values out.
+
+    [[rule]]
+    topic = "orders"
+    check = "range"              # one of CHECKS, below
+    field = "amount"             # key, value, header:NAME, or a path into a JSON body: customer.id
+    min = 0
+    on_fail = "quarantine"       # alert (default), quarantine, stop
+    allowed = 0                  # so many failures are no failure
+
+A rule says nothing of how it is evaluated (``quality_checks.py``). Mistakes are found here, all of
+one file before anything runs, each told with the rule that has it. Pure but for ``read_rules``.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.pipeline.toml_tables import Given, read_text, tables_of
+
+RULES_MAX: Final = 200
+FIELDS_MAX: Final = 100  # of one JSON rule
+TYPES: Final = ("string", "number", "integer", "boolean", "object", "array")
+DAY_S: Final = 86_400
+
+
+class RulesInvalid(Exception):
+    """One line: which rule, and what is wrong with it."""
+
+
+class Check(StrEnum):
+    NOT_NULL = "not_null"
+    UNIQUE = "unique"
+    RANGE = "range"
+    REGEX = "regex"
+    SIZE = "size"
+    JSON = "json"
+    SKEW = "skew"
+    OFFSET_GAP = "offset_gap"
+    FRESHNESS = "freshness"
+    VOLUME = "volume"
+
+
+# Decided row by row; the others look at a topic as a whole.
+OF_ROWS: Final = frozenset(
+    (Check.NOT_NULL, Check.UNIQUE, Check.RANGE, Check.REGEX, Check.SIZE, Check.JSON, Check.SKEW)
+)
+
+
+class OnFail(StrEnum):
+    ALERT = "alert"  # the run ends with an exit code that says so
+    QUARANTINE = "quarantine"  # failing rows are put aside
+    STOP = "stop"  # the run ends before the batch counts as done
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where a value is found. Exactly one is set; neither: the whole key or value."""
+
+    column: str = "value"
+    header: str = ""
+    path: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.header:
+            return f"header:{self.header}"
+        return ".".join(self.path) or self.column
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    topic: str
+    check: Check
+    field: Field = Field()
+    on_fail: OnFail = OnFail.ALERT
+    allowed: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+    window_s: int = DAY_S
+    pattern: str = ""
+    fields: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)  # path: type
+
+
+def read_rules(path: str | Path) -> tuple[Rule, ...]:
+    """Raises RulesInvalid."""
+    return parse_rules(read_text(path, RulesInvalid))
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Raises RulesInvalid."""
+    tables = tables_of(text, ("rule",), RulesInvalid)["rule"]
+    if not 1 <= len(tables) <= RULES_MAX:
+        raise RulesInvalid(f"there are {len(tables)} rules, and 1 to {RULES_MAX} are possible")
+    rules = tuple(_rule(number, dict(table)) for number, table in enumerate(tables, 1))
+    seen: set[tuple[str, str]] = set()
+    for rule in rules:
+        if (rule.topic, rule.name) in seen:
+            raise RulesInvalid(f"two rules of topic {rule.topic} are called '{rule.name}'")
+        seen.add((rule.topic, rule.name))
+    return rules
+
+
+def _rule(number: int, table: dict[str, Any]) -> Rule:
+    given = Given(f"rule {number}", table, RulesInvalid)
+    topic = given.text("topic")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        raise given.wrong(f"'{topic}' is not the name of a topic")
+    check = given.choice("check", Check)
+    at = _field(given) if check in _WITH_FIELD else Field()
+    rule = Rule(
+        name=given.text("name", f"{check.value} {at}" if check in _WITH_FIELD else check.value),
+        topic=topic,
+        check=check,
+        field=at,
+        on_fail=given.choice("on_fail", OnFail, OnFail.ALERT),
+        allowed=given.whole("allowed", 0),
+        **_PARAMETERS[check](given),
+    )
+    if rule.on_fail is OnFail.QUARANTINE and check not in OF_ROWS:
+        raise given.wrong(f"{check.value} finds no rows that could be put into quarantine")
+    given.finish()
+    return rule
+
+
+_WITH_FIELD: Final = OF_ROWS - {Check.JSON}
+
+
+def _field(given: Given) -> Field:
+    text = given.text("field", "value")
+    if text in ("key", "value"):
+        return Field(column=text)
+    if text.startswith("header:"):
+        if not text.removeprefix("header:"):
+            raise given.wrong("header: is followed by a name")
+        return Field(column="", header=text.removeprefix("header:"))
+    return Field(column="", path=_path(given, text))
+
+
+def _path(given: Given, text: str) -> tuple[str, ...]:
+    parts = tuple(text.split("."))
+    if not all(re.fullmatch(r"[A-Za-z_][\w-]{0,99}", part) for part in parts) or len(parts) > 20:
+        raise given.wrong(f"'{text}' is no path into a JSON object, such as customer.id")
+    return parts
+
+
+def _bounds(given: Given) -> dict[str, Any]:
+    low, high = given.number("min"), given.number("max")
+    if low is None and high is None:
+        raise given.wrong("min or max is missing")
+    if low is not None and high is not None and low > high:
+        raise given.wrong(f"min {low:g} is above max {high:g}")
+    return {"minimum": low, "maximum": high}
+
+
+def _regex(given: Given) -> dict[str, Any]:
+    pattern = given.text("pattern")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise given.wrong(f"pattern '{pattern}': {error}") from None
+    return {"pattern": pattern}
+
+
+def _json(given: Given) -> dict[str, Any]:
+    fields = {}
+    for path, kind in given.table("fields").items():
+        if not isinstance(kind, str) or kind.removesuffix("?") not in TYPES:
+            raise given.wrong(f"{path} is one of {', '.join(TYPES)}, with ? if it may be missing")
+        fields[_path(given, path)] = kind
+    if len(fields) > FIELDS_MAX:
+        raise given.wrong(f"{len(fields)} fields, and {FIELDS_MAX} are possible")
+    return {"fields": fields}
+
+
+def _seconds(name: str) -> Callable[[Given], dict[str, Any]]:
+    return lambda given: {"maximum": float(given.whole(name))}
+
+
+_PARAMETERS: Final[Mapping[Check, Callable[[Given], dict[str, Any]]]] = {
+    Check.NOT_NULL: lambda _: {},
+    Check.UNIQUE: lambda given: {"window_s": given.whole("window_s", DAY_S)},
+    Check.RANGE: _bounds,
+    Check.REGEX: _regex,
+    Check.SIZE: _bounds,
+    Check.JSON: _json,
+    Check.SKEW: _seconds("max_s"),
+    Check.OFFSET_GAP: lambda _: {},
+    Check.FRESHNESS: _seconds("max_age_s"),
+    Check.VOLUME: lambda given: {**_bounds(given), "window_s": given.whole("window_s", 3_600)},
+}

@@ -1,0 +1,372 @@
+"""Runs one job in this process, from its claim on the checkpoint folder to its last status.
+
+    claim ─► log ─► session ─► job.run ──► done
+                       ▲          ├──► Stopped      a signal: the batch under way was finished
+                       └── pause ─┤    transient    again from the same checkpoint, so many times
+                                  └──► failed       anything else
+
+A stream is stopped between two batches: Spark's own ``stop`` would throw away the one under way.
+The first signal asks for that, the second ends the process at once; nothing is lost either way,
+since what was not committed is done again by the next run. Signals only write a byte into a pipe:
+a handler may interrupt any line of Python, also one that holds a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock.pipeline.job import (
+    TRIGGER_S_DEFAULT,
+    Job,
+    JobContext,
+    JobMisused,
+    Mode,
+    Stopped,
+    Unsound,
+)
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.logs import JobLog
+from penstock.pipeline.progress import Display, Gauge, Tally
+from penstock.pipeline.session import MASTER_DEFAULT, close_session, jvm_pid, open_session
+from penstock.pipeline.status import ERROR_CHARACTERS_MAX, Claim, State, Status, write_status
+from penstock.pipeline.transient import is_transient, reason_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESTARTS_MAX = 5  # in a row, without one batch finished in between
+_PAUSE_S, _PAUSE_S_MAX = 1.0, 30.0
+_DRAIN_S_MAX = 300.0  # for the batch under way; after that it is cut off and done again next time
+_SETTLE_S_MAX = 5.0
+_LOOK_S = 0.1
+_STATUS_S_MIN = 0.5  # between two writings of the status
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """All that somebody says who wants a job to run."""
+
+    job: Job
+    server: str
+    lake: Path
+    checkpoints: Path  # the job's folder is below
+    mode: Mode = Mode.ONCE
+    trigger_s: int = TRIGGER_S_DEFAULT
+    since_ms: int | None = None
+    until_ms: int | None = None
+    master: str = MASTER_DEFAULT
+    conf: Mapping[str, str] = field(default_factory=dict)
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_short: bool = False
+    name: str = ""  # the job's folder below ``checkpoints``, where it is not the job's name
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoints / (self.name or self.job.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    state: State
+    tally: Tally
+    signal: int | None = None  # what stopped it
+    error: Exception | None = None
+    reason: str = ""
+    is_transient: bool = False  # it might have passed, had it been tried for longer
+
+
+def run_job(
+    wish: Wish,
+    display: Display,
+    *,
+    show: Callable[[Iterable[Mapping[str, Any]]], None],
+) -> Ending:
+    """Raises JobRunning, JavaMissing, SessionFailed before the job has begun; what goes wrong
+    later is in the ending. Meanwhile ``sys.stderr`` is the job's log: a display that draws there
+    has to have taken hold of it before."""
+    claim = Claim(wish.folder)
+    try:
+        with JobLog(wish.folder) as log:
+            run = _Run(wish, display, log, show)
+            with _signals(run.stopper), contextlib.redirect_stderr(log.text()):
+                return run.to_the_end()
+    finally:
+        claim.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        wish: Wish,
+        display: Display,
+        log: JobLog,
+        show: Callable[[Iterable[Mapping[str, Any]]], None],
+    ) -> None:
+        self._wish = wish
+        self._display = display
+        self._log = log
+        self._show = show
+        self._restarts = 0
+        self._started_at_ms = _now_ms()
+        self._written_at = 0.0
+        self._state = State.STARTING
+        self._error = ""
+        self._status_lock = threading.Lock()
+        self._spark: SparkSession | None = None
+        self.gauge = Gauge(display, tell=log.line, on_tally=self._tallied)
+        self.stopper = Stopper(self)
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    def to_the_end(self) -> Ending:
+        self._log.line(f"job {self._wish.job.name} starts, {self._wish.mode.value}")
+        self._enter(State.STARTING)
+        ending = Ending(State.FAILED, Tally(), reason="the runner was interrupted")
+        try:
+            ending = self._attempts()
+        except Exception as error:
+            ending = Ending(
+                State.FAILED,
+                self.gauge.tally,
+                error=error,
+                reason=reason_of(error, characters_max=ERROR_CHARACTERS_MAX),
+            )
+            raise
+        finally:
+            self._close()
+            self._enter(ending.state, error=ending.reason)
+            self._log.line(f"job {self._wish.job.name} ends: {ending.state.value} {ending.reason}")
+        return ending
+
+    def _attempts(self) -> Ending:
+        in_a_row = 0
+        while True:
+            batches_before = self.gauge.tally.batches
+            try:
+                try:
+                    self._run_once()
+                finally:
+                    if jvm_pid() is not None:  # a dead one tells nothing any more
+                        self.gauge.settle(timeout_s=_SETTLE_S_MAX)
+            except Stopped:
+                return self._stopped()
+            except (Unsound, JobMisused) as error:
+                return Ending(State.FAILED, self.gauge.tally, error=error, reason=str(error))
+            except Exception as error:
+                if self.stopper.signal is not None:
+                    return self._stopped()
+                if self._spark is None and self._wish.job.needs_spark and not self._restarts:
+                    raise  # no session: the job has not begun
+                reason = reason_of(error, characters_max=ERROR_CHARACTERS_MAX)
+                is_passing = is_transient(error)
+                in_a_row = 1 if self.gauge.tally.batches > batches_before else in_a_row + 1
+                if not is_passing or in_a_row > RESTARTS_MAX:
+                    return self._failed(error, reason, is_passing=is_passing)
+                self._pause(in_a_row, reason)
+            else:
+                if self.stopper.signal is not None:
+                    return self._stopped()
+                return Ending(State.DONE, self.gauge.tally)
+
+    def _run_once(self) -> None:
+        spark = self._session() if self._wish.job.needs_spark else cast("SparkSession", None)
+        if self.stopper.stopping.is_set():
+            raise Stopped
+        self._enter(State.RUNNING)
+        self.gauge.forget_callbacks()
+        wish = self._wish
+        wish.job.run(
+            JobContext(
+                spark=spark,
+                server=wish.server,
+                lake=Lake(wish.lake),
+                checkpoint=wish.folder,
+                progress=self.gauge,
+                mode=wish.mode,
+                since_ms=wish.since_ms,
+                until_ms=wish.until_ms,
+                trigger_s=wish.trigger_s,
+                arguments=wish.arguments,
+                security=wish.security,
+                stopping=self.stopper.stopping,
+                show=self._show,
+            )
+        )
+
+    def _failed(self, error: Exception, reason: str, *, is_passing: bool) -> Ending:
+        self._log.text().write("".join(traceback.format_exception(error)))
+        return Ending(
+            State.FAILED, self.gauge.tally, error=error, reason=reason, is_transient=is_passing
+        )
+
+    def _stopped(self) -> Ending:
+        return Ending(State.STOPPED, self.gauge.tally, signal=self.stopper.signal)
+
+    def _pause(self, in_a_row: int, reason: str) -> None:
+        self._restarts += 1
+        pause_s = min(_PAUSE_S * 2 ** (in_a_row - 1), _PAUSE_S_MAX)
+        self._enter(State.RESTARTING, error=reason)
+        self.gauge.note(f"{reason}; trying again in {pause_s:g} s ({in_a_row} of {RESTARTS_MAX})")
+        self.stopper.stopping.wait(pause_s)
+
+    # ── The session ──────────────────────────────────────────────────────────────────────────
+
+    def _session(self) -> SparkSession:
+        if self._spark is not None and jvm_pid() is None:
+            self._close()  # the JVM has ended: this attempt needs a new one
+        if self._spark is None:
+            wish = self._wish
+            self._spark = open_session(
+                f"penstock {wish.job.name}",
+                master=wish.master,
+                conf=wish.conf,
+                is_short=wish.is_short,
+                output=self._log.descriptor,
+                log_level="warn",
+            )
+            self.gauge.attach(self._spark)
+        return self._spark
+
+    def _close(self) -> None:
+        spark, self._spark = self._spark, None
+        if spark is not None:
+            close_session(spark)
+
+    # ── Stopping, called by the stopper's threads ────────────────────────────────────────────
+
+    def drain(self, is_over: threading.Event) -> None:
+        """Until the job has ended: let each query finish the batch under way, then stop it."""
+        self._enter(State.STOPPING)
+        self.gauge.note("stopping after the batch under way; once more ends it at once")
+        while not is_over.wait(_LOOK_S):
+            spark = self._spark
+            if spark is None:
+                continue
+            try:
+                active = spark.streams.active
+                for query in active:
+                    self._finish_batch(query)
+                    query.stop()
+                if not active and not self._wish.job.is_draining:
+                    spark.sparkContext.cancelAllJobs()
+            except Exception as error:
+                # The session is closing under our hands, or gone: then there is nothing to stop.
+                self._log.line(f"while stopping: {reason_of(error, characters_max=500)}")
+
+    def _finish_batch(self, query: Any) -> None:
+        run = str(query.runId)
+        finished = self.gauge.batches_of(run)
+        deadline = time.monotonic() + _DRAIN_S_MAX
+        while query.isActive and query.status["isTriggerActive"]:
+            self.gauge.wait_batch(run, beyond=finished, timeout_s=_LOOK_S)
+            if self.gauge.batches_of(run) > finished or time.monotonic() > deadline:
+                return
+
+    def end_at_once(self, number: int) -> None:
+        pid = jvm_pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._enter(State.STOPPED, error="ended in the middle of a batch")
+        self._display.close()
+        os._exit(128 + number)
+
+    # ── Status ───────────────────────────────────────────────────────────────────────────────
+
+    def _tallied(self, _tally: Tally) -> None:
+        if time.monotonic() - self._written_at >= _STATUS_S_MIN:
+            self._write()
+
+    def _enter(self, state: State, *, error: str | None = None) -> None:
+        self._state = state
+        if error is not None:
+            self._error = error
+        self._write()
+
+    def _write(self) -> None:
+        with self._status_lock:
+            tally = self.gauge.tally
+            self._written_at = time.monotonic()
+            status = Status(
+                job=self._wish.job.name,
+                state=self._state,
+                pid=os.getpid(),
+                mode=self._wish.mode.value,
+                started_at_ms=self._started_at_ms,
+                updated_at_ms=_now_ms(),
+                restarts=self._restarts,
+                batches=tally.batches,
+                last_batch=tally.last_batch,
+                rows=tally.rows,
+                rows_per_s=round(tally.rows_per_s, 1),
+                lag=tally.lag,
+                error=self._error[:ERROR_CHARACTERS_MAX],
+            )
+            try:
+                write_status(self._wish.folder, status)
+            except OSError as error:
+                self._log.line(f"cannot write the status: {error}")  # the job goes on
+
+
+class Stopper:
+    """Turns signals into an orderly end, and a second one into an end."""
+
+    def __init__(self, run: _Run) -> None:
+        self.stopping = threading.Event()
+        self.signal: int | None = None
+        self._run = run
+        self._is_over = threading.Event()
+        self._reader, self._writer = os.pipe()
+        self._thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def heard(self, number: int, _frame: FrameType | None) -> None:
+        os.write(self._writer, bytes([number]))
+
+    def close(self) -> None:
+        self._is_over.set()
+        os.close(self._writer)
+        self._thread.join()
+        os.close(self._reader)
+
+    def _listen(self) -> None:
+        while heard := os.read(self._reader, 1):
+            if self.signal is not None:
+                self._run.end_at_once(heard[0])
+            self.signal = heard[0]
+            self.stopping.set()
+            threading.Thread(
+                target=self._run.drain, args=(self._is_over,), name="drain", daemon=True
+            ).start()
+
+
+@contextlib.contextmanager
+def _signals(stopper: Stopper) -> Iterator[None]:
+    """Only the main thread hears signals; elsewhere whoever runs the job handles them."""
+    stopper.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.signal(number, stopper.heard) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        stopper.close()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1_000)

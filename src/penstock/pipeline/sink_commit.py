@@ -1,0 +1,172 @@
+"""How the transactions of a micro-batch's tasks become one decision.
+
+Each task that has rows writes them in a transaction of its own and leaves it open. When all tasks
+are done the driver *decides*: one commit of a consumer group, which is a single row in the server's
+log, names the batch and the transaction of every task. Only then are they ended, one after another.
+
+    tasks     init (fences an earlier attempt) ── records ── left open
+    driver    decide(batch, every transaction) ── end, end, end …
+
+Whoever runs the batch again first looks for a decision. There is none: what earlier attempts left
+open is aborted when a task takes over its transactional id. There is one: the batch is settled, its
+transactions are ended (which may be done twice) and nothing is written. A transaction that ran into
+its time-out between the decision and its end is written again by its task alone.
+"""
+
+import base64
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.net.kafka_client import TRANSACTION, KafkaClient, KafkaRefused, Place
+from penstock.pipeline.appending import Producer
+from penstock.wire.kafka.faults import ErrorCode
+
+_OFFSET_COMMIT, _OFFSET_FETCH, _INIT_PRODUCER_ID, _END_TXN = 8, 9, 22, 26
+_COMMIT_BY_NAME_MAX: Final = 9
+_ONE_GROUP_MAX: Final = 7
+_END_TWICE_MAX: Final = 4  # newer ones raise the epoch, and ending twice is then an error
+_ENTRY: Final = struct.Struct(">iqh")  # task, producer id, epoch
+assert _ENTRY.size == 14
+_FORMAT: Final = "1:"
+_METADATA_MAX: Final = 4_096  # of what a group may attach to an offset
+TASKS_MAX: Final = (_METADATA_MAX - len(_FORMAT)) // 4 * 3 // _ENTRY.size
+
+_ABORTED: Final = (
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+)
+
+
+class TooManyTasks(ValueError):
+    """One line for whoever wrote the query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a task has left open."""
+
+    task: int
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    batch_id: int
+    written: tuple[Written, ...]
+
+
+def group_of(query_id: str) -> str:
+    return f"spark-sink-{query_id}"
+
+
+def transactional_id(query_id: str, task: int) -> str:
+    return f"spark-{query_id}-{task}"
+
+
+def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> Producer:
+    """Take over the task's transactional id: what an earlier attempt left open is aborted, and
+    whatever it still sends is refused. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
+
+    name = transactional_id(query_id, task)
+    request = InitProducerIdRequest(name, transaction_timeout_ms=timeout_ms)
+
+    def ask() -> Producer:
+        node = client.coordinator(name, kind=TRANSACTION)
+        reply = client.call(_INIT_PRODUCER_ID, request, node=node)
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return Producer(reply.producer_id, reply.producer_epoch, name)
+
+    return client.retried(ask)
+
+
+def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
+    """Whether it has ended so, now or before; if not it was aborted. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.end_txn import EndTxnRequest
+
+    name = transactional_id(query_id, written.task)
+    request = EndTxnRequest(name, written.producer_id, written.epoch, is_commit)
+
+    def ask() -> bool:
+        node = client.coordinator(name, kind=TRANSACTION)
+        reply = client.call(_END_TXN, request, node=node, version_max=_END_TWICE_MAX)
+        if reply.error_code in _ABORTED:
+            return False
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=name)
+        return True
+
+    return client.retried(ask)
+
+
+def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
+    """For good, once it is answered. ``topic`` is any that there is. Raises KafkaTrouble,
+    TooManyTasks."""
+    from penstock.wire.kafka.generated import offset_commit as api
+
+    if len(decision.written) > TASKS_MAX:
+        raise TooManyTasks(
+            f"{len(decision.written)} tasks write in one batch, exactly-once takes {TASKS_MAX}:"
+            " coalesce before writing, or set delivery=at-least-once"
+        )
+    part = api.OffsetCommitRequestPartition(
+        0, decision.batch_id, committed_metadata=_packed(decision.written)
+    )
+    request = api.OffsetCommitRequest(
+        group_id=group_of(query_id), topics=[api.OffsetCommitRequestTopic(topic, partitions=[part])]
+    )
+
+    def ask() -> None:
+        node = client.coordinator(group_of(query_id))
+        reply = client.call(_OFFSET_COMMIT, request, node=node, version_max=_COMMIT_BY_NAME_MAX)
+        code = reply.topics[0].partitions[0].error_code
+        if code:
+            raise KafkaRefused(code, subject=str(Place(topic, 0)))
+
+    client.retried(ask)
+
+
+def decided(client: KafkaClient, query_id: str) -> Decision | None:
+    """The newest decision of a query. Raises KafkaTrouble."""
+    from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
+
+    request = OffsetFetchRequest(group_id=group_of(query_id), topics=None)
+
+    def ask() -> Decision | None:
+        node = client.coordinator(group_of(query_id))
+        reply = client.call(_OFFSET_FETCH, request, node=node, version_max=_ONE_GROUP_MAX)
+        if reply.error_code:
+            raise KafkaRefused(reply.error_code, subject=group_of(query_id))
+        found = [
+            Decision(part.committed_offset, _unpacked(part.metadata or ""))
+            for topic in reply.topics
+            for part in topic.partitions
+            if part.committed_offset >= 0 and (part.metadata or "").startswith(_FORMAT)
+        ]
+        return max(found, key=lambda each: each.batch_id, default=None)
+
+    return client.retried(ask)
+
+
+def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
+    """End what was decided; the tasks whose records are in the log. Raises KafkaTrouble."""
+    return frozenset(
+        each.task for each in decision.written if end(client, query_id, each, is_commit=True)
+    )
+
+
+def _packed(written: Iterable[Written]) -> str:
+    raw = b"".join(_ENTRY.pack(each.task, each.producer_id, each.epoch) for each in written)
+    return _FORMAT + base64.b64encode(raw).decode()
+
+
+def _unpacked(text: str) -> tuple[Written, ...]:
+    raw = base64.b64decode(text.removeprefix(_FORMAT))
+    return tuple(Written(*fields) for fields in _ENTRY.iter_unpack(raw))

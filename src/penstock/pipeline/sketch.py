@@ -1,0 +1,83 @@
+"""Histograms of durations as ``__telemetry`` has them: added, and asked for percentiles. Pure.
+
+A histogram is a list: the number of its first bucket and the counts from there on
+(``wire/facts/telemetry.py`` says which bucket is which). Adding is exact, whatever is added in
+whatever order; a percentile is known to one bucket, and is answered with the bucket's upper bound:
+never less than the true value, and at most 9 % more.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.wire.facts.telemetry import BUCKET_LAST, bound, packed, unpacked
+
+Longs = npt.NDArray[np.int64]
+_BUCKETS: Final = BUCKET_LAST + 1
+
+
+def merge(hists: Iterable[Sequence[int]]) -> list[int]:
+    total: dict[int, int] = {}
+    for hist in hists:
+        for bucket, count in unpacked(hist).items():
+            total[bucket] = total.get(bucket, 0) + count
+    return packed(total)
+
+
+def count_of(hist: Sequence[int]) -> int:
+    return sum(hist[1:])
+
+
+def percentile(hist: Sequence[int], q: float) -> float | None:
+    """Seconds that a share ``q`` of the observations did not exceed; None: there are none."""
+    count = count_of(hist)
+    if not count:
+        return None
+    rank = max(1, -(-int(q * count * 1_000_000) // 1_000_000))
+    seen = 0
+    for place, each in enumerate(hist[1:]):
+        seen += each
+        if seen >= rank:
+            return bound(hist[0] + place)
+    return bound(hist[0] + len(hist) - 2)
+
+
+def merge_groups(offsets: Longs, values: Longs, groups: Longs, group_count: int) -> tuple[Any, Any]:
+    """Many at once: histogram ``i`` is ``values[offsets[i]:offsets[i + 1]]`` and belongs to group
+    ``groups[i]``. Offsets and values of one histogram for each group."""
+    lengths = np.diff(offsets)
+    used = lengths > 1
+    sizes = lengths[used] - 1
+    total = int(sizes.sum())
+    if not total:
+        return np.zeros(group_count + 1, np.int64), np.zeros(0, np.int64)
+    begins = offsets[:-1][used]
+    # Where each count stands in its histogram, counted from 0.
+    ends = np.cumsum(sizes)
+    within = np.arange(total) - np.repeat(ends - sizes, sizes)
+    counts = values[np.repeat(begins + 1, sizes) + within]
+    buckets = np.repeat(values[begins], sizes) + within
+    keys = np.repeat(groups[used], sizes) * _BUCKETS + buckets
+    is_counted = counts > 0
+    keys, inverse = np.unique(keys[is_counted], return_inverse=True)
+    sums = np.zeros(len(keys), np.int64)
+    np.add.at(sums, inverse, counts[is_counted])
+    return _packed(keys // _BUCKETS, keys % _BUCKETS, sums, group_count)
+
+
+def _packed(groups: Longs, buckets: Longs, sums: Longs, group_count: int) -> tuple[Longs, Longs]:
+    """Groups ascend, and buckets within each."""
+    first = np.full(group_count, -1, np.int64)
+    last = np.full(group_count, -2, np.int64)
+    last[groups] = buckets  # of equal ones the later stays
+    first[groups[::-1]] = buckets[::-1]
+    sizes = np.where(first < 0, 0, last - first + 2)
+    offsets = np.zeros(group_count + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    values = np.zeros(offsets[-1], np.int64)
+    there = first >= 0
+    values[offsets[:-1][there]] = first[there]
+    values[offsets[:-1][groups] + 1 + buckets - first[groups]] = sums
+    return offsets, values

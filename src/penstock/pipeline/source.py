@@ -1,0 +1,149 @@
+"""``spark.read.format("penstock")``: the data source as Spark sees it, and the batch read.
+
+Options are parsed here, on the driver, so that a mistake is one line and not a failed task. Ranges
+are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has the streaming read,
+``sink`` what is written.
+"""
+
+# ruff: noqa: N802 - the names of methods are Spark's
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    Filter,
+    InputPartition,
+)
+from pyspark.sql.types import StructType
+
+from penstock.pipeline.connections import client_for
+from penstock.pipeline.consume import SCHEMA as CONSUMED
+from penstock.pipeline.consume import ConsumingReader, is_consuming, parse_consume_options
+from penstock.pipeline.expand import expansion_for
+from penstock.pipeline.fetching import RangePartition, read_range
+from penstock.pipeline.option_values import OptionInvalid
+from penstock.pipeline.options import ReadOptions, parse_read_options
+from penstock.pipeline.positions import TopicsMissing, look_up, resolve
+from penstock.pipeline.pushdown import Bounds, bounds_from
+from penstock.pipeline.ranges import Range, split
+from penstock.pipeline.sink_options import WriteOptions, check_columns, parse_write_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PenstockSource(DataSource):
+    """Topics and queues of a Penstock server, or of any Kafka cluster."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        if is_consuming(self.options):
+            return from_arrow_schema(CONSUMED)
+        options = self._options(is_streaming=True, is_probing=True)
+        return from_arrow_schema(expansion_for(options).schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if is_consuming(self.options):
+            raise OptionInvalid("mode=consume deletes what it has read: use readStream")
+        options = self._options(is_streaming=False)
+        kind = PushdownReader if options.is_pushdown else BatchReader
+        return kind(options, _inner_schema(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.pipeline.stream_source import StreamReader
+
+        if is_consuming(self.options):
+            return ConsumingReader(parse_consume_options(self.options))
+        options = self._options(is_streaming=True)
+        return StreamReader(options, _inner_schema(options, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.pipeline.sink import BatchWriter
+
+        if overwrite:
+            raise OptionInvalid("a log is only appended to: mode append, not overwrite")
+        return BatchWriter(self._write_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.pipeline.sink import StreamWriter
+
+        if overwrite:
+            raise OptionInvalid("a log is only appended to: output mode append or update")
+        return StreamWriter(self._write_options(schema))
+
+    def _write_options(self, schema: StructType) -> WriteOptions:
+        options = parse_write_options(self.options)
+        check_columns(schema, options)
+        return options
+
+    def _options(self, *, is_streaming: bool, is_probing: bool = False) -> ReadOptions:
+        options: Mapping[str, str] = self.options
+        if is_probing:
+            # Only columns are asked for, and of which kind the read will be is not known yet.
+            options = {
+                name: value
+                for name, value in options.items()
+                if not name.lower().startswith(("starting", "ending"))
+            }
+        return parse_read_options(options, is_streaming=is_streaming)
+
+
+def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None":
+    """Of the rows within records, where only the user knows it."""
+    if options.decode != "arrow":
+        return None
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+@dataclass
+class BatchReader(DataSourceReader):
+    options: ReadOptions
+    schema: "pa.Schema | None" = None
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.options
+        client = client_for(options.connection)
+        found = look_up(client, options.subscription)
+        if found.missing:
+            raise TopicsMissing(found.missing)
+        is_committed = options.is_committed_only
+        begins = resolve(client, options.starting, found.places, is_committed=is_committed)
+        ends = resolve(client, options.ending, found.places, is_committed=is_committed)
+        wanted = [Range(place, begins[place], ends[place]) for place in found.places]
+        wanted = self.bounds.applied(wanted, client)
+        parts = split(
+            wanted,
+            partitions_min=options.partitions_min,
+            records_max=options.records_per_partition_max,
+        )
+        return [RangePartition(each) for each in parts]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        assert isinstance(partition, RangePartition)
+        expansion = expansion_for(self.options, self.schema)
+        for batch in read_range(partition.wanted, expansion.reading):
+            yield expansion.expand(batch)
+
+
+class PushdownReader(BatchReader):
+    """With filters. A class of its own: Spark refuses a reader that has the method unless its
+    setting for filters is on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        self.bounds = bounds_from(filters)
+        # All of them are evaluated again: ranges are wider than what was asked for.
+        yield from filters

@@ -1,0 +1,177 @@
+"""The SQS view as a blocking client sees it: AWS JSON over HTTP, one connection, call by call.
+
+Just what consuming needs: receive, delete, extend, count. A connection belongs to one thread. A
+call whose connection was lost is made again once: receiving twice only leases twice, and deleting
+or extending twice does no harm.
+"""
+
+import hashlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from penstock.wire.aws.sigv4 import ALGORITHM, CredentialScope, SignedHeaders, signing_key
+
+BATCH_MAX: Final = 10  # messages in one call
+WAIT_S_MAX: Final = 20
+_MARGIN_S: Final = 15.0
+_REPLY_BYTES_MAX: Final = 64 * 1_048_576
+_SIGNED: Final = SignedHeaders(("content-type", "host", "x-amz-date", "x-amz-target"))
+
+
+class SqsRefused(Exception):
+    """The server said no; ``code`` is its own."""
+
+    def __init__(self, action: str, code: str, message: str) -> None:
+        super().__init__(action, code, message)
+        self.action = action
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.action}: {self.message} ({self.code})"
+
+
+class SqsUnreachable(Exception):
+    """Nobody answers at the endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    url: str
+    region: str = "us-east-1"
+    access_key: str = ""  # empty: calls are not signed
+    secret_key: str = field(default="", repr=False)
+
+
+class Sqs:
+    """Calls raise SqsRefused and SqsUnreachable."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        parts = urlsplit(endpoint.url)
+        self._host = parts.netloc
+        self._is_tls = parts.scheme == "https"
+        self._link: http.client.HTTPConnection | None = None
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # ── Calls ────────────────────────────────────────────────────────────────────────────────
+
+    def queue_url(self, name: str) -> str:
+        return str(self._call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
+
+    def waiting_count(self, queue_url: str) -> int:
+        """About how many messages could be received now."""
+        names = ["ApproximateNumberOfMessages"]
+        asked = {"QueueUrl": queue_url, "AttributeNames": names}
+        return int(self._call("GetQueueAttributes", asked)["Attributes"][names[0]])
+
+    def receive(
+        self, queue_url: str, *, count: int, lease_s: int, wait_s: int
+    ) -> list[dict[str, Any]]:
+        asked = {
+            "QueueUrl": queue_url,
+            "MaxNumberOfMessages": min(count, BATCH_MAX),
+            "VisibilityTimeout": lease_s,
+            "WaitTimeSeconds": wait_s,
+            "AttributeNames": ["All"],
+            "MessageAttributeNames": ["All"],
+        }
+        found = self._call("ReceiveMessage", asked, wait_s=wait_s).get("Messages")
+        return list(found or ())
+
+    def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
+        """The receipts that did not do; those are of leases that have ended."""
+        return self._each(queue_url, "DeleteMessageBatch", receipts, {})
+
+    def extend(self, queue_url: str, receipts: Sequence[str], *, lease_s: int) -> list[str]:
+        return self._each(
+            queue_url, "ChangeMessageVisibilityBatch", receipts, {"VisibilityTimeout": lease_s}
+        )
+
+    def _each(
+        self, queue_url: str, action: str, receipts: Sequence[str], more: Mapping[str, Any]
+    ) -> list[str]:
+        failed: list[str] = []
+        for some in _tens(receipts):
+            entries = [
+                {"Id": str(number), "ReceiptHandle": receipt, **more}
+                for number, receipt in enumerate(some)
+            ]
+            reply = self._call(action, {"QueueUrl": queue_url, "Entries": entries})
+            failed += [some[int(each["Id"])] for each in reply.get("Failed") or ()]
+        return failed
+
+    # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, action: str, asked: Mapping[str, Any], *, wait_s: int = 0) -> Any:
+        body = json.dumps(asked).encode()
+        for attempt in (1, 2):
+            try:
+                status, data = self._exchange(action, body, wait_s + _MARGIN_S)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if attempt == 2 or isinstance(error, ConnectionRefusedError):
+                    why = str(error) or type(error).__name__
+                    raise SqsUnreachable(f"cannot reach {self._endpoint.url}: {why}") from None
+        try:
+            reply = json.loads(data) if data else {}
+        except ValueError:
+            raise SqsUnreachable(f"{self._endpoint.url} does not answer like SQS") from None
+        if status != http.HTTPStatus.OK:
+            code = str(reply.get("__type", status)).rpartition("#")[2]
+            raise SqsRefused(action, code, str(reply.get("message", "")))
+        return reply
+
+    def _exchange(self, action: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        if self._link is None:
+            if self._is_tls:
+                context = ssl.create_default_context()
+                self._link = http.client.HTTPSConnection(self._host, context=context)
+            else:
+                self._link = http.client.HTTPConnection(self._host)
+        self._link.timeout = timeout_s
+        if self._link.sock is not None:
+            self._link.sock.settimeout(timeout_s)
+        self._link.request("POST", "/", body, self._headers(action, body))
+        reply = self._link.getresponse()
+        return reply.status, reply.read(_REPLY_BYTES_MAX)
+
+    def _headers(self, action: str, body: bytes) -> dict[str, str]:
+        headers = {
+            "content-type": "application/x-amz-json-1.0",
+            "host": self._host,
+            "x-amz-date": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+            "x-amz-target": f"AmazonSQS.{action}",
+        }
+        if not self._endpoint.access_key:
+            return headers
+        timestamp = headers["x-amz-date"]
+        scope = CredentialScope(
+            self._endpoint.access_key, timestamp[:8], self._endpoint.region, "sqs", _SIGNED, ""
+        )
+        digest = hashlib.sha256(body).hexdigest()
+        canonical = f"POST\n/\n\n{_SIGNED.canonical(headers)}{digest}"
+        key = signing_key(self._endpoint.secret_key.encode(), scope)
+        signature = key.sign(timestamp, hashlib.sha256(canonical.encode()).hexdigest())
+        place = f"{scope.access_key}/{scope.date}/{scope.region}/sqs/aws4_request"
+        headers["authorization"] = (
+            f"{ALGORITHM} Credential={place}, SignedHeaders={';'.join(_SIGNED)},"
+            f" Signature={signature}"
+        )
+        return headers
+
+
+def _tens(receipts: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(receipts), BATCH_MAX):
+        yield receipts[start : start + BATCH_MAX]

@@ -1,0 +1,47 @@
+"""Where a query without a checkpoint begins: behind what its table already has.
+
+A tracked table of the lake knows behind which offsets it ends, so it stands in for a checkpoint
+that was lost. Partitions that it does not know begin with their first record, and so does one whose
+records between the table's end and the log's beginning are gone: that something is missing is for
+the job to notice.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.lake import Ends
+from penstock.pipeline.option_values import Options
+from penstock.pipeline.options import parse_connection
+
+if TYPE_CHECKING:
+    from penstock.pipeline.job import JobContext
+
+
+def client_of(context: "JobContext") -> KafkaClient:
+    """The server of a job, for what is asked without Spark; to be closed. Raises OptionInvalid."""
+    connection = parse_connection(Options(context.read_options))
+    return KafkaClient(
+        connection.addresses,
+        security=connection.security,
+        timeout_s=connection.timeout_s,
+        client_id=connection.client_id,
+    )
+
+
+def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:
+    """For the option ``startingOffsets``. Raises KafkaTrouble."""
+    if not any(ends.get(topic) for topic in topics):
+        return "earliest"
+    places = [place for topic in topics for place in client.places(topic)]
+    firsts = client.offsets(dict.fromkeys(places, EARLIEST))
+    begins: dict[str, dict[str, int]] = {}
+    for place in places:
+        begins.setdefault(place.topic, {})[str(place.partition)] = _begin(place, ends, firsts)
+    return json.dumps(begins)
+
+
+def _begin(place: Place, ends: Ends, firsts: Mapping[Place, int]) -> int:
+    end = ends.get(place.topic, {}).get(place.partition)
+    return EARLIEST if end is None or end < firsts[place] else end

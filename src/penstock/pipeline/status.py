@@ -1,0 +1,134 @@
+"""What a job is doing, in a file that anybody may read: ``status.json`` in the job's folder.
+
+Written by the runner after every batch, whole or not at all. Whether the writer still lives is not
+in the file but in a lock that the kernel takes back when the process ends, so that a killed job is
+seen as dead at once and the number of a process that another one has been given misleads nobody.
+The same lock keeps a second run away from the checkpoint.
+"""
+
+import fcntl
+import os
+import tempfile
+import threading
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+NAME = "status.json"
+_LOCK = "lock"
+_BYTES_MAX = 65_536
+_CLAIM_TRIES = 5
+_CLAIM_PAUSE_S = 0.05
+ERROR_CHARACTERS_MAX = 2_000
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"  # waits before it tries again
+    STOPPING = "stopping"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    DEAD = "dead"  # never written: the runner is gone and did not say so
+
+
+ENDED = frozenset({State.DONE, State.STOPPED, State.FAILED, State.DEAD})
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    state: State
+    pid: int
+    mode: str
+    started_at_ms: int
+    updated_at_ms: int
+    restarts: int = 0
+    batches: int = 0  # of this run
+    last_batch: int | None = None  # its number in the checkpoint
+    rows: int = 0  # of this run
+    rows_per_s: float = 0.0
+    lag: int | None = None  # records not read yet, where the source knows
+    error: str = ""
+
+
+class JobRunning(Exception):
+    """Another process holds the job's folder."""
+
+    def __init__(self, folder: Path, pid: int | None) -> None:
+        who = f"process {pid}" if pid is not None else "another process"
+        super().__init__(f"{who} runs it on {folder}")
+        self.pid = pid
+
+
+class Claim:
+    """The right to run a job on one folder, held until closed or until the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _is_locked_by(self._handle):
+            os.close(self._handle)
+            known = read_status(folder)
+            raise JobRunning(folder, known.pid if known is not None else None)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def _is_locked_by(handle: int) -> bool:
+    pause = threading.Event()
+    for _ in range(_CLAIM_TRIES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pause.wait(_CLAIM_PAUSE_S)  # it may be `is_claimed` that holds it for an instant
+        else:
+            return True
+    return False
+
+
+def is_claimed(folder: Path) -> bool:
+    try:
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def write_status(folder: Path, status: Status) -> None:
+    handle, draft = tempfile.mkstemp(dir=folder, prefix=".status-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(status))
+        Path(draft).replace(folder / NAME)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def read_status(folder: Path) -> Status | None:
+    """As of now: a runner that is gone without a word makes its job dead."""
+    try:
+        with (folder / NAME).open("rb") as file:
+            status = msgspec.json.decode(file.read(_BYTES_MAX), type=Status)
+    except (OSError, msgspec.DecodeError):
+        return None
+    if status.state not in ENDED and not is_claimed(folder):
+        return msgspec.structs.replace(status, state=State.DEAD)
+    return status
+
+
+def statuses(root: Path) -> list[Status]:
+    """Of all jobs that have run on one checkpoint folder, by name."""
+    if not root.is_dir():
+        return []
+    found = (read_status(folder) for folder in sorted(root.iterdir()) if folder.is_dir())
+    return [status for status in found if status is not None]

@@ -1,0 +1,437 @@
+"""One Delta table: its schema, its commits, and who may make them.
+
+A commit names part files that executors have written (``parts.py``) together with the number of the
+micro-batch. What keeps two writers apart is always decided on the very handle that then commits:
+
+- ``(app, batch_id)``: an app is ``<job>:<query id>``. A batch that the table already has is
+  skipped. Of two drivers of one query, both may try a batch; one commit gets in.
+- **turns** count the commits of a job, whichever query makes them. A commit takes the next one;
+  when another took it in the meantime, it is refused.
+- **tracked** tables hold records of a log (columns topic, partition, offset). Each commit takes a
+  turn, says behind which offsets the table now ends, and is refused if it begins before that: a
+  new query with a lost checkpoint, or a second one beside it, cannot put a record in twice.
+
+A commit is on the disk when ``commit`` returns. ``lake.py`` holds the tables of a folder.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.pipeline.parts import Part, Spans, spans_of_file, sync
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+Ends = dict[str, dict[int, int]]  # topic, partition: the offset behind the last one that is there
+
+VACUUM_HOURS_MIN: Final = 24  # files of a commit under way look like orphans: never sooner
+COMPACT_BYTES: Final = 128 * 1_048_576
+_COMMIT_TRIES: Final = 5  # against commits that change the schema or the files in between
+_HISTORY_MAX: Final = 10_000  # commits looked back through for the end offsets of a job
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._-]{1,249}){0,3}")
+_APP, _BATCH, _ENDS = "penstockApp", "penstockBatch", "penstockEnds"
+
+
+class LakeError(Exception):
+    """The lake cannot do what was asked; the text is meant for people."""
+
+
+class TableMissing(LakeError):
+    """There is no such table."""
+
+
+class SchemaConflict(LakeError):
+    """Rows do not fit the table: a column has another type, or it is partitioned otherwise."""
+
+
+class LakeFenced(LakeError):
+    """Another query of the same job wrote to the table in the meantime: this one must end."""
+
+
+class RecordsRepeated(LakeError):
+    """A batch has records that the table already has from another query, or a topic was remade."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What ``append`` did. ``is_new`` is false when the table had the batch already."""
+
+    version: int
+    batch_id: int
+    is_new: bool
+    rows: int = 0
+    files: int = 0
+    size: int = 0
+
+
+class Table:
+    """One table. It is opened anew for each question: what is asked for is what is there now."""
+
+    def __init__(self, lake: Path, name: str) -> None:
+        if not _NAME.fullmatch(name) or any(each.strip(".") == "" for each in name.split("/")):
+            raise LakeError(f"'{name}' cannot name a table")
+        self.name = name
+        self.path = lake / name
+
+    def exists(self) -> bool:
+        from deltalake import DeltaTable
+
+        return DeltaTable.is_deltatable(str(self.path))
+
+    def open(self) -> "DeltaTable":
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(str(self.path))
+        except TableNotFoundError:
+            raise TableMissing(f"the lake has no table {self.name}") from None
+
+    @property
+    def version(self) -> int:
+        return self.open().version()
+
+    def version_of(self, app: str) -> int | None:
+        """The last batch of an app that is in the table; None: none yet."""
+        return self.open().transaction_version(app) if self.exists() else None
+
+    def turn_of(self, job: str) -> int:
+        """How many commits with a turn a job has made, whichever of its queries made them."""
+        return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
+
+    # ── Schema ───────────────────────────────────────────────────────────────────────────────
+
+    def ensure(self, schema: "StructType", partition_by: Sequence[str]) -> None:
+        """Create the table, or add the columns that it does not have; raises SchemaConflict."""
+        from deltalake import Schema
+
+        # Spark's and Delta's description of a schema are the same JSON. Every column may be null:
+        # those that are added later are, in files that were written before.
+        self._ensure(Schema.from_json(_nullable(schema.json())), partition_by)
+
+    def ensure_arrow(self, schema: "pa.Schema", partition_by: Sequence[str]) -> None:
+        from deltalake import Schema
+
+        plain = Schema.from_arrow(schema).to_json()
+        self._ensure(Schema.from_json(_nullable(plain)), partition_by)
+
+    def _ensure(self, schema: Any, partition_by: Sequence[str]) -> None:
+        from deltalake import DeltaTable
+
+        wanted = {field.name: field for field in schema.fields}
+        missing = [name for name in partition_by if name not in wanted]
+        if missing:
+            raise SchemaConflict(f"rows for {self.name} have no column {missing[0]} to divide by")
+        if not self.exists():
+            DeltaTable.create(
+                str(self.path), schema, mode="ignore", partition_by=list(partition_by)
+            )
+            self._sync_log(0)
+        for _ in range(_COMMIT_TRIES):
+            handle = self.open()
+            if list(partition_by) != handle.metadata().partition_columns:
+                raise SchemaConflict(
+                    f"table {self.name} is divided by {handle.metadata().partition_columns},"
+                    f" not by {list(partition_by)}"
+                )
+            there = {field.name: field for field in handle.schema().fields}
+            for name, column in wanted.items():
+                if name in there and there[name].type != column.type:
+                    raise SchemaConflict(
+                        f"column {name} of table {self.name} is {there[name].type},"
+                        f" rows have {column.type}"
+                    )
+            new = [column for name, column in wanted.items() if name not in there]
+            if not new or self._add_columns(handle, new):
+                return
+        raise LakeFenced(f"others keep changing the columns of table {self.name}")
+
+    def _add_columns(self, handle: "DeltaTable", columns: list[Any]) -> bool:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            handle.alter.add_columns(columns)
+        except DeltaError:
+            return False  # somebody else was first, perhaps with the same columns: look again
+        self._settle(handle)
+        return True
+
+    # ── Commit ───────────────────────────────────────────────────────────────────────────────
+
+    def commit(
+        self,
+        parts: Sequence[Part],
+        *,
+        app: str,
+        batch_id: int,
+        metadata: Mapping[str, Any] | None = None,
+        is_tracked: bool = False,
+        turn: int | None = None,
+        replace_where: str | None = None,
+    ) -> Commit:
+        """Name part files in the log, once for each (app, batch_id)."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+
+        job, trouble = job_of(app), ""
+        for _ in range(_COMMIT_TRIES):
+            handle = self.open()
+            done = handle.transaction_version(app)
+            if done is not None and done >= batch_id:
+                self._drop(parts, handle)
+                return Commit(handle.version(), batch_id, is_new=False)
+            transactions = [Transaction(app, batch_id)]
+            told: dict[str, Any] = {**(metadata or {}), _APP: app, _BATCH: batch_id}
+            if is_tracked or turn is not None:
+                # Whichever query of a job commits takes the next turn, so what is compared here
+                # (turn, end offsets) is still so when the commit gets in.
+                next_turn = (handle.transaction_version(f"turn:{job}") or 0) + 1
+                turn = next_turn if turn is None else turn
+                if turn != next_turn:
+                    self._drop(parts, handle)
+                    raise LakeFenced(f"another query of {job} writes to table {self.name}")
+                transactions.append(Transaction(f"turn:{job}", turn))
+            if is_tracked:
+                told[_ENDS] = _to_text(self._advance(handle, job, parts))
+            try:
+                handle.create_write_transaction(
+                    [*_adds(parts), *self._removes(handle, replace_where)],
+                    mode="append",
+                    schema=handle.schema(),
+                    partition_by=handle.metadata().partition_columns,
+                    commit_properties=CommitProperties(
+                        custom_metadata=told, app_transactions=transactions, max_commit_retries=50
+                    ),
+                )
+            except DeltaError as error:
+                trouble = str(error)
+                continue  # mostly a conflict: what came in between decides, read with a new handle
+            version = self._settle(handle)
+            rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
+            return Commit(version, batch_id, is_new=True, rows=rows, files=len(parts), size=size)
+        raise LakeFenced(f"no commit gets into table {self.name}: {trouble}")
+
+    def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
+        """Where the table ends with these parts; refuses offsets that it already has."""
+        ends = self._ends(handle, job)
+        for (topic, partition), span in _spans(parts).items():
+            end = ends.setdefault(topic, {}).get(partition, 0)
+            if span.first < end:
+                self._drop(parts, handle)
+                raise RecordsRepeated(
+                    f"table {self.name} has partition {partition} of topic {topic} up to offset"
+                    f" {end - 1}, and this batch begins at {span.first}: the job ran with another"
+                    " checkpoint, or the topic was deleted and made again"
+                )
+            ends[topic][partition] = span.last + 1
+        return ends
+
+    def _removes(self, handle: "DeltaTable", where: str | None) -> "list[RemoveAction]":
+        from deltalake.transaction import RemoveAction
+
+        if where is None:
+            return []
+        now_ms = time.time_ns() // 1_000_000
+        root = str(self.path).rstrip("/") + "/"
+        paths = handle.file_uris(file_pruning_predicate=where)
+        return [RemoveAction(path.removeprefix(root), True, now_ms) for path in paths]
+
+    def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
+        """Remove files that will never be named. Missing one is harmless: vacuum finds it.
+
+        A commit may get in and be reported as failed; then these files are the batch that the
+        table has, and stay.
+        """
+        named = set(handle.file_uris())
+        for part in parts:
+            path = self.path / part.path
+            if str(path) not in named:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _settle(self, handle: "DeltaTable") -> int:
+        """Make what was just committed survive a power cut, before Spark's checkpoint says that
+        it is done. The version of the table behind it."""
+        before = handle.version()
+        handle.update_incremental()
+        for version in range(before, handle.version() + 1):
+            self._sync_log(version)
+        return handle.version()
+
+    def _sync_log(self, version: int) -> None:
+        log = self.path / "_delta_log"
+        with contextlib.suppress(FileNotFoundError):  # only if somebody cleaned up just now
+            sync(log / f"{version:020d}.json")
+        sync(log)
+        if version == 0:
+            sync(self.path)
+
+    # ── The table as a checkpoint ────────────────────────────────────────────────────────────
+
+    def end_offsets(self, job: str) -> Ends:
+        """Behind which offsets the records of a job end in this table; empty: it has none."""
+        return self._ends(self.open(), job_of(job)) if self.exists() else {}
+
+    def _ends(self, handle: "DeltaTable", job: str) -> Ends:
+        if handle.transaction_version(f"turn:{job}") is None:
+            return {}
+        for told in self._told(handle.version()):
+            if job_of(str(told.get(_APP, ""))) == job and _ENDS in told:
+                return _from_text(str(told[_ENDS]))
+        # The job was idle for so long that its last commit has left the log: ask the rows.
+        ends: Ends = {}
+        for path in handle.file_uris():
+            for (topic, partition), span in spans_of_file(path).items():
+                of_topic = ends.setdefault(topic, {})
+                of_topic[partition] = max(of_topic.get(partition, 0), span.last + 1)
+        return ends
+
+    def metadata_of(self, app: str) -> Mapping[str, Any] | None:
+        """What the last commit of an app said in ``metadata``."""
+        for told in self._told(self.version) if self.exists() else ():
+            if told.get(_APP) == app:
+                return told
+        return None
+
+    def _told(self, version: int) -> Iterator[Mapping[str, Any]]:
+        """What commits say of themselves, newest first, as far back as the log goes."""
+        log = self.path / "_delta_log"
+        for number in range(version, max(-1, version - _HISTORY_MAX), -1):
+            try:
+                lines = (log / f"{number:020d}.json").read_text().splitlines()
+            except FileNotFoundError:
+                return  # older ones are in a checkpoint, which says what is there but not by whom
+            for line in lines:
+                info = json.loads(line).get("commitInfo")
+                if info is not None:
+                    yield info
+
+    # ── Reading and upkeep ───────────────────────────────────────────────────────────────────
+
+    def files(self, where: str | None = None) -> list[str]:
+        """Paths of the files that may hold rows for a condition."""
+        return self.open().file_uris(file_pruning_predicate=where or None)
+
+    def schema(self) -> "StructType":
+        from pyspark.sql.types import StructType
+
+        return StructType.fromJson(json.loads(self.open().schema().to_json()))
+
+    def read(
+        self, spark: "SparkSession", where: str | None = None, *, files: str | None = None
+    ) -> "DataFrame":
+        from deltalake.exceptions import DeltaError
+
+        schema = self.schema()
+        try:
+            paths = self.files(files if files is not None else where)
+        except DeltaError as error:
+            if files is not None:
+                raise LakeError(f"cannot choose files of {self.name} by {files}: {error}") from None
+            paths = self.files()  # Spark knows more SQL than pruning does: then all are read
+        if paths:
+            # The schema is told: types of partition values are the table's and no guess by name.
+            source = spark.read.schema(schema).option("basePath", str(self.path))
+            df = source.parquet(*paths)
+        else:
+            df = spark.createDataFrame([], schema)
+        df = df.select(*[f"`{name}`" for name in schema.fieldNames()])
+        return df if where is None else df.where(where)
+
+    def compact(
+        self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
+    ) -> int:
+        """Make large files of small ones; how many fewer there are. Rows and order stay."""
+        from deltalake import CommitProperties, WriterProperties
+
+        handle = self.open()
+        told = {_APP: "compact", _BATCH: 0}
+        result = handle.optimize.compact(
+            partition_filters=list(partitions) if partitions else None,
+            target_size=size,
+            max_concurrent_tasks=1,
+            writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
+            commit_properties=CommitProperties(custom_metadata=told),
+        )
+        self._settle(handle)
+        return int(result["numFilesRemoved"]) - int(result["numFilesAdded"])
+
+    def files_by(self, columns: Sequence[str]) -> dict[tuple[str, ...], int]:
+        """How many files there are for each combination of partition values, as texts."""
+        found: dict[tuple[str, ...], int] = {}
+        actions = self.open().get_add_actions(flatten=True)
+        values = [actions.column(f"partition.{name}").to_pylist() for name in columns]
+        for key in zip(*values, strict=True):
+            texts = tuple("" if each is None else str(each) for each in key)
+            found[texts] = found.get(texts, 0) + 1
+        return found
+
+    def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
+        """Remove files that no commit of the last hours names; their paths."""
+        if retention_hours < VACUUM_HOURS_MIN:
+            raise LakeError(
+                f"files younger than {VACUUM_HOURS_MIN} hours stay: a commit may be under way"
+            )
+        return self.open().vacuum(
+            retention_hours, dry_run=False, enforce_retention_duration=False, full=True
+        )
+
+
+def job_of(app: str) -> str:
+    """``archive:3f2a…`` is a query of the job ``archive``."""
+    return app.partition(":")[0]
+
+
+def query_app(job: str, checkpoint: str | Path) -> str:
+    """The app of a streaming query, by the id that Spark keeps in its checkpoint.
+
+    With a new checkpoint batches are counted from 0 again, so a job's name alone would not do.
+    """
+    told = json.loads((Path(checkpoint) / "metadata").read_text())
+    return f"{job}:{told['id']}"
+
+
+def _nullable(schema: str) -> str:
+    return re.sub(r'"(nullable|containsNull|valueContainsNull)":\s*false', r'"\1":true', schema)
+
+
+def _adds(parts: Sequence[Part]) -> "list[AddAction]":
+    from deltalake.transaction import AddAction
+
+    return [
+        AddAction(
+            path=part.path,
+            size=part.size,
+            partition_values=part.values,
+            modification_time=part.written_at_ms,
+            data_change=True,
+            stats=part.stats,
+        )
+        for part in parts
+    ]
+
+
+def _spans(parts: Sequence[Part]) -> Spans:
+    found: Spans = {}
+    for part in parts:
+        for place, span in part.spans.items():
+            found[place] = found[place] + span if place in found else span
+    return found
+
+
+def _to_text(ends: Ends) -> str:
+    return json.dumps({topic: {str(p): end for p, end in of.items()} for topic, of in ends.items()})
+
+
+def _from_text(text: str) -> Ends:
+    return {t: {int(p): end for p, end in of.items()} for t, of in json.loads(text).items()}

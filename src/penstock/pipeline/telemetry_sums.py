@@ -1,0 +1,238 @@
+"""Records of ``__telemetry`` to rows by the minute, and rows by the minute to rows by the hour or
+day: what one task of the job ``telemetry`` does. Runs in the executors.
+
+Both are the same step: rows that agree in ``KEYS`` become one, by adding what counts, taking the
+highest or lowest of what is a level, and merging histograms. So rollups of rollups, and of parts
+in any order, give what one rollup of everything would.
+
+Rows of two kinds come on top of those that nodes write: ``source`` says behind which offset of
+which partition a batch ends, ``reject`` that a record could not be read, and why.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.pipeline.sketch import merge_groups
+from penstock.wire.facts.telemetry import NO_PARTITION, TelemetryFacts, TelemetryUnreadable, decode
+
+MINUTE_MS: Final = 60_000
+SOURCE, REJECT = "source", "reject"
+FOLD_ROWS: Final = 200_000  # decoded rows that wait in a task before they are folded
+REASONS_MAX: Final = 100  # why records could not be read; the rest is "others"
+_MS_MAX: Final = 253_402_300_800_000  # the year 10000: beyond is damage
+_NUMBER_END: Final = 1 << 53  # sums of thousands of them still fit
+
+_TEXTS: Final = ("kind", "node", "account", "region", "resource", "op", "group")
+KEYS: Final = ("at", *_TEXTS, "partition")
+SUMS: Final = (
+    "requests", "errors", "messages", "bytes_in", "bytes_out", "cpu_ms", "covered_ms", "samples",
+)  # fmt: skip
+MAXES: Final = {
+    "depth_max": "depth",
+    "in_flight_max": "in_flight",
+    "oldest_age_ms_max": "oldest_age_ms",
+    "log_start_max": "log_start",
+    "log_end_max": "log_end",
+    "committed_max": "committed",
+    "size_bytes_max": "size_bytes",
+    "rss_bytes_max": "rss_bytes",
+}
+MINS: Final = {
+    "log_end_min": "log_end",
+    "committed_min": "committed",
+    "disk_free_bytes_min": "disk_free_bytes",
+}
+OUT: Final = pa.schema(
+    [
+        ("at", pa.timestamp("us", tz="UTC")),
+        *((name, pa.string()) for name in _TEXTS),
+        ("partition", pa.int32()),
+        *((name, pa.int64()) for name in (*SUMS, *MAXES, *MINS)),
+        ("hist", pa.list_(pa.int64())),
+    ]
+)
+OUT_SPARK: Final = (
+    "at timestamp, "
+    + "".join(f"`{name}` string, " for name in _TEXTS)
+    + "`partition` int, "
+    + "".join(f"{name} long, " for name in (*SUMS, *MAXES, *MINS))
+    + "hist array<long>"
+)
+_NUMBERS: Final = (*SUMS, *MAXES, *MINS)
+
+
+def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Records (partition, offset, value) to rows of ``OUT``."""
+    task = _Task()
+    for batch in batches:
+        columns = [batch.column(name) for name in ("partition", "offset", "value")]
+        for partition, offset, value in zip(*columns, strict=True):
+            task.take(partition.as_py(), offset.as_py(), value.as_py() or b"")
+    yield from task.result()
+
+
+def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of ``OUT`` with equal keys as one; what has equal keys must be in one task."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch.cast(OUT))
+        rows += batch.num_rows
+        if rows >= FOLD_ROWS:
+            # One batch again, with as many rows as there are keys.
+            waiting = fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
+            rows = 0
+    if waiting:
+        yield from fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
+
+
+def fold(table: pa.Table) -> pa.Table:
+    table = table.combine_chunks()
+    if not table.num_rows:
+        return OUT.empty_table()
+    numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
+    aggregates = [(name, "sum") for name in SUMS]
+    aggregates += [(name, "max") for name in MAXES] + [(name, "min") for name in MINS]
+    # One thread: groups come in the order of their first rows, the same each time.
+    grouped = numbered.group_by(list(KEYS), use_threads=False).aggregate(
+        [*aggregates, ("row", "list")]
+    )
+    columns = [grouped.column(name) for name in KEYS]
+    columns += [grouped.column(f"{name}_{how}") for name, how in aggregates]
+    hists = _merged(table.column("hist"), grouped.column("row_list"))
+    return pa.table([*columns, hists], schema=OUT)
+
+
+def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
+    of_rows = rows.combine_chunks()
+    counts = np.asarray(of_rows.value_lengths(), np.int64)
+    groups = np.empty(len(hists), np.int64)
+    groups[np.asarray(of_rows.flatten(), np.int64)] = np.repeat(np.arange(len(counts)), counts)
+    lists = hists.combine_chunks().fill_null([])
+    lengths = np.asarray(lists.value_lengths(), np.int64)
+    offsets = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = np.asarray(lists.flatten(), np.int64)
+    ends, merged = merge_groups(offsets, values, groups, len(counts))
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
+
+
+class _Task:
+    def __init__(self) -> None:
+        self._waiting: list[TelemetryFacts] = []
+        self._waiting_rows = 0
+        self._folded = OUT.empty_table()
+        self._ends: dict[int, int] = {}
+        self._rejects: dict[str, int] = {}
+        self._newest_ms = 0
+
+    def take(self, partition: int, offset: int, value: bytes) -> None:
+        self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
+        try:
+            facts = decode(value)
+        except TelemetryUnreadable as error:
+            self._reject(str(error))
+            return
+        if not 0 <= facts.from_ms <= facts.written_at_ms < _MS_MAX:
+            self._reject("a time that cannot be")
+            return
+        self._newest_ms = max(self._newest_ms, facts.written_at_ms)
+        self._waiting.append(facts)
+        self._waiting_rows += len(facts.columns)
+        if self._waiting_rows >= FOLD_ROWS:
+            self._fold()
+
+    def _reject(self, why: str) -> None:
+        why = why[:200] if len(self._rejects) < REASONS_MAX else "others"
+        self._rejects[why] = self._rejects.get(why, 0) + 1
+
+    def _fold(self) -> None:
+        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+        try:
+            table = _rows_of(waiting)
+        except TelemetryUnreadable:
+            # One of them has a number that cannot be: find it, keep the others.
+            table = pa.concat_tables([OUT.empty_table(), *self._readable(waiting)])
+        self._folded = fold(pa.concat_tables([self._folded, table]))
+
+    def _readable(self, waiting: Sequence[TelemetryFacts]) -> Iterator[pa.Table]:
+        for facts in waiting:
+            try:
+                yield _rows_of([facts])
+            except TelemetryUnreadable as error:
+                self._reject(str(error))
+
+    def result(self) -> Iterator[pa.RecordBatch]:
+        self._fold()
+        minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
+        told = [
+            {**_NOTHING, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
+            for place, end in self._ends.items()
+        ]
+        told += [
+            {**_NOTHING, "at": minute_us, "kind": REJECT, "op": why, "samples": count}
+            for why, count in self._rejects.items()
+        ]
+        table = pa.concat_tables([self._folded, pa.Table.from_pylist(told, OUT)])
+        yield from table.combine_chunks().to_batches()
+
+
+_NOTHING: Final[dict[str, Any]] = {
+    **dict.fromkeys(_TEXTS, ""),
+    **dict.fromkeys(_NUMBERS, 0),
+    "partition": NO_PARTITION,
+    "hist": [],
+}
+
+
+def _rows_of(facts: Sequence[TelemetryFacts]) -> pa.Table:
+    """All rows of some records. Raises TelemetryUnreadable for numbers that nobody counts."""
+    lists: dict[str, list[Any]] = {field.name: [] for field in OUT}
+    for each in facts:
+        _add_rows(lists, each)
+    arrays = []
+    for field in OUT:
+        try:
+            array = pa.array(lists[field.name], field.type)
+        except (OverflowError, pa.ArrowException):
+            raise TelemetryUnreadable(_cannot_be(field.name)) from None
+        if field.name in _NUMBERS or field.name == "hist":
+            _check_range(array, field.name)
+        arrays.append(array)
+    return pa.table(arrays, schema=OUT)
+
+
+def _check_range(array: pa.Array, name: str) -> None:
+    numbers = array.flatten() if name == "hist" else array
+    edges = pc.min_max(numbers).as_py()
+    if edges["min"] is not None and not 0 <= edges["min"] <= edges["max"] < _NUMBER_END:
+        raise TelemetryUnreadable(_cannot_be(name))
+
+
+def _cannot_be(name: str) -> str:
+    source = MAXES.get(name) or MINS.get(name) or name
+    return f"column {source} has a number that cannot be"
+
+
+def _add_rows(lists: dict[str, list[Any]], facts: TelemetryFacts) -> None:
+    columns, count = facts.columns, len(facts.columns)
+    middle_ms = (facts.from_ms + facts.written_at_ms) // 2
+    lists["at"] += [middle_ms // MINUTE_MS * MINUTE_MS * 1_000] * count
+    lists["node"] += [facts.node] * count
+    for name in ("kind", "account", "region", "resource", "op", "group", "partition", "hist"):
+        lists[name] += getattr(columns, name)
+    for name in SUMS[:6]:
+        lists[name] += getattr(columns, name)
+    lists["covered_ms"] += [facts.written_at_ms - facts.from_ms] * count
+    lists["samples"] += [1] * count
+    for name, source in (*MAXES.items(), *MINS.items()):
+        lists[name] += getattr(columns, source)
+
+
+def names_of(columns: Sequence[str]) -> list[str]:
+    """As Spark wants them quoted: one of them is a word of its own there."""
+    return [f"`{name}`" for name in columns]

@@ -1,0 +1,108 @@
+"""TOML files of repeated tables, ``[[rule]]`` and the like, with mistakes told where they are.
+
+Values are taken out of a table one by one and checked on the way; what is left over at the end is
+a misspelt name. Which names there are, and what they mean, is the caller's; so is the exception.
+"""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+FILE_BYTES_MAX: Final = 1_048_576
+TABLES_MAX: Final = 10_000
+
+
+def read_text(path: str | Path, error: type[Exception]) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        if len(raw) > FILE_BYTES_MAX:
+            raise error(f"{path} is larger than {FILE_BYTES_MAX} bytes")
+        return raw.decode()
+    except OSError as trouble:
+        raise error(f"cannot read {path}: {trouble.strerror}") from None
+    except UnicodeDecodeError:
+        raise error(f"{path} is not UTF-8") from None
+
+
+def tables_of(
+    text: str, names: Sequence[str], error: type[Exception]
+) -> dict[str, list[dict[str, Any]]]:
+    """The tables of each name, in their order."""
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as trouble:
+        raise error(f"not TOML: {trouble}") from None
+    for name, tables in told.items():
+        is_list = isinstance(tables, list) and all(isinstance(each, dict) for each in tables)
+        if name not in names or not is_list or len(tables) > TABLES_MAX:
+            wanted = ", ".join(f"[[{each}]]" for each in names)
+            raise error(f"there is {name}, and only tables {wanted} are possible")
+    return {name: list(told.get(name, [])) for name in names}
+
+
+class Given:
+    """The keys of one table, taken one by one: what is left over at the end is a mistake."""
+
+    def __init__(self, where: str, table: dict[str, Any], error: type[Exception]) -> None:
+        self._where = where
+        self._table = table
+        self._error = error
+
+    def wrong(self, why: str) -> Exception:
+        return self._error(f"{self._where}: {why}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._table.pop(name, default)
+        if not isinstance(value, str) or not 1 <= len(value) <= 1_000:
+            raise self.wrong(f"{name} is missing" if value is None else f"{name} is no such text")
+        return value
+
+    def choice(self, name: str, kind: Any, default: Any = None) -> Any:
+        value = self._table.pop(name, default)
+        try:
+            return kind(value)
+        except ValueError:
+            raise self.wrong(f"{name} is one of {', '.join(kind)}, not '{value}'") from None
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self._table.pop(name, default)
+        if value is None:
+            raise self.wrong(f"{name} is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**53:
+            raise self.wrong(f"{name} is a whole number, not {value!r}")
+        return value
+
+    def number(self, name: str) -> float | None:
+        value = self._table.pop(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            raise self.wrong(f"{name} is a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        value = self._table.pop(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(f"{name} is true or false, not {value!r}")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._table.pop(name, [])
+        if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+            raise self.wrong(f"{name} is a list of names")
+        return tuple(value)
+
+    def table(self, name: str) -> dict[str, Any]:
+        value = self._table.pop(name, {})
+        if not isinstance(value, dict):
+            raise self.wrong(f"{name} is a table")
+        return value
+
+    def finish(self) -> None:
+        if self._table:
+            raise self.wrong(f"there is no {', '.join(sorted(self._table))} here")

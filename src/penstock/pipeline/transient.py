@@ -1,0 +1,74 @@
+"""Which ends of a query are worth another try.
+
+A server that restarts, a Python worker or planner that was killed, a JVM that ran out of memory:
+the checkpoint is whole and the same query goes on from it. A column that does not exist will not
+exist the second time either. Spark reports both as text with the cause inside, so the text is what
+there is to judge by; what is not known to pass is taken to stay.
+"""
+
+import re
+from collections.abc import Iterator
+
+from penstock.net.kafka_client_errors import KafkaRefused, KafkaTrouble
+from penstock.wire.kafka.faults import ErrorCode
+
+_REFUSALS = "|".join(code.name for code in ErrorCode if KafkaRefused(code).is_passing)
+_PASSING = re.compile(
+    r"Python worker exited unexpectedly"
+    r"|Python worker failed to connect back"
+    r"|Connection (?:refused|reset)"
+    r"|Connection(?:Refused|Reset|Aborted)Error"
+    r"|BrokenPipeError|Broken pipe"
+    r"|java\.io\.EOFException"
+    r"|java\.net\.Socket(?:Timeout)?Exception"
+    r"|Answer from Java side is empty|Error while (?:sending|receiving)"  # the JVM is gone
+    r"|\bkafka_client_errors\.(?:Unreachable|HungUp|TimedOut)\b"
+    rf"|\bkafka_client_errors\.KafkaRefused: .*\((?:{_REFUSALS})\)"
+)
+_PYTHON_END = re.compile(r"[A-Za-z_][\w.]*: ")
+_FRAME = re.compile(
+    r"^\[STREAM_FAILED\] Query .*? terminated with exception:|SQLSTATE: \w+$|^JVM stacktrace:"
+)
+_CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_CAUSES_MAX = 16  # a chain of causes may be a ring
+
+
+def is_transient(error: BaseException) -> bool:
+    for cause in _chain(error):
+        if isinstance(cause, KafkaTrouble):
+            return cause.is_passing
+        if isinstance(cause, ConnectionError) or _PASSING.search(_text(cause)):
+            return True
+    return False
+
+
+def reason_of(error: BaseException, *, characters_max: int) -> str:
+    """The cause in one line: the last line of a Python traceback, else the head of Spark's text
+    without its frame, else the innermost exception of the JVM."""
+    lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
+    in_python = [line for line in lines if _PYTHON_END.match(line)]
+    if in_python and any(line.startswith("Traceback (most recent") for line in lines):
+        chosen = in_python[-1]
+    else:
+        chosen = _FRAME.sub("", lines[0]).strip() if lines else ""
+    if not chosen:
+        causes = [found for each in _chain(error) for found in _CAUSED_BY.findall(_text(each))]
+        chosen = causes[-1] if causes else type(error).__name__
+    return " ".join(chosen.split())[:characters_max]
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _text(error: BaseException) -> str:
+    """Spark's exceptions ask the JVM for their text, and it may be the JVM that is gone."""
+    try:
+        return str(error)
+    except Exception:
+        return str(getattr(error, "_desc", "") or type(error).__name__)

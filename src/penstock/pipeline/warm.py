@@ -1,0 +1,159 @@
+"""An archive of Spark's classes, so that a session starts in half the time: ``warm``.
+
+The JVM can map classes that another run has loaded and checked (class data sharing). An archive
+fits one Java and one set of jars; it is kept in the cache folder under a name made of both, and
+one that does not fit is ignored by the JVM, not an error. Two layers: the JDK's own classes, which
+a trimmed runtime comes without, and Spark's on top of them, written when a session ends that has
+done a little of everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.java import Java, cache_folder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_BASE = "java.jsa"
+_TOP = "spark.jsa"
+_DUMP_S_MAX = 120.0
+_ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest go
+# The JVM reports an archive that does not fit on standard output, in the middle of everything.
+_QUIET = ("-Xlog:disable",)
+
+
+class WarmFailed(Exception):
+    """The archive was not made. The text is one line for a person."""
+
+
+def archive_folder(java: Java) -> Path:
+    parts = (str(java.runtime), java.version, metadata.version("pyspark"), sys.prefix)
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / "classes" / name
+
+
+def archive_file(java: Java) -> Path:
+    return archive_folder(java) / _TOP
+
+
+def archive_options(java: Java) -> list[str]:
+    """What to start the JVM with: nothing before ``warm`` has run."""
+    top = archive_file(java)
+    if not top.is_file():
+        return []
+    return [f"-XX:SharedArchiveFile={_layers(java, top)}", *_QUIET]
+
+
+def warm(java: Java, *, tell: Callable[[str], None]) -> Path:
+    """Make the archive, in place of one that is there. Opens a session of its own and ends it."""
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        raise WarmFailed("a session is open in this process: classes are archived when it ends")
+    folder = archive_folder(java)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    top = folder / _TOP
+    top.unlink(missing_ok=True)
+    if not _has_own_base(java):
+        tell("archiving the classes of Java")
+        _dump_base(java, folder / _BASE)
+    tell("archiving the classes of Spark: a session starts, works a little and ends")
+    draft = folder / f".{_TOP}.{os.getpid()}"
+    try:
+        _dump_top(java, draft)
+        draft.replace(top)
+    finally:
+        draft.unlink(missing_ok=True)
+    _forget_old(folder)
+    return top
+
+
+def _has_own_base(java: Java) -> bool:
+    return (java.runtime / "lib" / "server" / "classes.jsa").is_file()
+
+
+def _layers(java: Java, top: Path | None) -> str:
+    base = [] if _has_own_base(java) else [archive_folder(java) / _BASE]
+    return ":".join(str(layer) for layer in (*base, *([top] if top is not None else [])))
+
+
+def _dump_base(java: Java, target: Path) -> None:
+    command = [str(java.command), "-Xshare:dump", f"-XX:SharedArchiveFile={target}", *_QUIET]
+    done = subprocess.run(  # noqa: S603  the Java that runs Spark
+        command, capture_output=True, timeout=_DUMP_S_MAX, check=False
+    )
+    if done.returncode or not target.is_file():
+        said = (done.stdout + done.stderr).decode("utf-8", "replace").split()
+        raise WarmFailed(f"{java.command} wrote no archive: {' '.join(said)[-500:]}")
+
+
+def _dump_top(java: Java, draft: Path) -> None:
+    from penstock.pipeline.session import close_session, open_session
+
+    base = _layers(java, None)
+    options = [f"-XX:ArchiveClassesAtExit={draft}", *_QUIET]
+    if base:
+        options.append(f"-XX:SharedArchiveFile={base}")
+    spark = open_session(
+        "penstock warm",
+        master="local[2,4]",
+        conf={"spark.driver.extraJavaOptions": " ".join(map(shlex.quote, options))},
+        is_short=True,
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-warm-") as folder:
+            _work_a_little(spark, Path(folder))
+    finally:
+        close_session(spark)
+    if not draft.is_file():
+        raise WarmFailed("the JVM ended without writing the archive: is the disk full?")
+
+
+def _work_a_little(spark: SparkSession, folder: Path) -> None:
+    """Touch what jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
+    rows = spark.range(0, 2_000, 1, 4).selectExpr(
+        "id", "id % 7 AS k", "cast(id AS string) AS s", "timestamp_seconds(id) AS t"
+    )
+    rows.write.parquet(str(folder / "rows"))
+    read = spark.read.parquet(str(folder / "rows"))
+    read.where("k > 2").groupBy("k", "s").count().orderBy("k").limit(5).collect()
+    read.join(read.groupBy("k").agg({"id": "sum"}), "k").count()
+    map_in_arrow(read, _same, read.schema).count()
+
+    def keep(batch: DataFrame, number: int) -> None:
+        batch.write.mode("append").parquet(str(folder / f"batch-{number}"))
+
+    query = (
+        spark.readStream.schema(read.schema)
+        .parquet(str(folder / "rows"))
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def _forget_old(newest: Path) -> None:
+    others = [each for each in newest.parent.iterdir() if each.is_dir() and each != newest]
+    others.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    for old in others[_ARCHIVES_MAX - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)

