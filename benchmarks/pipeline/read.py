@@ -21,7 +21,11 @@ from benchmarks.pipeline.decode import make_chunk
 from penstock.net.kafka_client import KafkaClient, Place
 from penstock.pipeline.session import close_session, open_session
 from penstock.record.batch import split_batches
-from penstock.wire.kafka.generated.create_topics import CreatableTopic, CreateTopicsRequest
+from penstock.wire.kafka.generated.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +56,9 @@ def cpu_seconds(root: int) -> float:
 def fill(kafka: str, rows: int, partitions: int) -> None:
     chance = random.Random(1)
     with KafkaClient(kafka) as client:
-        topic = CreatableTopic("bench", partitions, 1)
+        # The records are old by their timestamps: nothing may be deleted for its age.
+        keep = CreatableTopicConfig("retention.ms", "-1")
+        topic = CreatableTopic("bench", partitions, 1, configs=[keep])
         client.call(_CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000))
         made = list(split_batches([make_chunk(chance, batches=_BATCHES, records=_RECORDS)]))
         for number in range(rows // _RECORDS // partitions):

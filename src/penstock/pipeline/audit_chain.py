@@ -28,6 +28,11 @@ CHANGED: Final = "changed"  # the number is right and the hash is not
 ANEW: Final = "begun anew"  # the node could not read its own end of the chain
 REPEATED: Final = "repeated"  # a number that was there before
 
+# All that the chain is checked by.
+LINK_COLUMNS: Final = (
+    "topic", "partition", "offset", "node", "seq", "prev_hash", "hash", "error", "date",
+)  # fmt: skip
+
 _AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
 _DIFFERENCE: Final = "partition int, offset long, column string"
 _ROOT: Final = (

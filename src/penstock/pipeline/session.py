@@ -10,7 +10,6 @@ run again, where plain ``local[*]`` would end the query.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -81,7 +80,6 @@ def open_session(
         from penstock.pipeline.shipping import code_zip
 
         spark.sparkContext.addPyFile(str(code_zip()))
-    _add_listeners(spark)
     return spark
 
 
@@ -200,14 +198,3 @@ def _forget() -> None:
     SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     SparkSession._activeSession = None
-
-
-def _add_listeners(spark: SparkSession) -> None:
-    """Whoever commits offsets of consumer groups learns what was done from the progress of the
-    queries; it has to know the session before the first query starts."""
-    if importlib.util.find_spec("penstock.pipeline.offsets") is None:
-        return
-    offsets = importlib.import_module("penstock.pipeline.offsets")
-    listener = offsets.listener(spark)
-    if listener is not None:
-        spark.streams.addListener(listener)
