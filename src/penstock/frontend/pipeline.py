@@ -56,6 +56,7 @@ WAITING: Final = frozenset(("ReceiveMessage",))
 
 OK = "OK"
 UNKNOWN_API = "unknown"
+HELD_MAX: Final = 2_000  # refusals that are answered late; others are answered at once
 OWN_API = "own"
 RESET = "penstock:Reset"
 RETRY_AFTER_MS = "x-amz-retry-after"  # newer SDKs wait for so long; Retry-After is in seconds
@@ -105,6 +106,7 @@ class Frontend:
         )
         self._meter = meter
         self._perf = perf
+        self._held_count = 0
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
@@ -121,6 +123,7 @@ class Frontend:
         call = Call(request, codec_of(request))
         context = self._context
         code = OK
+        held_ms = 0
         audit: AuditTrail | None = None  # set for what is noted there however it ends
         try:
             for stage in STAGES:
@@ -146,6 +149,7 @@ class Frontend:
             reply = call.codec.refusal(refusal, request.request_id)
             if isinstance(error, Throttled):
                 reply.headers += ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
+                held_ms = error.held_ms
         except asyncio.CancelledError:
             if audit is not None:
                 audit.add(entry_of(context, call, CANCELLED, is_ok=False))
@@ -162,7 +166,16 @@ class Frontend:
             self._metering.answered(call, seconds)
         else:
             tally.clear()
+        if held_ms and self._held_count < HELD_MAX:
+            await self._hold(held_ms)
         return reply
+
+    async def _hold(self, held_ms: int) -> None:
+        self._held_count += 1
+        try:
+            await asyncio.sleep(held_ms / 1_000)
+        finally:
+            self._held_count -= 1
 
     def _note(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
         """The rare ends: of what changes something, and of what was refused."""

@@ -19,6 +19,10 @@ from penstock.model.identity import Caller, Limits, Rate, Tenant
 BUCKETS_MAX: Final = 100_000  # beyond it those that are empty go: they are as good as new
 WAYS_MAX: Final = 20_000  # about 400 bytes each; beyond it all are worked out anew
 BYTES: Final = "bytes"
+# Refusing is cheap and not free. Whoever goes on asking is told later, which is what slows a client
+# down that waits for an answer before it asks again.
+REFUSED_AT_ONCE_MAX: Final = 50  # of a tenant, in a second
+HELD_MS: Final = 100  # at least, and less than twice of it
 _NO_LIMITS: Final = Limits()
 
 
@@ -45,6 +49,7 @@ class Throttler:
         self._ways: dict[tuple[str, str, str, str | None], Way] = {}
         self._seen: dict[str, tuple[Limits, bool]] = {}  # by account: whether they limit anything
         self._refused: dict[tuple[str, str], int] = {}  # by account and limit
+        self._refused_since: dict[str, tuple[float, int]] = {}  # by account: a second, how many
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
@@ -129,8 +134,18 @@ class Throttler:
         wait_ms, limit = max(1, wait_ms), limit or BYTES  # a fraction may have been rounded away
         self._count_refused(way.account, limit)
         raise Throttled(
-            f"The rate of requests is above the limit ({limit}).", retry_after_ms=wait_ms
+            f"The rate of requests is above the limit ({limit}).",
+            retry_after_ms=wait_ms,
+            held_ms=self._held_ms(way.account, now_ms),
         )
+
+    def _held_ms(self, account: str, now_ms: float) -> int:
+        """Spread out, or those that were refused together would all come back together."""
+        since_ms, count = self._refused_since.get(account, (now_ms, 0))
+        if now_ms - since_ms >= 1_000:
+            since_ms, count = now_ms, 0
+        self._refused_since[account] = (since_ms, count + 1)
+        return HELD_MS + count * 37 % HELD_MS if count >= REFUSED_AT_ONCE_MAX else 0
 
     def _count_refused(self, account: str, limit: str) -> None:
         # Accounts are tenants that somebody has entered, so these are few.

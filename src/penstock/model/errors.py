@@ -116,9 +116,10 @@ class Overloaded(PenstockError):
 
 
 class Throttled(Overloaded):
-    def __init__(self, message: str, *, retry_after_ms: int = 1_000) -> None:
+    def __init__(self, message: str, *, retry_after_ms: int = 1_000, held_ms: int = 0) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.held_ms = held_ms  # for so long the answer is kept back: it is one of very many
 
 
 class InFlightLimit(Overloaded):

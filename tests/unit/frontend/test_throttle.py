@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.frontend.leaky_bucket import WAIT_MS_MAX, LeakyBucket
-from penstock.frontend.throttle import Throttler
+from penstock.frontend.throttle import HELD_MS, REFUSED_AT_ONCE_MAX, Throttler
 from penstock.model.errors import Throttled
 from penstock.model.identity import Caller, Limits, Rate, Tenant
 
@@ -156,3 +156,20 @@ def test_a_changed_limit_holds_at_once() -> None:
     assert admitted(throttler, tenant(tenant_requests=Rate(1, 1)), count=10, now_ms=0) == 1
     assert admitted(throttler, tenant(tenant_requests=Rate(1, 5)), count=10, now_ms=0) == 5
     assert admitted(throttler, tenant(), count=10, now_ms=0) == 10
+
+
+def test_refusals_without_end_are_told_late_and_only_those() -> None:
+    throttler, of = Throttler(), tenant(tenant_requests=Rate(1, 1))
+    throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=0)
+
+    def held(now_ms: float) -> int:
+        with pytest.raises(Throttled) as refused:
+            throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=now_ms)
+        return refused.value.held_ms
+
+    assert [held(500) for _ in range(REFUSED_AT_ONCE_MAX)] == [0] * REFUSED_AT_ONCE_MAX
+    late = [held(600) for _ in range(30)]
+    assert all(HELD_MS <= each < 2 * HELD_MS for each in late)
+    assert len(set(late)) > 20, "they do not come back together"
+    throttler.check(of, CALLER, "sqs:SendMessage", ARN, now_ms=2_000)
+    assert held(2_000) == 0, "another second"

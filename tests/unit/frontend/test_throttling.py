@@ -1,5 +1,6 @@
 """The stage between who may and what is done: how fast, seen from outside of the frontend."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.unit.frontend.memory import MemoryIdentities, Rig
 from tests.unit.frontend.signing import OTHER, OWN, SECRET, allow, locked, policy, url
 from tests.unit.frontend.test_pipeline import headers_of, json_call, make_queue, query_call, signed
 
+from penstock.frontend.throttle import HELD_MS, REFUSED_AT_ONCE_MAX
 from penstock.model.identity import Limits, Quotas, Rate, Tenant
 from penstock.net.exchange import HttpReply
 from penstock.net.listener import Peer
@@ -174,3 +176,39 @@ async def test_connections_beyond_the_quota_are_refused_and_closed_until_others_
     lines[0].tell_lost()
     assert await ask(Line()) == 200
     assert throttled_of(rig) == {("other", "connections"): 1}
+
+
+async def test_who_floods_waits_for_each_refusal_and_holds_up_nobody() -> None:
+    rig, identities = locked()
+    client = Client(rig)
+    await client.ask("CreateQueue", QueueName="q")
+    identities.enter(tenant(tenant_requests=Rate(1, 1)))
+
+    async def ask() -> HttpReply:
+        return await client.ask("SendMessage", QueueUrl=url("q"), MessageBody="m")
+
+    assert (await ask()).status == 200
+    for _ in range(REFUSED_AT_ONCE_MAX):
+        assert code_of(await ask()) == "RequestThrottled"
+    late = asyncio.create_task(ask())
+    done, _ = await asyncio.wait((late,), timeout=HELD_MS / 4_000)
+    assert not done
+    identities.enter(tenant(tenant_requests=Rate(1_000, 1_000)))
+    assert (await ask()).status == 200, "whoever may is answered meanwhile"
+    assert not late.done()
+    assert code_of(await asyncio.wait_for(late, 5)) == "RequestThrottled"
+
+
+async def test_a_client_that_leaves_while_its_refusal_is_held_back_leaves_nothing_behind() -> None:
+    rig, identities = locked()
+    client = Client(rig)
+    await client.ask("CreateQueue", QueueName="q")
+    identities.enter(tenant(tenant_requests=Rate(1, 1)))
+    for _ in range(REFUSED_AT_ONCE_MAX + 1):
+        await client.ask("ListQueues")
+    late = asyncio.create_task(client.ask("ListQueues"))
+    await asyncio.wait((late,), timeout=HELD_MS / 4_000)
+    assert rig.frontend._held_count == 1
+    late.cancel()
+    await asyncio.wait((late,), timeout=5)
+    assert rig.frontend._held_count == 0

@@ -142,7 +142,7 @@ dd{margin:0;font-size:1.3rem;font-weight:600;font-variant-numeric:tabular-nums;
 overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));gap:.8rem;
 margin-bottom:1rem}
-figure{margin:0;min-width:0}figcaption{font-weight:600;margin-bottom:.4rem}
+figure{margin:0;min-width:0;max-width:44rem}figcaption{font-weight:600;margin-bottom:.4rem}
 figcaption small{font-weight:400}
 svg{display:block;width:100%;height:auto;font-family:inherit}
 .wide{overflow-x:auto}.none{color:var(--soft)}
