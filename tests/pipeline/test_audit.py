@@ -356,7 +356,7 @@ def test_a_lost_checkpoint_puts_nothing_in_twice(
 def test_a_break_ends_the_run_as_unsound(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
-    busy(server, "sound", 2)
+    busy(server, "sound", 8)  # more than the table will hold
     context = context_for(spark, server, tmp_path)
     values, _ = chain(3)
     AuditTables(spark, context.lake).add(frame(spark, values), app="audit:x", batch_id=0)

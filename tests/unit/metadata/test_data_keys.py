@@ -247,6 +247,9 @@ async def test_a_full_set_of_keys_is_not_added_to_for_the_sake_of_age(stage: Sta
             wrapped = ring.wrap(b"k" * 32, context=at.encode())
             puts.append((at, msgspec.json.encode(DataKeyEntry(topic.account, wrapped, at_ms))))
         await stage.truth.txn(puts=puts)
+    async with asyncio.timeout(10):  # until the service, if there is one between, has heard of it
+        while len((await stage.store.list(DATA_KEYS_PREFIX))[0]) < len(keys):
+            await asyncio.sleep(0.01)
     crowded = stage.node()
     await crowded.start()
     stage.clock.now_ms += 3 * DAY_MS
