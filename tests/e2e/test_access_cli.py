@@ -8,9 +8,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command
 
 from penstock.cli.failure import ExitCode
@@ -30,20 +30,6 @@ SEND_ONLY = {
         }
     ],
 }
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 class Person:

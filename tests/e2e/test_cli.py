@@ -9,29 +9,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command
 
 from penstock.cli.examples import RECIPES
 from penstock.cli.failure import ExitCode
 
 PENSTOCK = penstock_command()
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 class Shell:

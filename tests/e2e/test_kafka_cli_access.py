@@ -6,28 +6,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from tests.compat.kafka.locked import ROOT_KEY, ROOT_SECRET, Operator, allow, locked_server
 from tests.compat.test_tls import arguments, make_certificates
+from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command, stable_port
 
 from penstock.cli.failure import ExitCode
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 class Shell:
@@ -165,9 +152,8 @@ def test_what_a_user_may_not_do_is_denied(site: Site) -> None:
     assert len(read.err.splitlines()) <= 3
 
 
+@pytest.mark.parametrize("site", ["tls"], indirect=True)
 def test_a_certificate_that_nobody_vouches_for_stops_a_command(site: Site) -> None:
-    if site.ca is None:
-        pytest.skip("there is no certificate")
     root = site.root
     root.env["PENSTOCK_KAFKA"] = f"SASL_SSL://{site.server.kafka}"
     del root.env["PENSTOCK_CA_FILE"]

@@ -10,7 +10,6 @@ A record ends on a multiple of the interval, so that records of a minute are tho
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.describe import Listing
 from penstock.cursor.group.offsets import FetchReply
 from penstock.frontend.fact_log import Fact, FactLog
+from penstock.frontend.fact_writer import FactWriter
 from penstock.frontend.telemetry import CallSums
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError
@@ -40,11 +40,8 @@ from penstock.wire.facts.telemetry import (
     encode,
 )
 
-log_ = logging.getLogger(__name__)
-
 TOPIC: Final = "__telemetry"
 FLUSH_MS_DEFAULT: Final = 10_000
-STOP_SECONDS_MAX: Final = 5.0
 INCARNATION_BYTES: Final = 8
 PARTITION_ROWS_MAX: Final = 10_000  # of each sort; all in one batch of the log, within its bound
 QUEUE_ROWS_MAX: Final = 5_000
@@ -87,7 +84,7 @@ class _Seen(NamedTuple):
     size_bytes: int
 
 
-class TelemetryWriter:
+class TelemetryWriter(FactWriter):
     def __init__(
         self,
         table: UsageTable,
@@ -105,8 +102,8 @@ class TelemetryWriter:
         is_only_reader: bool = False,
     ) -> None:
         """``account``: the node's own. ``is_only_reader``: nobody else takes from the table."""
+        super().__init__(log, noun="telemetry")
         self._table = table
-        self._log = log
         self._node = node
         self._account = account
         self._catalog = catalog
@@ -125,28 +122,6 @@ class TelemetryWriter:
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._left_out = 0
         self._asked = 0
-        self._is_stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing can be written at the moment; for the health checks."""
-        return self._log.trouble
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="telemetry writer")
-
-    async def stop(self) -> None:
-        """Writes what is left. Gives up after a few seconds."""
-        self._is_stopping.set()
-        if self._task is None:
-            return
-        _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
-        for task in late:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            log_.error("telemetry of the last seconds is lost", extra={"reason": self.trouble})
 
     async def flush(self) -> None:
         """One record; returns once it is committed."""
@@ -175,16 +150,8 @@ class TelemetryWriter:
         self._log.offer((Fact(self._node.encode(), encode(facts), (SCHEMA_HEADER,)),))
         await self._log.settle()
 
-    async def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_stopping.wait(), self._wait_s())
-            is_last = self._is_stopping.is_set()
-            try:
-                await self.flush()
-            except Exception as error:  # of ours; the next record is tried all the same
-                log_.error("telemetry not written", exc_info=error)
+    async def _turn(self, *, is_last: bool) -> None:  # noqa: ARG002
+        await self.flush()
 
     def _wait_s(self) -> float:
         return (self._flush_ms - self._clock.wall_ms() % self._flush_ms) / 1_000

@@ -11,12 +11,11 @@ nothing to say: whoever adds up an hour learns from it that this node has told e
 """
 
 import asyncio
-import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from penstock.frontend.fact_log import Fact, FactLog
+from penstock.frontend.fact_writer import FactWriter
 from penstock.frontend.quotas import stored_bytes
 from penstock.frontend.usage import UsageTable
 from penstock.model.limits import MINUTE_MS
@@ -24,16 +23,13 @@ from penstock.model.names import is_internal
 from penstock.model.ports import Catalog, Clock, Streams
 from penstock.wire.facts.usage import SCHEMA_HEADER, VERSION, UsageFacts, encode
 
-log_ = logging.getLogger(__name__)
-
 TOPIC: Final = "__usage"
 FLUSH_MS_DEFAULT: Final = 5_000
-STOP_SECONDS_MAX: Final = 5.0
 INCARNATION_BYTES: Final = 8
 SAMPLED_AT_ONCE: Final = 100  # topics asked before others get their turn
 
 
-class UsageWriter:
+class UsageWriter(FactWriter):
     def __init__(
         self,
         table: UsageTable,
@@ -46,8 +42,8 @@ class UsageWriter:
         stored_in: tuple[Catalog, Streams] | None = None,
     ) -> None:
         """``stored_in``: the topics whose size this node tells; of a topic one node does."""
+        super().__init__(log, noun="usage")
         self._table = table
-        self._log = log
         self._node = node
         self._clock = clock
         self._flush_ms = flush_ms
@@ -55,28 +51,6 @@ class UsageWriter:
         self._incarnation = entropy(INCARNATION_BYTES).hex()
         self._flush = 0
         self._sampled_ms = table.minute_ms
-        self._is_stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing can be written at the moment; for the health checks."""
-        return self._log.trouble
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="usage writer")
-
-    async def stop(self) -> None:
-        """Writes what is left; nothing more should be counted. Gives up after a few seconds."""
-        self._is_stopping.set()
-        if self._task is None:
-            return
-        _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
-        for task in late:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            log_.error("usage of the last seconds is lost", extra={"reason": self.trouble})
 
     async def flush(self) -> None:
         """Write what was counted; returns once it is committed."""
@@ -113,19 +87,11 @@ class UsageWriter:
             if size_bytes:
                 self._table.store(topic.account, topic.region, topic.name, size_bytes)
 
-    async def _run(self) -> None:
-        is_last = False  # the flush that begins after everything was counted
-        while not is_last:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_stopping.wait(), self._wait_s())
-            is_last = self._is_stopping.is_set()
-            try:
-                await self.flush()
-                if not is_last and self._table.minute_ms != self._sampled_ms:
-                    self._sampled_ms = self._table.minute_ms
-                    await self.sample()
-            except Exception as error:  # of ours; counting goes on, and so does writing
-                log_.error("usage not written", exc_info=error)
+    async def _turn(self, *, is_last: bool) -> None:
+        await self.flush()
+        if not is_last and self._table.minute_ms != self._sampled_ms:
+            self._sampled_ms = self._table.minute_ms
+            await self.sample()
 
     def _wait_s(self) -> float:
         """Until the next flush; the end of a minute is always one."""

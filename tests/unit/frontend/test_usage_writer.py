@@ -266,7 +266,7 @@ async def test_it_writes_by_itself_and_a_stop_writes_the_rest(tmp_path: Path) ->
 async def test_a_stop_gives_up_on_a_log_that_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.frontend.usage_writer.STOP_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("penstock.frontend.fact_writer.STOP_SECONDS_MAX", 0.05)
     async with on_stage(tmp_path) as stage:
         streams = Unreliable(stage.broker, Random(0), lost=1.0)
         table = UsageTable(now_ms=stage.clock.wall)

@@ -4,11 +4,11 @@ A job's module is imported when the job is asked for, not before: completing a n
 for what every job needs.
 """
 
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Mapping
+from typing import Final
 
 from penstock.pipeline.job import Job
+from penstock.pipeline.lazy_jobs import LazyJobs
 
 MODULES: Final[Mapping[str, str]] = {
     "archive": "penstock.pipeline.jobs.archive",
@@ -23,16 +23,4 @@ MODULES: Final[Mapping[str, str]] = {
     "usage": "penstock.pipeline.jobs.usage",
 }
 
-
-class _Jobs(Mapping[str, Job]):
-    def __getitem__(self, name: str) -> Job:
-        return cast(Job, importlib.import_module(MODULES[name]).JOB)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
-
-    def __len__(self) -> int:
-        return len(MODULES)
-
-
-JOBS: Final[Mapping[str, Job]] = _Jobs()
+JOBS: Final[Mapping[str, Job]] = LazyJobs(MODULES)

@@ -4,11 +4,11 @@ A report's module is imported when the report is asked for: plotting takes a sec
 them needs Spark: what they show was added up by jobs before, and fits in memory.
 """
 
-import importlib
-from collections.abc import Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Mapping
+from typing import Final
 
 from penstock.pipeline.job import Job
+from penstock.pipeline.lazy_jobs import LazyJobs
 
 MODULES: Final[Mapping[str, str]] = {
     "usage": "penstock.pipeline.reports.usage",
@@ -16,16 +16,4 @@ MODULES: Final[Mapping[str, str]] = {
     "hotspots": "penstock.pipeline.reports.hotspots",
 }
 
-
-class _Reports(Mapping[str, Job]):
-    def __getitem__(self, name: str) -> Job:
-        return cast(Job, importlib.import_module(MODULES[name]).JOB)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
-
-    def __len__(self) -> int:
-        return len(MODULES)
-
-
-JOBS: Final[Mapping[str, Job]] = _Reports()
+JOBS: Final[Mapping[str, Job]] = LazyJobs(MODULES)
