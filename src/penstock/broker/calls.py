@@ -38,6 +38,7 @@ class Broker:
         tasks: MoveTasks,
         *,
         entropy: Callable[[int], bytes],
+        is_clustered: bool = False,
     ) -> None:
         self._surroundings = surroundings
         self._disk = surroundings.disk
@@ -46,6 +47,7 @@ class Broker:
             surroundings,
             attempts_max=self._redriver.attempts_max,
             move_dead=self._redriver.move,
+            is_clustered=is_clustered,
         )
         self.shares = ShareCalls(surroundings, self.partitions, self._redriver, entropy=entropy)
         self._mover = Mover(self, surroundings.catalog, tasks, entropy=entropy)
@@ -83,7 +85,8 @@ class Broker:
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
-        return await queue.partitions[partition].append(messages)
+        owner = queue.partitions.get(partition) or await self._partition(topic, partition)
+        return await owner.append(messages)
 
     async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
@@ -116,10 +119,10 @@ class Broker:
         self._purged_at_ms[topic.topic_id] = now_ms
         queue = await self._queue(topic)
         if topic.is_share:
-            for leases in queue.leases:
+            for leases in queue.leases.values():
                 await leases.purge()
             return
-        for partition in queue.partitions:
+        for partition in queue.partitions.values():
             await partition.purge()
 
     async def stats(self, topic: Topic) -> QueueStats:
@@ -134,11 +137,13 @@ class Broker:
 
     async def _partition(self, topic: Topic, partition: int) -> Partition:
         queue = await self._queue(topic)
-        if partition >= len(queue.partitions):
-            await self.partitions.grow(queue)  # it has just been given more
-            if partition >= len(queue.partitions):
+        found = queue.partitions.get(partition)
+        if found is None:
+            await self.partitions.grow(queue)  # it may have just been given more
+            if not 0 <= partition < queue.topic.partition_count:
                 raise TopicNotFound(topic.name)
-        return queue.partitions[partition]
+            found = queue.partitions[partition]
+        return found
 
     async def append_batches(
         self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int

@@ -7,7 +7,9 @@ ending anyway) and saves a header, a checksum and a system call per message.
 
 The promises, per topic: ``always`` answers after fdatasync, ``interval`` and ``never`` once the
 bytes are in the page cache. The high watermark is what consumers may see: the durable end of the
-log under ``always``, its end otherwise. With replicas it will be what the in-sync set has.
+log under ``always``, its end otherwise. Where other nodes hold the log as well it is what the
+in-sync set has (``Replication``), and an answer waits for that, unless the topic is replicated
+asynchronously: then only consumers do.
 
 A sync that fails ends the journal: the kernel may have dropped the dirty pages and a second
 fdatasync would lie. An append that fails leaves the log as it was.
@@ -20,6 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.model import limits
@@ -39,10 +42,42 @@ from penstock.record.message import encode_message
 
 log_ = logging.getLogger(__name__)
 
-LEADER_EPOCH = 0  # one node leads everything and always has
-
 # A record's overhead is small beside its body: bounding the bodies bounds the batch.
 FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
+
+
+class Replication(Protocol):
+    """The other holders of a log, as its leader's journal sees them."""
+
+    @property
+    def epoch(self) -> int:
+        """Of this leader: every batch it appends carries it."""
+        ...
+
+    @property
+    def high_watermark(self) -> int: ...
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer waits for them, or only consumers do."""
+        ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that earlier leaders may have answered for is committed here."""
+        ...
+
+    def check_takes(self) -> None:
+        """Raises NotEnoughReplicas while what the topic asks for could not be promised."""
+        ...
+
+    def appended(self, next_offset: int) -> None:
+        """The log has grown up to here: those who wait for more are served."""
+        ...
+
+    def synced(self, durable_offset: int) -> int:
+        """This node has so much on disk. Returns the high watermark."""
+        ...
 
 
 class Stage:
@@ -96,8 +131,16 @@ class Flush:
         self.size_bytes = 0
         self.end_offset = 0  # of the log behind it
         self.sent = Stage(loop)  # the messages are committed
-        self.written = Stage(loop)  # the events are in the log
+        # The events are in the log: enough for a lease that may be given twice, as long as there
+        # is no other node that could give it while this one lives on.
+        self.written = Stage(loop)
         self.committed = Stage(loop)  # the events are committed
+
+    def fail(self, error: PenstockError) -> None:
+        """Nobody knows what became of it."""
+        self.sent.settle(error)
+        self.written.settle(error)
+        self.committed.settle(error)
 
 
 class Journal:
@@ -114,10 +157,12 @@ class Journal:
         on_lost: Callable[[], None],
         on_synced: Callable[[float], None],
         on_committed: Callable[[int, float], None],
+        replication: Replication | None = None,
     ) -> None:
         self.log = log
         self.fsync = fsync
-        self.high_watermark = log.end_offset
+        self.leader_epoch = 0 if replication is None else replication.epoch
+        self.high_watermark = log.end_offset if replication is None else replication.high_watermark
         self.failure: PenstockError | None = None
         self.appended_bytes = 0
         # Append times never decrease along a log; a producer's own times may be anything.
@@ -131,6 +176,9 @@ class Journal:
         self._on_lost = on_lost
         self._on_synced = on_synced
         self._on_committed = on_committed
+        self._replication = replication
+        # Where an append is not committed when it is written, it waits in a flush for that.
+        self._is_flush_awaited = fsync is Fsync.ALWAYS or replication is not None
         # This turn:
         self._messages: list[Message] = []
         self._events: list[tuple[int, bytes]] = []
@@ -162,7 +210,6 @@ class Journal:
         batch: bytes | memoryview,
         header: BatchHeader,
         *,
-        leader_epoch: int,
         append_time_ms: int | None = None,
     ) -> BatchHeader:
         """Append a producer's batch now, behind what this turn has handed in so far; ``commit``
@@ -179,7 +226,7 @@ class Journal:
             batch,
             header,
             base_offset=log.end_offset,
-            leader_epoch=leader_epoch,
+            leader_epoch=self.leader_epoch,
             append_time_ms=append_time_ms,
         )
         try:
@@ -192,6 +239,8 @@ class Journal:
         self.appended_bytes += size
         self._batches_bytes += size
         self._on_batch(header)
+        if self._replication is not None:
+            self._replication.appended(log.end_offset)
         return header
 
     def commit(self) -> Flush | None:
@@ -200,7 +249,7 @@ class Journal:
         size, self._batches_bytes = self._batches_bytes, 0
         if not size or self.failure is not None:
             return None
-        if self.fsync is Fsync.ALWAYS:
+        if self._is_flush_awaited:
             flush = self.join()
             flush.started = flush.started or self._batches_at
             flush.size_bytes += size
@@ -232,11 +281,15 @@ class Journal:
             flush.started = perf_counter()
         if self._messages or self._events or self.failure is not None:
             self._write(flush)
-        flush.written.settle()
+        if self._replication is None or not self._replication.is_awaited:
+            flush.written.settle()
         flush.end_offset = self.log.end_offset
-        if self.fsync is Fsync.ALWAYS:
+        if self._is_flush_awaited:
             self._committing.append(flush)
-            self._sync()
+            if self.fsync is Fsync.ALWAYS:
+                self._sync()
+            else:
+                self._advance(flush.end_offset)
         else:
             self.high_watermark = flush.end_offset
             self._commit(flush)
@@ -263,6 +316,7 @@ class Journal:
 
     def _commit(self, flush: Flush) -> None:
         flush.sent.settle()
+        flush.written.settle()
         flush.committed.settle()
         self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
@@ -294,7 +348,7 @@ class Journal:
             batch = encode_batch(
                 records,
                 base_offset=base_offset,
-                leader_epoch=LEADER_EPOCH,
+                leader_epoch=self.leader_epoch,
                 base_timestamp=now_ms,
                 max_timestamp=now_ms,
                 attributes=attributes,
@@ -303,14 +357,21 @@ class Journal:
             self.appended_bytes += len(batch)
             end = start + len(records)
             self._on_appended(base_offset, self.log.end_offset, now_ms, messages[start:end])
+            if self._replication is not None:
+                self._replication.appended(self.log.end_offset)
             start = end
 
     def _append_events(self, events: Sequence[tuple[int, bytes]], now_ms: int) -> None:
         batch = encode_control_batch(
-            events, base_offset=self.log.end_offset, leader_epoch=LEADER_EPOCH, timestamp=now_ms
+            events,
+            base_offset=self.log.end_offset,
+            leader_epoch=self.leader_epoch,
+            timestamp=now_ms,
         )
         self.log.append(batch, now_ms=now_ms)
         self.appended_bytes += len(batch)
+        if self._replication is not None:
+            self._replication.appended(self.log.end_offset)
 
     # ── syncing ──────────────────────────────────────────────────────────────────────────────
 
@@ -350,12 +411,30 @@ class Journal:
             self._sync()
 
     def _advance(self, durable_offset: int) -> None:
-        committing = self._committing
+        if self._replication is not None:
+            if self.fsync is not Fsync.ALWAYS:
+                durable_offset = self.log.end_offset  # as durable as the topic asks for
+            self.replicated(self._replication.synced(durable_offset))
+            if not self._replication.is_awaited:
+                self._settle_up_to(durable_offset)
+            return
         if self.fsync is Fsync.ALWAYS:
             self.high_watermark = max(self.high_watermark, durable_offset)
-        while committing and committing[0].end_offset <= durable_offset:
-            self._commit(committing.popleft())
+        self._settle_up_to(durable_offset)
         self._on_high_watermark()
+
+    def replicated(self, high_watermark: int) -> None:
+        """The in-sync set has so much."""
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        self._settle_up_to(high_watermark)
+        self._on_high_watermark()
+
+    def _settle_up_to(self, offset: int) -> None:
+        committing = self._committing
+        while committing and committing[0].end_offset <= offset:
+            self._commit(committing.popleft())
 
     def _fail(self, reason: str) -> None:
         """Refuse everything from now on. What was not yet committed is answered as unknown."""
@@ -363,8 +442,7 @@ class Journal:
         log_.critical("partition failed", extra={"folder": str(self.log.folder), "reason": reason})
         while self._committing:
             flush = self._committing.popleft()
-            flush.sent.settle(self.failure)
-            flush.committed.settle(self.failure)
+            flush.fail(self.failure)
 
     async def end(self, reason: PenstockError) -> None:
         """Refuse everything from now on, and return when no sync is using the files."""
@@ -372,8 +450,7 @@ class Journal:
         self.flush()
         while self._committing:
             flush = self._committing.popleft()
-            flush.sent.settle(reason)
-            flush.committed.settle(reason)
+            flush.fail(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from penstock.broker.compaction import Compactor
-from penstock.broker.journal import Flush, Journal
+from penstock.broker.journal import Flush, Journal, Replication
 from penstock.broker.leases import Leases
 from penstock.broker.restore import Restored, origin_of, restore, write_checkpoint
 from penstock.broker.stream import Stream
@@ -25,7 +25,13 @@ from penstock.log.damage import DamagedRange
 from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.model import limits
-from penstock.model.errors import Damaged, OffsetOutOfRange, Overloaded, TopicNotFound
+from penstock.model.errors import (
+    Damaged,
+    OffsetOutOfRange,
+    Overloaded,
+    PenstockError,
+    TopicNotFound,
+)
 from penstock.model.message import Appended, Message
 from penstock.model.ports import (
     EARLIEST,
@@ -53,6 +59,8 @@ class Partition:
         restored: Restored,
         waits: Waits,
         surroundings: Surroundings,
+        *,
+        replication: Replication | None = None,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -77,7 +85,9 @@ class Partition:
             on_lost=self._reload,
             on_synced=surroundings.meter.fsynced,
             on_committed=surroundings.meter.appended,
+            replication=replication,
         )
+        self._replication = replication
         self.stream = Stream(log, self.journal, restored.producers, surroundings.clock)
         self.leases = self._new_leases(topic, restored.cursor, waits)
         # By the share's id. A plain dict with mostly nothing in it: appends walk it.
@@ -109,8 +119,7 @@ class Partition:
     # ── append ───────────────────────────────────────────────────────────────────────────────
 
     async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
-        if self.damage is not None:
-            raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
+        self._check_takes()
         journal = self.journal
         if self.topic.is_fifo:
             # Before the first of them is handed in: a call is refused whole or not at all.
@@ -138,6 +147,12 @@ class Partition:
             # The first message of this id is not committed yet: no answer may promise it sooner.
             await journal.join().committed.wait()
         return results
+
+    def _check_takes(self) -> None:
+        if self.damage is not None:
+            raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
+        if self._replication is not None:
+            self._replication.check_takes()
 
     def _appended(
         self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
@@ -185,8 +200,7 @@ class Partition:
     async def append_batches(
         self, batches: Sequence[bytes | memoryview], *, acks: int, is_append_time: bool
     ) -> BatchAppended:
-        if self.damage is not None:
-            raise Overloaded(f"the partition takes no messages while it is damaged: {self.damage}")
+        self._check_takes()
         appended, flush = self.stream.append(batches, is_append_time=is_append_time)
         if flush is not None and acks != 0:
             await flush.committed.wait()
@@ -197,7 +211,12 @@ class Partition:
 
     def ends(self) -> StreamEnds:
         ends = self.stream.ends
-        return msgspec.structs.replace(ends, start_offset=self.start_offset)
+        replication = self._replication
+        return msgspec.structs.replace(
+            ends,
+            start_offset=self.start_offset,
+            is_settled=replication is None or replication.is_settled,
+        )
 
     @property
     def start_offset(self) -> int:
@@ -211,6 +230,9 @@ class Partition:
         self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
     ) -> Fetched:
         ends = self.ends()
+        if ends.high_watermark < offset <= self.log.end_offset and self._replication is not None:
+            # An earlier leader may have answered for it: it is there, and will be to be had (R19).
+            return Fetched(ends)
         if not ends.start_offset <= offset <= ends.high_watermark:
             raise OffsetOutOfRange(offset, ends.start_offset, ends.high_watermark)
         try:
@@ -311,7 +333,10 @@ class Partition:
         }
         producers = self.stream.snapshot()
         if self.journal.high_watermark < end_offset:
+            # Only what is committed stays what it is: others may lead the log from before it.
             await self.journal.join().committed.wait()
+            if self.journal.high_watermark < end_offset:
+                return  # this topic answers sooner than that
         await self._loop.run_in_executor(
             self._surroundings.pool,
             lambda: write_checkpoint(
@@ -430,6 +455,14 @@ class Partition:
         await self.checkpoint()
         self.log.drop_tail()
         await self._loop.run_in_executor(self._surroundings.pool, self.log.close)
+
+    async def release(self, reason: PenstockError) -> None:
+        """Another node leads from now on. The log stays open for whoever follows it."""
+        for leases in self._views():
+            leases.disarm()
+        await self._compactor.stop()
+        await self.journal.end(reason)
+        self.stream.advanced()  # readers who wait here ask again, and are sent on
 
     async def abandon(self) -> None:
         """Close without a trace: the topic is deleted and the folder is about to go."""

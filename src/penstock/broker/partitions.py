@@ -1,5 +1,8 @@
-"""The partitions that this node owns: opened from disk, kept in step with the catalog, cleaned,
-closed and, once their topic is deleted, removed.
+"""The partitions that this node leads: kept in step with the catalog, cleaned and closed.
+
+A node by itself leads them all: it opens them from disk, and removes them once their topic is
+deleted. In a cluster they come and go with their rows (``replicators.py``): who leads a partition
+hands its log in here (``lead``) and takes it back (``release``).
 
 Folders are named by topic id, never by name, and a folder is removed only when the catalog says
 that the topic was deleted: a folder nobody knows is left alone and reported.
@@ -13,6 +16,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from penstock.broker.journal import Replication
 from penstock.broker.partition import Partition
 from penstock.broker.queue import AttemptsMax, MoveDead, Queue
 from penstock.broker.restore import Restored, restore
@@ -31,9 +35,15 @@ TOPICS_FOLDER = "topics"
 
 class Partitions:
     def __init__(
-        self, surroundings: Surroundings, *, attempts_max: AttemptsMax, move_dead: MoveDead
+        self,
+        surroundings: Surroundings,
+        *,
+        attempts_max: AttemptsMax,
+        move_dead: MoveDead,
+        is_clustered: bool = False,
     ) -> None:
         self._surroundings = surroundings
+        self._is_clustered = is_clustered
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._queues: dict[str, Queue] = {}
@@ -68,7 +78,7 @@ class Partitions:
             partition
             for queue in self._queues.values()
             if not queue.topic.is_share
-            for partition in queue.partitions
+            for partition in queue.partitions.values()
         ]
 
     async def open(self, topic: Topic) -> Queue:
@@ -87,7 +97,18 @@ class Partitions:
     # ── life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Open every topic of the catalog, then keep up with it."""
+        """Keep up with the catalog; a node by itself opens every topic of it first."""
+        catalog = self._surroundings.catalog
+        if not self._is_clustered:
+            await self._open_all()
+        catalog.on_change(self._catalog_changed)
+        self._jobs = [
+            asyncio.create_task(self._clean_forever(), name="cleaner"),
+            asyncio.create_task(self._compact_forever(), name="compactor"),
+            asyncio.create_task(self._sync_forever(), name="interval sync"),
+        ]
+
+    async def _open_all(self) -> None:
         catalog = self._surroundings.catalog
         topics = catalog.all_topics()
         self.to_open_count = len(topics)
@@ -96,13 +117,44 @@ class Partitions:
             await self._remove_folder(tomb)  # deleted just before the last process ended
         for start in range(0, len(topics), 64):
             await asyncio.gather(*(self.open(topic) for topic in topics[start : start + 64]))
-        catalog.on_change(self._catalog_changed)
         await self._loop.run_in_executor(self._surroundings.pool, self._report_strangers)
-        self._jobs = [
-            asyncio.create_task(self._clean_forever(), name="cleaner"),
-            asyncio.create_task(self._compact_forever(), name="compactor"),
-            asyncio.create_task(self._sync_forever(), name="interval sync"),
-        ]
+
+    # ── leading, in a cluster ────────────────────────────────────────────────────────────────
+
+    async def lead(
+        self, topic: Topic, index: int, log: Log, restored: Restored, replication: Replication
+    ) -> Partition:
+        """This node leads a partition from now on, with what its log says."""
+        queue = await self.open(topic)
+        partition = Partition(
+            queue.topic,
+            index,
+            log,
+            restored,
+            queue.waits,
+            self._surroundings,
+            replication=replication,
+        )
+        if restored.damage is not None:
+            partition.found_damage(restored.damage)
+        partition.note_known_damage()
+        queue.add(partition)
+        for share in self._surroundings.catalog.shares_of(topic.topic_id):
+            reader = self._queues.get(share.topic_id)
+            if reader is not None and share.topic_id in partition.shares:
+                reader.add(partition)
+        return partition
+
+    async def release(self, partition: Partition, reason: PenstockError) -> None:
+        """Another node leads it. Whoever waits for an answer gets the reason."""
+        queues = [self._queues.get(partition.topic.topic_id)]
+        queues += [self._queues.get(share_id) for share_id in partition.shares]
+        for queue in queues:
+            if queue is not None and queue.partitions.get(partition.index) is partition:
+                queue.remove(partition.index)
+        await partition.release(reason)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     async def stop(self) -> None:
         for job in self._jobs:
@@ -130,8 +182,10 @@ class Partitions:
     async def _open(self, topic: Topic) -> Queue:
         surroundings = self._surroundings
         waits = Waits()
+        partitions: list[Partition] = []
         if topic.source_id is None:
-            partitions = await self._open_partitions(topic, waits)
+            if not self._is_clustered:
+                partitions = await self._open_partitions(topic, waits)
         else:
             partitions = await self._open_source(topic, topic.source_id)
         current = surroundings.catalog.find_id(topic.topic_id)
@@ -171,7 +225,7 @@ class Partitions:
         source = self._surroundings.catalog.find_id(source_id)
         if source is None:
             raise TopicNotFound(share.name)
-        partitions = (await self.open(source)).partitions
+        partitions = list((await self.open(source)).partitions.values())
         for partition in partitions:
             if share.topic_id not in partition.shares:
                 # It came into the catalog by another way than Shares.open_share.
@@ -243,14 +297,16 @@ class Partitions:
         queue = self._queues.pop(topic.topic_id, None)
         if queue is not None:
             queue.waits.fail(TopicNotFound(topic.name))
-            for partition in queue.partitions:
+            for partition in tuple(queue.partitions.values()):
                 if topic.is_share:
                     partition.end_share(topic.topic_id)
-                else:
+                elif not self._is_clustered:
                     await partition.abandon()
         if topic.is_share:
             return
         await self._delete_shares(topic)
+        if self._is_clustered:
+            return  # the files are the replicators'
         if self._surroundings.catalog.tombstone(topic.topic_id) is not None:
             await self._remove_folder(topic)
 
@@ -269,6 +325,8 @@ class Partitions:
 
     async def grow(self, queue: Queue) -> None:
         """Open the partitions that a topic has been given since it was opened."""
+        if self._is_clustered:
+            return  # their rows say who leads them
         async with self._growing:
             while len(queue.partitions) < queue.topic.partition_count:
                 index = len(queue.partitions)
@@ -276,7 +334,7 @@ class Partitions:
                 queue.add(partition)
                 for share in self._surroundings.catalog.shares_of(queue.topic.topic_id):
                     reader = self._queues.get(share.topic_id)
-                    if reader is not None and len(reader.partitions) == index:
+                    if reader is not None and index not in reader.partitions:
                         reader.add(partition)
 
     def _report_strangers(self) -> None:

@@ -3,14 +3,15 @@ when to park."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
 
 from penstock.broker.leases import Leases
 from penstock.broker.partition import Partition
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Wait, Waits
 from penstock.cursor.outcome import Pick
-from penstock.model.errors import InFlightLimit
+from penstock.model.errors import InFlightLimit, NotLeader
 from penstock.model.message import Claim, Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import QueueStats, Topic
@@ -21,11 +22,28 @@ MoveDead = Callable[[Leases, Sequence[Pick]], Awaitable[None]]
 AttemptsMax = Callable[[Topic], int | None]
 
 
+T = TypeVar("T")
+
+
+class Led(dict[int, T]):
+    """By index, those partitions that this node leads. Asking for another one is an error that
+    tells the caller so, at no cost to those who ask for the right one."""
+
+    __slots__ = ("_topic_id",)
+
+    def __init__(self, topic_id: str) -> None:
+        super().__init__()
+        self._topic_id = topic_id
+
+    def __missing__(self, index: int) -> T:
+        raise NotLeader(f"{self._topic_id}/{index}")
+
+
 class Queue:
     def __init__(
         self,
         topic: Topic,
-        partitions: Sequence[Partition],
+        partitions: Iterable[Partition],
         waits: Waits,
         *,
         in_flight_max: int,
@@ -34,14 +52,16 @@ class Queue:
         spawn: Callable[[Awaitable[None], str], None],
     ) -> None:
         self.topic = topic
-        self.partitions: list[Partition] = []  # a share's are its source's
-        self.leases: list[Leases] = []
+        # Those that this node leads, by their index; a share's are its source's.
+        self.partitions: Led[Partition] = Led(topic.topic_id)
+        self.leases: Led[Leases] = Led(topic.topic_id)
         self.waits = waits
         self._in_flight_max = in_flight_max
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._spawn = spawn
         self._turn = 0
+        self._views: tuple[Leases, ...] = ()
         self._loop = asyncio.get_running_loop()
         for partition in partitions:
             self.add(partition)
@@ -57,16 +77,25 @@ class Queue:
         leases.topic = topic
         leases.waits = self.waits
         leases.take_for_wait = self._taker(leases)
-        self.partitions.append(partition)
-        self.leases.append(leases)
+        self.partitions[partition.index] = partition
+        self.leases[partition.index] = leases
+        self._views = tuple(self.leases.values())
+
+    def remove(self, index: int) -> None:
+        """Another node leads it now."""
+        self.partitions.pop(index, None)
+        self.leases.pop(index, None)
+        self._views = tuple(self.leases.values())
+        if not self._views:
+            self.waits.fail(NotLeader(self.topic.topic_id))
 
     def replace_topic(self, topic: Topic) -> None:
         """New settings. Leases already given keep theirs."""
         self.topic = topic
         if not topic.is_share:
-            for partition in self.partitions:
+            for partition in self.partitions.values():
                 partition.topic = topic
-        for leases in self.leases:
+        for leases in self._views:
             leases.topic = topic
             leases.wake()
 
@@ -78,7 +107,7 @@ class Queue:
         self.waits.park(wait)
         timer = self._loop.call_later(request.wait_ms / 1_000, _run_out, wait)
         try:
-            for leases in self.leases:
+            for leases in self._views:
                 # Something may have come while the first look was being written down.
                 leases.wake()
             taken = await wait.taken
@@ -99,8 +128,10 @@ class Queue:
 
     async def _lease_now(self, request: LeaseRequest) -> Sequence[Delivery]:
         """Ask the partitions in turn, beginning with another one each time."""
-        views = self.leases
+        views = self._views
         count = len(views)
+        if not count:
+            raise NotLeader(self.topic.topic_id)
         self._turn = (self._turn + 1) % count
         attempts_max = self._attempts_max(self.topic)
         deliveries: list[Delivery] = []
@@ -127,9 +158,9 @@ class Queue:
 
     def _room(self, leases: Leases) -> int:
         """The in-flight limit is the queue's: a partition may use what the others leave."""
-        if len(self.leases) == 1:
+        if len(self._views) == 1:
             return self._in_flight_max
-        others = sum(each.in_flight for each in self.leases if each is not leases)
+        others = sum(each.in_flight for each in self._views if each is not leases)
         return max(0, self._in_flight_max - others)
 
     def _taker(self, leases: Leases) -> Callable[[LeaseRequest], Taken]:
@@ -163,7 +194,7 @@ class Queue:
     def stats(self) -> QueueStats:
         visible = in_flight = delayed = 0
         oldest: int | None = None
-        for leases in self.leases:
+        for leases in self._views:
             counts = leases.counts()
             visible += counts[0]
             in_flight += counts[1]
@@ -171,14 +202,15 @@ class Queue:
             sent_at_ms = leases.oldest_sent_at_ms()
             if sent_at_ms is not None and (oldest is None or sent_at_ms < oldest):
                 oldest = sent_at_ms
-        views = self.leases
+        views = self._views
+        partitions = self.partitions.values()
         return QueueStats(
             visible=visible,
             in_flight=in_flight,
             delayed=delayed,
             oldest_sent_at_ms=oldest,
-            log_bytes=sum(p.log.size_bytes for p in self.partitions),
-            sent=sum(p.sent_count for p in self.partitions),
+            log_bytes=sum(p.log.size_bytes for p in partitions),
+            sent=sum(p.sent_count for p in partitions),
             received=sum(each.received_count for each in views),
             acked=sum(each.acked_count for each in views),
             dead_lettered=sum(each.dead_count for each in views),

@@ -86,19 +86,19 @@ class ShareCalls:
         partitions = (await self._open(source)).partitions
         # The log first: an entry of the catalog without a beginning in the log would be taken
         # for one whose beginning was dropped with its segment.
-        for partition in partitions:
+        for partition in partitions.values():
             await partition.begin_share(share, start)
         try:
             return await self._catalog.create(share)
         except TopicExists:
-            for partition in partitions:
+            for partition in partitions.values():
                 partition.end_share(share.topic_id)
             found = self.find_share(source, group)  # somebody was faster
             if found is None:
                 raise
             return found
         except BaseException:
-            for partition in partitions:
+            for partition in partitions.values():
                 partition.end_share(share.topic_id)
             raise
 
@@ -227,9 +227,13 @@ class ShareCalls:
         return self._partitions.find(topic) or await self._partitions.open(topic)
 
     def _leases(self, queue: Queue, partition: int) -> Leases:
-        if not 0 <= partition < len(queue.leases):
+        leases = queue.leases.get(partition)
+        if leases is not None:
+            return leases
+        source = self._catalog.find_id(queue.topic.source_id or "")
+        if source is None or not 0 <= partition < source.partition_count:
             raise TopicNotFound(queue.topic.name)
-        return queue.leases[partition]
+        return queue.leases[partition]  # which says that another node leads it
 
 
 REJECT_MS = 30_000  # to copy rejected records to the dead-letter queue

@@ -25,7 +25,6 @@ from penstock.record.batch import (
 )
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 
-LEADER_EPOCH = 0
 REPLAY_READ_BYTES = 4 * limits.MIB
 EMPTY_READS_MAX = 16  # in search of a batch with records, for one fetch
 
@@ -55,9 +54,7 @@ class Stream:
         append_time_ms = wall_ms if is_append_time else None
         try:
             for batch, header in zip(batches, headers, strict=True):
-                placed = self._journal.append_batch(
-                    batch, header, leader_epoch=LEADER_EPOCH, append_time_ms=append_time_ms
-                )
+                placed = self._journal.append_batch(batch, header, append_time_ms=append_time_ms)
                 self._producers.appended(placed, at_ms=wall_ms)
                 if base_offset < 0:
                     base_offset = placed.base_offset
@@ -92,7 +89,7 @@ class Stream:
             producer_epoch=marker.producer_epoch,
             timestamp=wall_ms,
         )
-        placed = self._journal.append_batch(batch, parse_header(batch), leader_epoch=LEADER_EPOCH)
+        placed = self._journal.append_batch(batch, parse_header(batch))
         self._producers.marked(
             placed,
             is_commit=marker.is_commit,
@@ -116,7 +113,7 @@ class Stream:
             start_offset=self._log.start_offset,
             high_watermark=high_watermark,
             last_stable_offset=self._producers.last_stable_offset(high_watermark),
-            leader_epoch=LEADER_EPOCH,
+            leader_epoch=self._journal.leader_epoch,
         )
 
     def fetch(

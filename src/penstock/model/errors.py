@@ -22,7 +22,9 @@ PenstockError
 │   ├── Throttled
 │   ├── InFlightLimit        too many leased records
 │   ├── DiskFull             appends of messages refused; leases and acks go on
-│   └── Draining             this node is about to stop
+│   ├── Draining             this node is about to stop
+│   ├── NotLeader            another node leads the partition, or nobody at the moment
+│   └── NotEnoughReplicas    too few nodes hold the partition to promise what its topic asks
 └── Damaged                  the log on disk is not what was written
 """
 
@@ -131,6 +133,25 @@ class DiskFull(Overloaded):
 
 
 class Draining(Overloaded):
+    pass
+
+
+class NotLeader(Overloaded):
+    """Nothing has been done: whoever knows the leader may ask it at once. An answer that a change
+    of leaders has made unknown is an Overloaded, not this."""
+
+    def __init__(self, place: str, *, leader: int = -1, epoch: int = -1) -> None:
+        super().__init__(
+            f"{place} is led by node {leader}."
+            if leader >= 0
+            else f"{place} has no leader at the moment."
+        )
+        self.place = place  # topic id and partition
+        self.leader = leader
+        self.epoch = epoch
+
+
+class NotEnoughReplicas(Overloaded):
     pass
 
 

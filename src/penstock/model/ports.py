@@ -124,6 +124,8 @@ class StreamEnds(msgspec.Struct, frozen=True, gc=False):
     high_watermark: int
     last_stable_offset: int  # below the first open transaction
     leader_epoch: int = 0
+    # False: a leader has just changed, and there may be more than it can vouch for yet.
+    is_settled: bool = True
 
 
 class BatchAppended(msgspec.Struct, frozen=True, gc=False):

@@ -134,7 +134,7 @@ async def drop(broker: Broker) -> None:
         ) or task.get_name().startswith("move "):
             task.cancel()
     for queue in broker.partitions.queues():
-        for partition in queue.partitions:
+        for partition in queue.partitions.values():
             await partition.journal.end(Draining("killed"))
             partition.log.close(clean=False)
 
