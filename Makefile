@@ -82,7 +82,7 @@ bench: setup  ## measure against peers and limits; writes benchmarks/results/
 
 locks:  ## resolve the requirement locks again (needs uv)
 	uv pip compile pyproject.toml --group build --universal --generate-hashes --no-header -q -o requirements/run.lock
-	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
+	uv pip compile pyproject.toml --extra cluster --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
 	uv pip compile pyproject.toml --extra spark --group build --group spark-build -c requirements/dev.lock --universal --generate-hashes --no-header -q -o requirements/spark.lock
 	uv pip compile --group spark-build -c requirements/spark.lock --universal --generate-hashes --no-header -q -o requirements/spark-build.lock
 	for name in awscli moto localstack; do \

@@ -19,6 +19,8 @@ case "${1:-}" in
     needs mkfs.ext4 e2fsprogs
     needs losetup mount
     needs kcat kcat
+    needs etcd etcd-server
+    needs etcdctl etcd-client
     ;;
   *)
     echo "usage: $0 python|tests" >&2
@@ -30,6 +32,10 @@ if [ "${#missing[@]}" -gt 0 ]; then
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -qq
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+    # Tests start etcds of their own: the one that comes as a service with the package is not wanted.
+    case " ${missing[*]} " in
+      *" etcd-server "*) systemctl disable --now etcd >/dev/null 2>&1 || true ;;
+    esac
   else
     echo "bootstrap: please install: ${missing[*]}" >&2
   fi

@@ -4,17 +4,20 @@ Frontends change topics by compare-and-swap, for functions cannot travel: read a
 version, change it at home, put it back over that version, and again when someone was faster. So a
 few verbs serve every change there will ever be, and the rules of a topic's settings stay where they
 are. A watch is a question that waits: who watches asks again from where the last answer ended, so
-that a slow watcher is held in nobody's memory but its own.
+that a slow watcher is held in nobody's memory but its own. Leases are the store's: whoever took one
+may keep it alive through any node.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from penstock.metadata.store import Change, Compacted, Entry, StoreUnusable
+from penstock.metadata.store import Change, Compacted, Entry, LeaseGone, StoreUnusable
 from penstock.model.errors import Overloaded
-from penstock.wire.internal.calls import Call
+from penstock.wire.internal.calls import Call, Nothing
+
+Lease = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Misdirected(Overloaded):
@@ -59,6 +62,8 @@ class Txn(msgspec.Struct, frozen=True, array_like=True):
     compare: Sequence[tuple[str, int]]
     puts: Sequence[tuple[str, bytes]] = ()
     deletes: Sequence[str] = ()
+    compare_created: Sequence[tuple[str, int]] = ()
+    lease: Lease = 0  # that all puts hang on
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
@@ -78,10 +83,36 @@ class Watched(msgspec.Struct, frozen=True, array_like=True):
     stale_ms: int = 0  # for how long the answering node has not heard from the store
 
 
-_ERRORS: Final = (Compacted, StoreUnusable, Misdirected)
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    ttl_ms: int
+
+
+class Granted(msgspec.Struct, frozen=True, array_like=True):
+    lease: Lease
+
+
+class KeepAlive(msgspec.Struct, frozen=True, array_like=True):
+    lease: Lease
+
+
+class KeptAlive(msgspec.Struct, frozen=True, array_like=True):
+    left_ms: int
+
+
+class Revoke(msgspec.Struct, frozen=True, array_like=True):
+    lease: Lease
+
+
+_ERRORS: Final = (Compacted, StoreUnusable, Misdirected, LeaseGone)
 
 GET: Final = Call(0x0101, "metadata.get", Get, Got, is_idempotent=True, errors=_ERRORS)
 LIST: Final = Call(0x0102, "metadata.list", ListPage, Listed, is_idempotent=True, errors=_ERRORS)
 FIND_ID: Final = Call(0x0103, "metadata.find_id", FindId, Got, is_idempotent=True, errors=_ERRORS)
 TXN: Final = Call(0x0104, "metadata.txn", Txn, Written, is_idempotent=False, errors=_ERRORS)
 WATCH: Final = Call(0x0105, "metadata.watch", Watch, Watched, is_idempotent=True, errors=_ERRORS)
+# A lease that nobody has heard of ends by itself: one more of them is harmless.
+GRANT: Final = Call(0x0106, "metadata.grant", Grant, Granted, is_idempotent=True, errors=_ERRORS)
+KEEP_ALIVE: Final = Call(
+    0x0107, "metadata.keep_alive", KeepAlive, KeptAlive, is_idempotent=True, errors=_ERRORS
+)
+REVOKE: Final = Call(0x0108, "metadata.revoke", Revoke, Nothing, is_idempotent=True, errors=_ERRORS)

@@ -1,8 +1,8 @@
 """What a cluster keeps in the store about itself: its nodes, who has which partition, who manages,
 and what an operator wishes. Keys and values, and nothing that happens to them.
 
-    /nodes/<id>                    a node that is alive; goes with its lease. The revision in which it
-                                   came to be is the node's incarnation
+    /nodes/<id>                    a node that is alive; goes with its lease. The revision in which
+                                   it came to be is the node's incarnation
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
     /manager                       whoever manages at the moment; goes with its lease
     /wishes/drains/<id>            nothing shall be on this node any more

@@ -7,7 +7,8 @@ changes is compared. Three things follow others and need no comparison of their 
 its topic, a password and the end of a key the entry of their user, which names both. A topic goes
 only in exchange for its tombstone, for without one nobody would ever remove its data.
 
-A transaction keeps to one kind of things: topics, identities, data keys, or producer ids.
+A transaction keeps to one kind of things: topics, identities, data keys, producer ids, or
+frontends.
 """
 
 import re
@@ -17,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.metadata import frontends, producer_ids
 from penstock.metadata import identity_entries as identities
-from penstock.metadata import producer_ids
 from penstock.metadata.calls import Txn
 from penstock.metadata.catalog import (
     TOMBS_PREFIX,
@@ -47,6 +48,7 @@ class Family(Enum):
     IDENTITIES = "identities"
     DATA_KEYS = "data keys"
     PRODUCER_IDS = "producer ids"
+    FRONTENDS = "frontends"
 
 
 class Rule(NamedTuple):
@@ -127,6 +129,10 @@ def _producer_ids_place(key: str, value: bytes) -> str:
     return producer_ids.KEY
 
 
+def _frontend_place(key: str, value: bytes) -> None:
+    frontends.check_entry(key, value)
+
+
 # Every prefix that is served to other nodes, longest keys of it included. Moves of dead letters are
 # not among them: they belong to the logs of one node and stay in its own store.
 RULES: Final[Mapping[str, Rule]] = {
@@ -149,6 +155,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ),
     DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_place, DATA_KEYS_MAX),
     producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_place, 1),
+    frontends.PREFIX: Rule(Family.FRONTENDS, _frontend_place, frontends.FRONTENDS_MAX),
 }
 
 
@@ -157,7 +164,9 @@ def prefix_of(key: str) -> str:
     end = key.find("/", 1) + 1
     prefix = key[:end] if end else key
     if prefix not in RULES:
-        raise InvalidRequest("Only topics, identities, data keys and producer ids are served.")
+        raise InvalidRequest(
+            "Only topics, identities, data keys, producer ids and frontends are served."
+        )
     return prefix
 
 

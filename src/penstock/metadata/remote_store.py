@@ -24,12 +24,18 @@ from dataclasses import dataclass
 
 from penstock.metadata.calls import (
     GET,
+    GRANT,
+    KEEP_ALIVE,
     LIST,
+    REVOKE,
     TXN,
     WATCH,
     Get,
+    Grant,
+    KeepAlive,
     Listed,
     ListPage,
+    Revoke,
     Txn,
     Watch,
     Watched,
@@ -42,11 +48,13 @@ from penstock.metadata.store import (
     Entry,
     SingleWrites,
     StoreUnusable,
+    check_changes,
+    check_ttl,
 )
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
 from penstock.wire.internal.calls import Caller
-from penstock.wire.internal.faults import Unreachable
+from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
 
 GETS_MAX = 8  # of one value that keeps changing under the question
 DROPS_PER_TURN_MAX = 1_024
@@ -170,16 +178,22 @@ class RemoteStore(SingleWrites):
                 return got.entry
         raise Throttled(f"{key} is being changed elsewhere.")
 
-    async def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
+    async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
         """All entries; of topics those that are kept when not all can be."""
         most = self._config.entries_max
+        wanted_revision = max(min_revision, self._passed.get(prefix, 0))
         found: list[Entry] = []
         after, revision, is_whole = "", -1, True
         while True:
-            request = ListPage(prefix, after, min_revision=self._passed.get(prefix, 0))
+            request = ListPage(prefix, after, min_revision=wanted_revision)
             page = await self._caller.call(LIST, request, timeout_ms=self._config.call_ms)
             if revision < 0:
                 revision = page.revision
+                if revision < min_revision:
+                    raise StoreUnusable(
+                        f"The metadata is at revision {revision}, though {min_revision} was seen:"
+                        " it has been set back."
+                    )
             if prefix == TOPICS_PREFIX and is_whole:
                 is_whole = max(page.entry_count, len(found) + len(page.entries)) <= most
                 if not is_whole:
@@ -223,21 +237,44 @@ class RemoteStore(SingleWrites):
         self,
         *,
         compare: Sequence[tuple[str, int]] = (),
+        compare_created: Sequence[tuple[str, int]] = (),
         puts: Sequence[tuple[str, bytes]] = (),
         deletes: Sequence[str] = (),
+        lease: int = 0,
     ) -> int:
+        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
         self._check_there()
-        request = Txn(compare, puts, deletes)
+        request = Txn(compare, puts, deletes, compare_created, lease)
         try:
             written = await self._caller.call(TXN, request, timeout_ms=self._config.call_ms)
         except VersionConflict:
-            for key, _ in compare:
+            for key, _ in (*compare, *compare_created):
                 self.doubt(key)
             raise
+        except DeadlineExceeded as error:
+            raise OutcomeUnknown(str(error)) from error
         for key, _ in puts:
             if key.startswith(TOPICS_PREFIX):
                 self._kept[key] = max(written.revision, self._kept.get(key, 0))
         return written.revision
+
+    async def grant(self, ttl_ms: int) -> int:
+        check_ttl(ttl_ms)
+        self._check_there()
+        granted = await self._caller.call(GRANT, Grant(ttl_ms), timeout_ms=self._config.call_ms)
+        return granted.lease
+
+    async def keep_alive(self, lease: int) -> int:
+        # Asked even if the service seems away: much hangs on it, and it is asked for seldom.
+        kept = await self._caller.call(
+            KEEP_ALIVE, KeepAlive(lease), timeout_ms=self._config.call_ms
+        )
+        return kept.left_ms
+
+    async def revoke(self, lease: int) -> None:
+        """Lists may still hold what hung on it until the watch has told of its end."""
+        self._check_there()
+        await self._caller.call(REVOKE, Revoke(lease), timeout_ms=self._config.call_ms)
 
     # ── Watching ─────────────────────────────────────────────────────────────────────────────
 

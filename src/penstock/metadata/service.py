@@ -28,15 +28,23 @@ import msgspec
 from penstock.metadata.calls import (
     FIND_ID,
     GET,
+    GRANT,
+    KEEP_ALIVE,
     LIST,
+    REVOKE,
     TXN,
     WATCH,
     FindId,
     Get,
     Got,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
     Listed,
     ListPage,
     Misdirected,
+    Revoke,
     Txn,
     Watch,
     Watched,
@@ -55,7 +63,7 @@ from penstock.model.errors import (
     QuotaExceeded,
     Throttled,
 )
-from penstock.wire.internal.calls import Answers, Asked, Call, Caller, Q, R
+from penstock.wire.internal.calls import Answers, Asked, Call, Caller, Nothing, Q, R
 
 PAGE_ENTRIES_MAX = 2_000
 PAGE_BYTES_MAX = 8 * 1_048_576  # of a page put together from the members' parts
@@ -156,6 +164,9 @@ class MetadataService:
         answers.add(FIND_ID, self._find_id)
         answers.add(TXN, self._txn)
         answers.add(WATCH, self._watch)
+        answers.add(GRANT, self._grant)
+        answers.add(KEEP_ALIVE, self._keep_alive)
+        answers.add(REVOKE, self._revoke)
 
     @property
     def trouble(self) -> str | None:
@@ -403,10 +414,16 @@ class MetadataService:
 
     async def _txn(self, request: Txn, _asked: Asked) -> Written:
         new = check_txn(request)
+        for key, _ in request.compare_created:
+            prefix_of(key)  # of what is not served, nobody is told either
         for key in new:
             self._check_room(key)
         revision = await self._store.txn(
-            compare=request.compare, puts=request.puts, deletes=request.deletes
+            compare=request.compare,
+            compare_created=request.compare_created,
+            puts=request.puts,
+            deletes=request.deletes,
+            lease=request.lease,
         )
         # Heard here before it is answered: whoever asks this node from now on is told of it.
         compared = dict(request.compare)
@@ -414,6 +431,16 @@ class MetadataService:
         for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
             await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
         return Written(revision)
+
+    async def _grant(self, request: Grant, _asked: Asked) -> Granted:
+        return Granted(await self._store.grant(request.ttl_ms))
+
+    async def _keep_alive(self, request: KeepAlive, _asked: Asked) -> KeptAlive:
+        return KeptAlive(await self._store.keep_alive(request.lease))
+
+    async def _revoke(self, request: Revoke, _asked: Asked) -> Nothing:
+        await self._store.revoke(request.lease)
+        return Nothing()
 
     def _check_room(self, key: str) -> None:
         mirror = self._mirror_of(key)

@@ -7,6 +7,9 @@ snapshot. A commit is synced before the caller hears of it (WAL, synchronous=FUL
 Watchers hold no queue: each remembers a revision and reads the history table from there when a
 commit wakes it. A watcher that is slow costs nothing, one that is too slow gets Compacted.
 
+Leases stand in a table of their own, their times in memory (``lease_times.py``); one task ends
+those that nobody keeps alive, and is there only once there was a lease.
+
 That only one process uses a data folder is seen to by ``node``, not here.
 
 Changing the schema: raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, keep
@@ -14,6 +17,7 @@ a test that opens a database of each older version. A database of a newer versio
 """
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,27 +26,33 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.metadata.lease_times import LeaseTimes
 from penstock.metadata.store import (
     CHANGES_PER_TXN_MAX,
-    KEY_BYTES_MAX,
-    VALUE_BYTES_MAX,
     Change,
     ChangeKind,
     Compacted,
     Entry,
+    LeaseGone,
     SingleWrites,
     StoreUnusable,
+    check_changes,
+    check_ttl,
+    conflict,
+    prefix_range,
 )
-from penstock.model.errors import DiskFull, InvalidRequest, Throttled, VersionConflict
+from penstock.model.errors import DiskFull, PenstockError, Throttled
 
 T = TypeVar("T")
 
 APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is not taken for ours
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HISTORY_REVISIONS_MAX = 1_024  # a watcher in this process is a wake-up behind, not a thousand
 WATCH_CHANGES_MAX = 4 * CHANGES_PER_TXN_MAX  # one read of history; holds several whole revisions
 CALLS_MAX = 10_000  # calls waiting for the thread; more would only time out in the queue
 BUSY_SECONDS_MAX = 5.0
+LEASES_MAX = 10_000  # a cluster takes one per node; each is a few hundred bytes
+ENDING_RETRY_SECONDS = 1.0  # after the disk was full, say
 
 # Keys are blobs: SQLite compares those byte by byte, so a prefix is a range. A change without a
 # value is a delete. ``head`` has one row: the newest revision and the newest one compacted away.
@@ -61,20 +71,19 @@ SCHEMA = (
     ),
     "INSERT INTO head VALUES (1, 0, 0)",
 )
-MIGRATIONS: dict[int, Sequence[str]] = {0: SCHEMA}
+# Numbers of leases are never given again, hence AUTOINCREMENT. Few entries hang on one.
+LEASES = (
+    "ALTER TABLE entry ADD COLUMN lease INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX entry_lease ON entry (lease) WHERE lease <> 0",
+    "CREATE TABLE lease (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_ms INTEGER NOT NULL)",
+)
+MIGRATIONS: dict[int, Sequence[str]] = {0: SCHEMA, 1: LEASES}
 
 # After one of these the file or the device under it cannot be trusted: a failed sync may have
 # dropped pages that were reported written. The store refuses everything until a restart.
 FATAL = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-
-def prefix_range(prefix: str) -> tuple[bytes, bytes]:
-    """The half-open range of encoded keys that start with ``prefix``. The byte 0xFF never occurs
-    in UTF-8, so it lies behind every key, and the last byte of a prefix can always be raised."""
-    start = prefix.encode()
-    if not start:
-        return b"", b"\xff"
-    return start, start[:-1] + bytes((start[-1] + 1,))
+log = logging.getLogger(__name__)
 
 
 class _Database:
@@ -165,7 +174,7 @@ class _Database:
         ).fetchone()
         return None if row is None else Entry(key, row[0], row[1], row[2])
 
-    def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
+    def list(self, prefix: str, min_revision: int) -> tuple[Sequence[Entry], int]:
         with _transaction(self._connection, "BEGIN"):
             rows = self._connection.execute(
                 "SELECT key, value, version, create_revision FROM entry"
@@ -173,30 +182,72 @@ class _Database:
                 prefix_range(prefix),
             ).fetchall()
             revision, _ = self._head()
+        if revision < min_revision:
+            raise StoreUnusable(
+                f"{self._path}: is at revision {revision}, though {min_revision} was seen: an"
+                " older copy"
+            )
         return [Entry(key.decode(), value, v, c) for key, value, v, c in rows], revision
 
     def txn(
         self,
         compare: Sequence[tuple[str, int]],
+        compare_created: Sequence[tuple[str, int]],
         puts: Sequence[tuple[str, bytes]],
         deletes: Sequence[str],
+        lease: int,
     ) -> int:
         with _transaction(self._connection):
             for key, version in compare:
-                actual = self._version(key)
+                actual, _ = self._revisions(key)
                 if actual != version:
-                    raise VersionConflict(f"{key} is at version {actual}, not {version}.")
-            present = [key for key in deletes if self._version(key)]
+                    raise conflict(key, actual=actual, expected=version)
+            for key, created in compare_created:
+                _, actual = self._revisions(key)
+                if actual != created:
+                    raise conflict(key, actual=actual, expected=created, what="of revision")
+            if lease and puts and not self._has_lease(lease):
+                raise LeaseGone(lease)
+            present = [key for key in deletes if self._revisions(key)[0]]
             revision, compacted = self._head()
             if not puts and not present:
                 return revision
             revision += 1
             for key, value in puts:
-                self._put(key, value, revision)
+                self._put(key, value, revision, lease)
             for key in present:
-                self._delete(key, revision)
+                self._delete(key.encode(), revision)
             self._advance(revision, compacted)
         return revision
+
+    def leases(self) -> Sequence[tuple[int, int]]:
+        """Numbers and times of all there are."""
+        return self._connection.execute("SELECT id, ttl_ms FROM lease").fetchall()
+
+    def grant(self, ttl_ms: int) -> int:
+        with _transaction(self._connection):
+            (count,) = self._connection.execute("SELECT count(*) FROM lease").fetchone()
+            if count >= LEASES_MAX:
+                raise Throttled("Too many leases are held.")
+            added = self._connection.execute("INSERT INTO lease (ttl_ms) VALUES (?)", (ttl_ms,))
+            assert added.lastrowid, "numbers start at 1"
+            return added.lastrowid
+
+    def end_lease(self, lease: int) -> None:
+        """At several revisions if more hangs on it than a transaction may change: a watch reads
+        history by whole revisions, which therefore have a bound."""
+        with _transaction(self._connection):
+            keys = self._connection.execute(
+                "SELECT key FROM entry WHERE lease = ? AND lease <> 0 ORDER BY key", (lease,)
+            ).fetchall()
+            revision, compacted = self._head()
+            for start in range(0, len(keys), CHANGES_PER_TXN_MAX):
+                revision += 1
+                for (key,) in keys[start : start + CHANGES_PER_TXN_MAX]:
+                    self._delete(key, revision)
+            self._connection.execute("DELETE FROM lease WHERE id = ?", (lease,))
+            if keys:
+                self._advance(revision, compacted)
 
     def read_changes(self, prefix: str, from_revision: int) -> tuple[Sequence[Change], int]:
         """Changes under the prefix from a revision on, and the revision to ask for next."""
@@ -229,25 +280,30 @@ class _Database:
         ).fetchone()
         return revision, compacted
 
-    def _version(self, key: str) -> int:
+    def _revisions(self, key: str) -> tuple[int, int]:
+        """Version and create revision, 0 if there is no such entry."""
         row = self._connection.execute(
-            "SELECT version FROM entry WHERE key = ?", (key.encode(),)
+            "SELECT version, create_revision FROM entry WHERE key = ?", (key.encode(),)
         ).fetchone()
-        return 0 if row is None else int(row[0])
+        return (0, 0) if row is None else (row[0], row[1])
 
-    def _put(self, key: str, value: bytes, revision: int) -> None:
+    def _has_lease(self, lease: int) -> bool:
+        row = self._connection.execute("SELECT 1 FROM lease WHERE id = ?", (lease,)).fetchone()
+        return row is not None
+
+    def _put(self, key: str, value: bytes, revision: int, lease: int) -> None:
         self._connection.execute(
-            "INSERT INTO entry VALUES (?1, ?2, ?3, ?3)"
-            " ON CONFLICT (key) DO UPDATE SET value = ?2, version = ?3",
-            (key.encode(), value, revision),
+            "INSERT INTO entry VALUES (?1, ?2, ?3, ?3, ?4)"
+            " ON CONFLICT (key) DO UPDATE SET value = ?2, version = ?3, lease = ?4",
+            (key.encode(), value, revision, lease),
         )
         self._connection.execute(
             "INSERT INTO change VALUES (?, ?, ?)", (revision, key.encode(), value)
         )
 
-    def _delete(self, key: str, revision: int) -> None:
-        self._connection.execute("DELETE FROM entry WHERE key = ?", (key.encode(),))
-        self._connection.execute("INSERT INTO change VALUES (?, ?, NULL)", (revision, key.encode()))
+    def _delete(self, key: bytes, revision: int) -> None:
+        self._connection.execute("DELETE FROM entry WHERE key = ?", (key,))
+        self._connection.execute("INSERT INTO change VALUES (?, ?, NULL)", (revision, key))
 
     def _advance(self, revision: int, compacted: int) -> None:
         # A quarter more than promised may stand there, so that not every commit has to clean up.
@@ -283,6 +339,9 @@ class SqliteStore(SingleWrites):
         self._call_count = 0
         self._is_closed = False
         self._wakes: set[asyncio.Event] = set()  # one per open watch
+        self._leases = LeaseTimes()
+        self._lease_began = asyncio.Event()
+        self._ending: asyncio.Task[None] | None = None  # ends leases, once there are any
 
     @classmethod
     async def open(
@@ -299,23 +358,29 @@ class SqliteStore(SingleWrites):
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(database, thread, loop)
+        store = cls(database, thread, loop)
+        for lease, ttl_ms in await store._call(database.leases):
+            store._begin_lease(lease, ttl_ms)
+        return store
 
     async def get(self, key: str) -> Entry | None:
         return await self._call(partial(self._database.get, key))
 
-    async def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
-        return await self._call(partial(self._database.list, prefix))
+    async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
+        return await self._call(partial(self._database.list, prefix, min_revision))
 
     async def txn(
         self,
         *,
         compare: Sequence[tuple[str, int]] = (),
+        compare_created: Sequence[tuple[str, int]] = (),
         puts: Sequence[tuple[str, bytes]] = (),
         deletes: Sequence[str] = (),
+        lease: int = 0,
     ) -> int:
-        _check(puts, deletes)
-        return await self._call(partial(self._commit, compare, puts, deletes))
+        check_changes(compare=compare, compare_created=compare_created, puts=puts, deletes=deletes)
+        work = partial(self._database.txn, compare, compare_created, puts, deletes, lease)
+        return await self._call(partial(self._commit, work))
 
     async def watch(
         self, prefix: str, *, from_revision: int
@@ -336,12 +401,65 @@ class SqliteStore(SingleWrites):
         finally:
             self._wakes.discard(wake)
 
+    # ── Leases ───────────────────────────────────────────────────────────────────────────────
+
+    async def grant(self, ttl_ms: int) -> int:
+        check_ttl(ttl_ms)
+        return await self._call(partial(self._grant, ttl_ms))
+
+    async def keep_alive(self, lease: int) -> int:
+        ttl_ms = self._leases.renew(lease, now_ms=self._now_ms())
+        await self._call(lambda: None)  # a store that refuses everything keeps nobody alive
+        return ttl_ms
+
+    async def revoke(self, lease: int) -> None:
+        await self._call(partial(self._commit, partial(self._database.end_lease, lease)))
+        self._leases.forget(lease)
+
+    def _grant(self, ttl_ms: int) -> int:
+        lease = self._database.grant(ttl_ms)
+        # From here for the same reason as in ``_commit``: it has to end even if nobody heard of it.
+        self._loop.call_soon_threadsafe(self._begin_lease, lease, ttl_ms)
+        return lease
+
+    def _begin_lease(self, lease: int, ttl_ms: int) -> None:
+        self._leases.begin(lease, ttl_ms=ttl_ms, now_ms=self._now_ms())
+        self._lease_began.set()
+        if self._ending is None and not self._is_closed:
+            self._ending = self._loop.create_task(self._end_leases(), name="metadata leases")
+
+    async def _end_leases(self) -> None:
+        """Ends what nobody keeps alive, for as long as the store is open."""
+        while True:
+            self._lease_began.clear()
+            try:
+                for lease in self._leases.ended(now_ms=self._now_ms()):
+                    await self.revoke(lease)
+            except PenstockError as error:
+                log.warning("leases cannot be ended", extra={"why": str(error)})
+                await asyncio.sleep(ENDING_RETRY_SECONDS)
+                continue
+            end_ms = self._leases.next_end_ms()
+            wait_ms = None if end_ms is None else max(0, end_ms - self._now_ms()) + 1
+            try:
+                async with asyncio.timeout(None if wait_ms is None else wait_ms / 1_000):
+                    await self._lease_began.wait()
+            except TimeoutError:
+                pass
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1_000)
+
     async def close(self) -> None:
         """Calls already waiting are still carried out; later ones are refused."""
         if self._is_closed:
             return
         self._is_closed = True
         self._wake_watches()
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.cancel()
+            await asyncio.wait((ending,))
         await self._loop.run_in_executor(self._thread, self._database.close)
         self._thread.shutdown(wait=True)  # that was its last call: it only has to end
 
@@ -356,30 +474,12 @@ class SqliteStore(SingleWrites):
         finally:
             self._call_count -= 1
 
-    def _commit(
-        self,
-        compare: Sequence[tuple[str, int]],
-        puts: Sequence[tuple[str, bytes]],
-        deletes: Sequence[str],
-    ) -> int:
-        revision = self._database.txn(compare, puts, deletes)
+    def _commit(self, work: Callable[[], T]) -> T:
+        done = work()
         # From here and not from the caller, which may have been cancelled meanwhile.
         self._loop.call_soon_threadsafe(self._wake_watches)
-        return revision
+        return done
 
     def _wake_watches(self) -> None:
         for wake in self._wakes:
             wake.set()
-
-
-def _check(puts: Sequence[tuple[str, bytes]], deletes: Sequence[str]) -> None:
-    keys = [*(key for key, _ in puts), *deletes]
-    assert len(keys) == len(set(keys)), "a key changes once in a transaction"
-    if len(keys) > CHANGES_PER_TXN_MAX:
-        raise InvalidRequest(f"A transaction changes at most {CHANGES_PER_TXN_MAX} keys.")
-    for key in keys:
-        if len(key.encode()) > KEY_BYTES_MAX:
-            raise InvalidRequest(f"A metadata key has at most {KEY_BYTES_MAX} bytes.")
-    for key, value in puts:
-        if len(value) > VALUE_BYTES_MAX:
-            raise InvalidRequest(f"{key}: a metadata value has at most {VALUE_BYTES_MAX} bytes.")

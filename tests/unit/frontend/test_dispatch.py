@@ -281,6 +281,9 @@ class Stuck:
         self.get = store.get
         self.list = store.list
         self.delete = store.delete
+        self.grant = store.grant
+        self.keep_alive = store.keep_alive
+        self.revoke = store.revoke
         self.close = store.close
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
@@ -291,11 +294,19 @@ class Stuck:
         self,
         *,
         compare: Sequence[tuple[str, int]] = (),
+        compare_created: Sequence[tuple[str, int]] = (),
         puts: Sequence[tuple[str, bytes]] = (),
         deletes: Sequence[str] = (),
+        lease: int = 0,
     ) -> int:
         await self.gate.wait()
-        return await self._store.txn(compare=compare, puts=puts, deletes=deletes)
+        return await self._store.txn(
+            compare=compare,
+            compare_created=compare_created,
+            puts=puts,
+            deletes=deletes,
+            lease=lease,
+        )
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
         return self._store.watch(prefix, from_revision=from_revision)

@@ -3,11 +3,12 @@ identities put into it."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.harness.etcd import LACKING, EtcdCluster
 from tests.unit.metadata.cluster import QUICK, Cluster
 
 from penstock.metadata import identity_entries as entries
@@ -48,6 +49,15 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One for all tests of a process; each takes a namespace of its own."""
+    if LACKING is not None:
+        pytest.skip(LACKING)
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

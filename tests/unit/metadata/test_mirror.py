@@ -42,9 +42,10 @@ class Faulty:
         self.list_count = 0
         self.get, self.put = store.get, store.put
         self.delete, self.txn, self.close = store.delete, store.txn, store.close
+        self.grant, self.keep_alive, self.revoke = store.grant, store.keep_alive, store.revoke
 
-    async def list(self, prefix: str) -> tuple[Sequence[Entry], int]:
-        found = await self._store.list(prefix)
+    async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
+        found = await self._store.list(prefix, min_revision=min_revision)
         self.list_count += 1
         await self.lists.wait()
         return found

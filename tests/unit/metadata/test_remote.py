@@ -38,7 +38,7 @@ from penstock.model.ports import Catalog
 from penstock.model.topic import Topic
 from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.calls import Call, Caller, Q, R, encode
-from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
+from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
 
 SMALL = MetadataConfig(whole_entries_max=20, read_through_entries_max=5)
 
@@ -716,3 +716,20 @@ async def test_a_watch_says_compacted_and_survives_everything_else() -> None:
     reply.set_exception(Compacted(5))
     with pytest.raises(Compacted):
         await told
+
+
+async def test_a_change_that_was_not_answered_in_time_may_have_happened() -> None:
+    service = Scripted()
+    store = RemoteStore(service, clock=SystemClock(), config=QUICK)
+    for error in (DeadlineExceeded("late"), OutcomeUnknown("lost")):
+        writing = asyncio.create_task(store.put("/tombs/a", b"", if_version=0))
+        _, reply = await service.next(TXN)
+        reply.set_exception(error)
+        with pytest.raises(OutcomeUnknown, match=str(error)):
+            await writing
+    writing = asyncio.create_task(store.put("/tombs/a", b"", if_version=0))
+    _, reply = await service.next(TXN)
+    reply.set_exception(Unreachable("away"))
+    with pytest.raises(Unreachable) as caught:
+        await writing
+    assert not isinstance(caught.value, OutcomeUnknown)

@@ -217,6 +217,8 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([("/producer-ids", 0)], [("/producer-ids", b"-1")]), "a number"),
         (Txn([(AT, 1)], [(AT, encode(TOPIC))], [AT]), "once"),
         (Txn([(AT, 0)] * 200), "at most"),
+        (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [(AT, 0)] * 128), "at most"),
+        (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [("/moves/x", 0)]), "Only topics"),
         (
             Txn([(AT, 0)], [(AT, encode(msgspec.structs.replace(TOPIC, name="a/b")))]),
             "no account, region or name",

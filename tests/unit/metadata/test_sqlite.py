@@ -3,13 +3,14 @@
 import asyncio
 import sqlite3
 import threading
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
 from penstock.metadata import sqlite as sqlite_store
 from penstock.metadata.sqlite import SCHEMA_VERSION, SqliteStore
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, LeaseGone, StoreUnusable
 from penstock.model.errors import DiskFull, Throttled, VersionConflict
 
 
@@ -192,4 +193,94 @@ async def test_history_stays_bounded(tmp_path: Path) -> None:
         assert 0 < await store._call(history_count) <= 25
     with pytest.raises(VersionConflict):
         await store.put("/a", b"", if_version=1)
+    await store.close()
+
+
+async def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    connection = sqlite3.connect(path)
+    for statement in sqlite_store.MIGRATIONS[0]:
+        connection.execute(statement)
+    connection.execute("INSERT INTO entry VALUES (?, ?, 7, 5)", (b"/a", b"old"))
+    connection.execute("INSERT INTO change VALUES (7, ?, ?)", (b"/a", b"old"))
+    connection.execute("UPDATE head SET revision = 7, compacted = 6")
+    connection.execute(f"PRAGMA application_id = {sqlite_store.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    store = await SqliteStore.open(path)
+    assert await store.get("/a") == Entry("/a", b"old", 7, 5)
+    lease = await store.grant(60_000)
+    assert await store.txn(compare=(("/a", 7),), puts=(("/b", b""),), lease=lease) == 8
+    await store.revoke(lease)
+    assert [entry.key for entry in (await store.list(""))[0]] == ["/a"]
+    await store.close()
+
+
+async def test_after_a_restart_every_lease_has_its_whole_time_again(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    lease = await store.grant(1_000)
+    await store.txn(puts=(("/a", b""),), lease=lease)
+    await asyncio.sleep(0.6)
+    await store.close()
+    store = await SqliteStore.open(path)
+    await asyncio.sleep(0.6)
+    assert await store.keep_alive(lease) == 1_000
+    async with asyncio.timeout(10), aclosing(store.watch("/", from_revision=2)) as watch:
+        assert (await anext(watch))[0].key == "/a"
+    assert await store.grant(1_000) > lease
+    await store.close()
+
+
+async def test_a_lease_with_more_on_it_than_a_transaction_changes_ends_whole(
+    tmp_path: Path,
+) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    lease = await store.grant(60_000)
+    count = 2 * CHANGES_PER_TXN_MAX + 1
+    for start in range(0, count, CHANGES_PER_TXN_MAX):
+        names = range(start, min(count, start + CHANGES_PER_TXN_MAX))
+        revision = await store.txn(puts=[(f"/{n}", b"") for n in names], lease=lease)
+    await store.revoke(lease)
+    assert await store.list("") == ([], revision + 3)
+    seen: list[str] = []
+    async with aclosing(store.watch("/", from_revision=revision + 1)) as watch:
+        while len(seen) < count:
+            seen += [change.key for change in await anext(watch)]
+    assert len(set(seen)) == count
+    await store.close()
+
+
+async def test_leases_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "LEASES_MAX", 2)
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    first = await store.grant(60_000)
+    await store.grant(60_000)
+    with pytest.raises(Throttled):
+        await store.grant(60_000)
+    await store.revoke(first)
+    await store.grant(60_000)
+    await store.close()
+
+
+async def test_a_lease_that_could_not_be_ended_is_ended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "BUSY_SECONDS_MAX", 0.02)
+    monkeypatch.setattr(sqlite_store, "ENDING_RETRY_SECONDS", 0.02)
+    path = tmp_path / "metadata.db"
+    store = await SqliteStore.open(path)
+    lease = await store.grant(500)
+    revision = await store.txn(puts=(("/a", b""),), lease=lease)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    await asyncio.sleep(0.7)
+    assert await store.get("/a") is not None
+    with pytest.raises(LeaseGone):
+        await store.keep_alive(lease)
+    other.execute("ROLLBACK")
+    other.close()
+    async with asyncio.timeout(10), aclosing(store.watch("/", from_revision=revision + 1)) as watch:
+        assert (await anext(watch))[0].key == "/a"
     await store.close()

@@ -1,72 +1,60 @@
-"""What every store promises, run over every store there is."""
+"""What every store promises that takes any entry, run over every such store. What all of them
+promise, also the one that asks a metadata node, is in ``test_store_leases.py``."""
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.unit.metadata.stores import HISTORY, EtcdPlace, Place, SqlitePlace, opened, take
 
-from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import (
     CHANGES_PER_TXN_MAX,
     KEY_BYTES_MAX,
+    TXN_BYTES_MAX,
     VALUE_BYTES_MAX,
     Change,
     ChangeKind,
     Compacted,
     Store,
+    StoreUnusable,
 )
 from penstock.model.errors import InvalidRequest, VersionConflict
 
-HISTORY = 64
 
-Opener = Callable[[Path], Awaitable[Store]]
-
-
-async def open_sqlite(folder: Path) -> Store:
-    return await SqliteStore.open(folder / "metadata.db", history_revisions_max=HISTORY)
+@pytest.fixture(params=["sqlite", "etcd"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return place_of(request.param, request)
 
 
-OPENERS: dict[str, Opener] = {"sqlite": open_sqlite}
-
-
-@pytest.fixture(params=sorted(OPENERS))
-def opener(request: pytest.FixtureRequest) -> Opener:
-    return OPENERS[request.param]
+def place_of(name: str, request: pytest.FixtureRequest) -> Place:
+    if name == "etcd":
+        return EtcdPlace(request.getfixturevalue("etcd"))
+    return SqlitePlace()
 
 
 @pytest.fixture
-async def store(opener: Opener, tmp_path: Path) -> AsyncIterator[Store]:
-    store = await opener(tmp_path)
+async def store(place: Place, tmp_path: Path) -> AsyncIterator[Store]:
+    store = await place.open(tmp_path)
     yield store
     await store.close()
 
 
-@asynccontextmanager
-async def opened(opener: Opener, folder: Path) -> AsyncIterator[Store]:
-    store = await opener(folder)
-    try:
-        yield store
-    finally:
-        await store.close()
+@pytest.fixture
+async def start(store: Store) -> int:
+    """The revision that the store begins at: an etcd has seen other tests."""
+    return (await store.list(""))[1]
 
 
-async def take(watch: AsyncGenerator[Sequence[Change], None], count: int) -> list[Change]:
-    """The next changes of a watch, at least so many."""
-    changes: list[Change] = []
-    async with asyncio.timeout(10):
-        while len(changes) < count:
-            changes += await anext(watch)
-    return changes
-
-
-async def test_an_absent_key_is_none_and_an_empty_store_lists_nothing(store: Store) -> None:
+async def test_an_absent_key_is_none_and_an_empty_store_lists_nothing(
+    store: Store, start: int
+) -> None:
     assert await store.get("/a") is None
-    assert await store.list("") == ([], 0)
+    assert await store.list("") == ([], start)
 
 
 async def test_each_change_raises_the_revision_which_is_the_entrys_version(store: Store) -> None:
@@ -165,14 +153,49 @@ async def test_a_transaction_with_one_wrong_compare_changes_nothing(store: Store
     assert revision == version
 
 
-async def test_what_is_too_large_is_refused(store: Store) -> None:
+async def test_what_is_too_large_is_refused(store: Store, start: int) -> None:
     with pytest.raises(InvalidRequest):
         await store.put("/a", bytes(VALUE_BYTES_MAX + 1))
     with pytest.raises(InvalidRequest):
         await store.put("/" + "k" * KEY_BYTES_MAX, b"")
     with pytest.raises(InvalidRequest):
         await store.txn(puts=[(f"/{n}", b"") for n in range(CHANGES_PER_TXN_MAX + 1)])
-    assert await store.list("") == ([], 0)
+    with pytest.raises(InvalidRequest):
+        await store.txn(compare=[(f"/{n}", 0) for n in range(CHANGES_PER_TXN_MAX + 1)])
+    with pytest.raises(InvalidRequest):
+        await store.txn(puts=[(f"/{n}", bytes(VALUE_BYTES_MAX)) for n in range(3)])
+    assert await store.list("") == ([], start)
+
+
+async def test_the_largest_transaction_there_may_be_is_carried_out(store: Store) -> None:
+    count = CHANGES_PER_TXN_MAX
+    keys = [f"/{n:0{KEY_BYTES_MAX - 1}d}" for n in range(count)]
+    value = bytes(TXN_BYTES_MAX // count - KEY_BYTES_MAX)
+    revision = await store.txn(
+        compare=[(key, 0) for key in keys], puts=[(key, value) for key in keys]
+    )
+    entries, now = await store.list("/")
+    assert [(entry.key, entry.version) for entry in entries] == [(key, revision) for key in keys]
+    assert now == revision
+    assert all(entry.value == value for entry in entries)
+
+
+async def test_a_list_of_many_entries_of_all_sizes_is_whole(store: Store) -> None:
+    sizes = {f"/{n:04d}": 100_000 if n >= 1_280 else n % 7 for n in range(1_300)}
+    keys = list(sizes)
+    for at in range(0, 1_280, 128):
+        await store.txn(puts=[(key, bytes(sizes[key])) for key in keys[at : at + 128]])
+    for at in range(1_280, 1_300, 10):
+        await store.txn(puts=[(key, bytes(sizes[key])) for key in keys[at : at + 10]])
+    entries, _ = await store.list("/")
+    assert {entry.key: len(entry.value) for entry in entries} == sizes
+
+
+async def test_a_list_is_not_older_than_what_somebody_has_seen(store: Store) -> None:
+    revision = await store.put("/a", b"1")
+    assert (await store.list("/", min_revision=revision))[1] == revision
+    with pytest.raises(StoreUnusable, match=str(revision + 1_000)):
+        await store.list("/", min_revision=revision + 1_000)
 
 
 async def test_of_many_writers_over_one_version_exactly_one_wins(store: Store) -> None:
@@ -203,21 +226,22 @@ async def test_a_watch_replays_from_its_revision_and_then_follows(store: Store) 
         assert await following == [Change(ChangeKind.PUT, "/a/3", b"y", revision)]
 
 
-async def test_a_watch_from_the_future_waits_for_it(store: Store) -> None:
+async def test_a_watch_from_the_future_waits_for_it(store: Store, start: int) -> None:
     await store.put("/a", b"1")
-    async with aclosing(store.watch("/", from_revision=4)) as watch:
+    async with aclosing(store.watch("/", from_revision=start + 4)) as watch:
         following = asyncio.create_task(take(watch, 1))
         for n in range(2, 5):
             await store.put("/a", b"%d" % n)
         assert [c.value for c in await following] == [b"4"]
 
 
-async def test_a_watch_never_splits_a_transaction(store: Store) -> None:
+async def test_a_watch_never_splits_a_transaction(store: Store, start: int) -> None:
     size = CHANGES_PER_TXN_MAX - 1  # no divisor of a read's size
     for n in range(12):
         await store.txn(puts=[(f"/{k}", b"%d" % n) for k in range(size)])
     seen = 0
-    async with aclosing(store.watch("/", from_revision=1)) as watch, asyncio.timeout(10):
+    watching = aclosing(store.watch("/", from_revision=start + 1))
+    async with watching as watch, asyncio.timeout(10):
         while seen < 12 * size:
             batch = await anext(watch)
             revisions = [change.version for change in batch]
@@ -227,14 +251,18 @@ async def test_a_watch_never_splits_a_transaction(store: Store) -> None:
     assert seen == 12 * size
 
 
-async def test_a_watch_of_forgotten_history_is_told_so_and_can_list_again(store: Store) -> None:
+async def test_a_watch_of_forgotten_history_is_told_so_and_can_list_again(
+    place: Place, store: Store, start: int
+) -> None:
     for n in range(3 * HISTORY):
         await store.put("/a", b"%d" % n)
+    await place.forget(start + 2 * HISTORY)
     with pytest.raises(Compacted) as caught:
-        await take(store.watch("/", from_revision=1), 1)
+        await take(store.watch("/", from_revision=start + 1), 1)
     oldest = caught.value.oldest_revision
-    assert 1 < oldest <= 2 * HISTORY + 1
-    assert (await take(store.watch("/", from_revision=oldest), 1))[0].version == oldest
+    assert start + 1 < oldest <= start + 2 * HISTORY + 1
+    async with aclosing(store.watch("/", from_revision=oldest)) as watch:
+        assert (await take(watch, 1))[0].version == oldest
     entries, revision = await store.list("/")
     assert entries[0].value == b"%d" % (3 * HISTORY - 1)
     async with aclosing(store.watch("/", from_revision=revision + 1)) as watch:
@@ -243,17 +271,33 @@ async def test_a_watch_of_forgotten_history_is_told_so_and_can_list_again(store:
         assert (await following)[0].value == b"new"
 
 
-async def test_an_idle_watch_is_not_left_behind_by_changes_elsewhere(store: Store) -> None:
-    async with aclosing(store.watch("/quiet/", from_revision=1)) as watch:
+async def test_a_delete_at_the_very_end_of_forgotten_history_is_not_passed_over(
+    place: Place, store: Store
+) -> None:
+    await store.put("/a", b"1")
+    gone = await store.delete("/a")
+    for n in range(2 * HISTORY):
+        await store.put("/b", b"%d" % n)
+    await place.forget(gone)
+    with pytest.raises(Compacted) as caught:
+        await take(store.watch("/", from_revision=gone), 1)
+    assert caught.value.oldest_revision > gone
+
+
+async def test_an_idle_watch_is_not_left_behind_by_changes_elsewhere(
+    place: Place, store: Store, start: int
+) -> None:
+    async with aclosing(store.watch("/quiet/", from_revision=start + 1)) as watch:
         following = asyncio.create_task(take(watch, 1))
         for n in range(3 * HISTORY):
-            await store.put("/busy/a", b"%d" % n)
+            revision = await store.put("/busy/a", b"%d" % n)
+        await place.forget(revision - HISTORY)
         await store.put("/quiet/a", b"at last")
         assert (await following)[0].value == b"at last"
 
 
-async def test_watches_end_when_the_store_closes(opener: Opener, tmp_path: Path) -> None:
-    store = await opener(tmp_path)
+async def test_watches_end_when_the_store_closes(place: Place, tmp_path: Path) -> None:
+    store = await place.open(tmp_path)
     watch = store.watch("/", from_revision=1)
     following = asyncio.ensure_future(anext(watch, None))
     await asyncio.sleep(0)
@@ -262,17 +306,19 @@ async def test_watches_end_when_the_store_closes(opener: Opener, tmp_path: Path)
         assert await following is None
 
 
-async def test_everything_answered_is_there_after_a_restart(opener: Opener, tmp_path: Path) -> None:
-    async with opened(opener, tmp_path) as store:
+async def test_everything_answered_is_there_after_a_restart(place: Place, tmp_path: Path) -> None:
+    async with opened(place, tmp_path) as store:
+        _, start = await store.list("")
         await store.put("/a", b"1")
         await store.put("/b", b"2")
         revision = await store.delete("/a")
-    async with opened(opener, tmp_path) as store:
+    async with opened(place, tmp_path) as store:
         entries, now = await store.list("")
         assert [(e.key, e.value) for e in entries] == [("/b", b"2")]
         assert now == revision
         assert await store.put("/c", b"3") == revision + 1
-        assert len(await take(store.watch("/", from_revision=1), 4)) == 4
+        async with aclosing(store.watch("/", from_revision=start + 1)) as watch:
+            assert len(await take(watch, 4)) == 4
 
 
 KEYS = st.sampled_from(["/a", "/a/1", "/a/2", "/ab", "/b"])
@@ -282,16 +328,19 @@ STEPS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("name", sorted(OPENERS))
+@pytest.mark.parametrize("name", ["sqlite", "etcd"])
 @given(steps=st.lists(STEPS, max_size=25))
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_store_behaves_like_a_dict_with_versions(
-    name: str, steps: list[tuple[str, str, bytes, str]]
+    name: str, request: pytest.FixtureRequest, steps: list[tuple[str, str, bytes, str]]
 ) -> None:
+    place = place_of(name, request)
+
     async def run(folder: Path) -> None:
         model: dict[str, tuple[bytes, int, int]] = {}
-        revision = 0
-        async with opened(OPENERS[name], folder) as store:
+        async with opened(place, folder) as store:
+            _, start = await store.list("")
+            revision = start
             for verb, key, value, condition in steps:
                 version = model[key][1] if key in model else 0
                 if_version = {"any": None, "now": version, "off": version + 1}[condition]
@@ -319,8 +368,10 @@ def test_a_store_behaves_like_a_dict_with_versions(
                     key: kept for key, kept in model.items() if key.startswith(prefix)
                 }
             replayed: dict[str, bytes] = {}
-            if revision:
-                for change in await take(store.watch("", from_revision=1), revision):
+            if revision > start:
+                async with aclosing(store.watch("", from_revision=start + 1)) as watch:
+                    changes = await take(watch, revision - start)
+                for change in changes:
                     if change.kind is ChangeKind.PUT:
                         replayed[change.key] = change.value
                     else:

@@ -1,0 +1,101 @@
+"""Keeping an etcd lease alive whatever becomes of single members.
+
+Each keep-alive is a question of its own, asked on the member that answered the last one; if that
+takes longer than it should, on the next one as well, and so on round and round, and the first
+answer counts. Round, because a member passes it on to its leader, and what went to one that has
+died since is not answered any more, while the next one goes to the new leader. Asking twice does no
+harm. A node must not be taken for dead because the member it asks is, so these connections carry
+nothing else, and there is one to each member.
+
+When the next keep-alive is due, and what follows if none is answered, is the affair of
+``lease_clock.py``.
+"""
+
+import asyncio
+from collections.abc import Callable
+from itertools import cycle
+from typing import Final
+
+from penstock.metadata.etcd_links import EtcdConfig, Failed, Link, abandon, open_link
+from penstock.metadata.etcd_wire import decode_keep_alive, encode_lease
+from penstock.metadata.store import LeaseGone, StoreUnusable
+from penstock.model.errors import PenstockError
+from penstock.wire.internal.faults import Unreachable
+
+ROUND_SECONDS: Final = 0.1  # to breathe when everybody has refused, which may be at once
+
+
+class KeepAlives:
+    def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._order = sorted(config.endpoints, key=lambda _one: chance())  # the next to ask first
+        self._links: dict[str, Link] = {}
+        self._is_closed = False
+
+    async def keep_alive(self, lease: int) -> int:
+        """The ms it lasts from now. Raises LeaseGone, or Unreachable when no member answered."""
+        if self._is_closed:
+            raise StoreUnusable("The metadata store is closed.")
+        until = self._loop.time() + self._config.keep_alive_ms / 1_000
+        request = encode_lease(lease)
+        turns = cycle(tuple(self._order))
+        failure_count = 0
+        asked: dict[asyncio.Task[bytes], str] = {}
+        trouble: PenstockError = Unreachable("etcd has not answered in time.")
+        try:
+            while (left := until - self._loop.time()) > 0:
+                endpoint = next(turns)
+                asked[self._begin(endpoint, request, left)] = endpoint
+                done, _ = await asyncio.wait(
+                    asked,
+                    timeout=min(left, self._config.hedge_ms / 1_000),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    endpoint = asked.pop(task)
+                    answer = await self._answer(task, endpoint)
+                    if isinstance(answer, bytes):
+                        return self._left_ms(answer, lease, endpoint)
+                    trouble = answer
+                    failure_count += 1
+                    if failure_count % len(self._order) == 0:
+                        await asyncio.sleep(ROUND_SECONDS)
+            raise Unreachable(str(trouble))
+        finally:
+            await abandon(asked)
+
+    def _begin(self, endpoint: str, request: bytes, seconds: float) -> asyncio.Task[bytes]:
+        link = self._links.get(endpoint)
+        if link is None:
+            link = self._links[endpoint] = open_link(endpoint, self._config)
+        return self._loop.create_task(
+            link.keep_alive(request, seconds=seconds), name=f"keep-alive by {endpoint}"
+        )
+
+    async def _answer(self, task: asyncio.Task[bytes], endpoint: str) -> bytes | PenstockError:
+        """What a member said, or why it did not. Raises what every member would say."""
+        try:
+            return task.result()
+        except Failed as failed:
+            # Whatever it was: the next time begins with a new connection.
+            link = self._links.pop(endpoint, None)
+            if link is not None:
+                await link.channel.close()
+            if failed.fault.is_final and not isinstance(failed.fault.error, LeaseGone):
+                raise failed.fault.error from failed
+            return failed.fault.error
+
+    def _left_ms(self, answer: bytes, lease: int, endpoint: str) -> int:
+        left_ms = decode_keep_alive(answer) * 1_000
+        self._order.remove(endpoint)
+        self._order.insert(0, endpoint)
+        if left_ms <= 0:
+            raise LeaseGone(lease)
+        return left_ms
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for link in self._links.values():
+            await link.channel.close()
+        self._links.clear()
