@@ -6,14 +6,23 @@
                     └───────┴─────────┴──────────┴────────────┴────────┴───────┴──────┘
     recovery point  ┌───────┬─────────┬───────────┬────────┬─────────────┬──────────────┬───────┐
                     │ magic │ version │ flags     │ offset │ last        │ last         │ crc   │
-                    │ PSRP  │ u16 = 1 │ bit 0:    │ i64    │ segment's   │ segment's    │ u32   │
-                    │       │         │ clean u16 │        │ base, i64   │ bytes, i64   │       │
+                    │ PSRP  │ u16 = 1 │ u16       │ i64    │ segment's   │ segment's    │ u32   │
+                    │       │         │           │        │ base, i64   │ bytes, i64   │       │
                     └───────┴─────────┴───────────┴────────┴─────────────┴──────────────┴───────┘
 
 Each ``crc`` is CRC-32C of everything else. A checkpoint is written over the older of its two
 generations, so that the newer one survives whatever happens meanwhile; the newest valid one wins.
 A clean stop records the size of the last segment: the first append makes the mark untrue, so it
 needs no removal.
+
+    flags           bit 0 the stop was clean · doubts: 1 nobody has vouched for the log yet
+                    · 2 bytes behind the last whole batch were cut off · 3 synced records were
+                    missing · 4 it died instead of being stopped
+
+Recovery puts right what it finds, so by the next opening there is nothing left to see. But a
+replica must tell others what may be missing before it may be relied on, and can die before it has.
+So what speaks against a log is written down before it is put right, and stays until somebody says
+that it has been answered for (``Log.settle``).
 """
 
 import re
@@ -36,6 +45,11 @@ POINT_BYTES = 36
 POINT_MAGIC = b"PSRP"
 POINT_VERSION = 1
 FLAG_CLEAN = 1
+DOUBT_NEW = 2  # no point was there: the log is new, or what was known of it is lost
+DOUBT_GARBAGE = 4
+DOUBT_SHORT = 8
+DOUBT_CRASHED = 16
+_DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
 
 _CRC = struct.Struct(">I")
 assert HEAD.size + _CRC.size == HEAD_BYTES
@@ -62,6 +76,13 @@ def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
     found = [_read(folder, name, slot, disk) for slot in range(GENERATIONS)]
     whole = [one for one in found if one is not None]
     return max(whole)[1] if whole else None
+
+
+def remove_checkpoint(folder: Path, name: str, disk: Disk) -> None:
+    """Both generations, durably: whoever reads it next finds none."""
+    for slot in range(GENERATIONS):
+        disk.unlink(checkpoint_path(folder, name, slot))
+    disk.sync_folder(folder)
 
 
 def _generation(folder: Path, name: str, slot: int, disk: Disk) -> int:
@@ -96,10 +117,11 @@ class RecoveryPoint(NamedTuple):
     is_clean: bool = False
     last_base: int = 0
     last_bytes: int = 0
+    doubts: int = 0  # found at an opening and not answered for
 
 
 def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
-    flags = FLAG_CLEAN if point.is_clean else 0
+    flags = point.doubts | (FLAG_CLEAN if point.is_clean else 0)
     raw = POINT.pack(
         POINT_MAGIC, POINT_VERSION, flags, point.offset, point.last_base, point.last_bytes
     )
@@ -119,4 +141,5 @@ def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
         or content[POINT.size :] != _CRC.pack(crc32c(raw))
     ):
         return None
-    return RecoveryPoint(offset, bool(flags & FLAG_CLEAN), last_base, last_bytes)
+    is_clean = bool(flags & FLAG_CLEAN)
+    return RecoveryPoint(offset, is_clean, last_base, last_bytes, flags & _DOUBTS)

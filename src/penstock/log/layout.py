@@ -8,6 +8,7 @@
     recovery-point                  up to which offset all is on disk; whether the stop was clean
     damage                          ranges found unreadable and reported, as JSON
     <name>.0.checkpoint  .1.        two generations of a caller's snapshot
+    00000000000000000000.restart    decided: all this goes, and the log begins at that offset
 
 A segment is named by the offset of its first record, in twenty digits. The drawings stand in
 docs/formats/log.md and beside the code that packs them.
@@ -26,6 +27,8 @@ INDEX_SUFFIX = ".index"
 TIME_SUFFIX = ".time"
 CHECK_SUFFIX = ".check"
 CHECKPOINT_SUFFIX = ".checkpoint"
+EPOCHS_CHECKPOINT = "epochs"  # the one that the log itself has to know: a cut voids it
+RESTART_SUFFIX = ".restart"
 SIDE_SUFFIXES = (INDEX_SUFFIX, TIME_SUFFIX, CHECK_SUFFIX)
 
 _DIGITS = 20

@@ -2,34 +2,40 @@
 
 Synchronous and owned by one thread, the loop's. The one thing that happens elsewhere is
 ``SyncJob.run``: it works on descriptors of its own, so that appends, rolls and drops go on
-meanwhile. Recent batches are kept in memory; older ones are read from disk and verified. The log
-decides nothing: what an offset means, when to sync and what may be dropped is its owner's to say.
+meanwhile. The log decides nothing: what an offset means, when to sync, what may be dropped and what
+has to be cut off is its owner's to say. The half that only reads is in ``log/readable.py``.
 
     append ──► active segment ──► begin_sync ──► SyncJob.run (a thread) ──► finish_sync
                     │ full or old                                            moves durable_offset
                     └► roll: a new file; the old one is read-only from here
+
+A replica also needs to take over what its leader sent (``append_stretch``), to cut off what its
+leader does not have (``truncate``) and to begin anew elsewhere (``restart``).
 """
 
 import errno
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.log.checkpoint import (
     RecoveryPoint,
-    read_checkpoint,
-    write_checkpoint,
+    read_point,
     write_point,
 )
-from penstock.log.damage import Damage, DamagedRange, merge_damage, save_damage
+from penstock.log.damage import save_damage
 from penstock.log.files import DISK, Disk
-from penstock.log.layout import LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.headers import find_cut
+from penstock.log.incoming import trimmed, verified
+from penstock.log.index import RELATIVE_MAX
+from penstock.log.jobs import Detached as Detached
+from penstock.log.jobs import SyncJob as SyncJob
+from penstock.log.layout import EPOCHS_CHECKPOINT, LOG_SUFFIX, SIDE_SUFFIXES, segment_path
+from penstock.log.readable import ReadableLog
 from penstock.log.recovery import Recovery, RecoveryReport
-from penstock.log.segment import Segment, SegmentInfo
-from penstock.log.stretch import Stretch, stretch_of
-from penstock.log.swap import move_in, remove_segments
+from penstock.log.restart import announce_restart, carry_out_restart
+from penstock.log.segment import NO_EPOCH, Cut, Segment
+from penstock.log.swap import clear_spare, has_rewrite, move_in, remove_segments
 from penstock.log.tail import Tail, TailBudget
 from penstock.model.errors import DiskFull, PenstockError
 from penstock.model.errors import OffsetOutOfRange as OffsetOutOfRange
@@ -41,8 +47,6 @@ from penstock.model.limits import (
     TAIL_BYTES_MAX,
 )
 from penstock.record.batch import BatchHeader, parse_header
-
-OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four descriptors each
 
 
 class AppendsRefused(PenstockError):
@@ -58,119 +62,31 @@ class LogConfig:
     tail_budget: TailBudget | None = None  # shared by all logs of a node; None: each its own
 
 
-class SyncJob:
-    """What was dirty at one moment. Made by ``Log.begin_sync``, run once, in any thread, then
-    handed to ``Log.finish_sync`` before the next one is begun."""
-
-    __slots__ = (
-        "_disk",
-        "_fds",
-        "_folder",
-        "_log",
-        "_point",
-        "end_offset",
-        "is_point_owed",
-        "sealed_offset",
-    )
-
-    def __init__(
-        self,
-        log: "Log",
-        fds: list[int],
-        *,
-        folder: Path | None,
-        point: RecoveryPoint | None,
-        disk: Disk,
-    ) -> None:
-        self.end_offset = log.end_offset
-        self._log = log
-        self._fds = fds
-        self._folder = folder
-        self._point = point
-        self._disk = disk
-        self.sealed_offset = 0 if point is None else point.offset
-        self.is_point_owed = False  # the disk was too full to write it: the next sync will
-
-    def run(self) -> None:
-        """Returns when it is all on disk. An error is final: after a failed sync the kernel may
-        call lost pages clean, so asking again would get a false yes."""
-        try:
-            for fd in self._fds:
-                self._disk.sync_data(fd)
-            if self._folder is not None:
-                self._disk.sync_folder(self._folder)
-        except OSError as error:
-            self._log.refuse_appends(f"sync failed: {error}")
-            raise
-        finally:
-            self._close_fds()
-        if self._point is not None:
-            self._write_point(self._point)
-
-    def _write_point(self, point: RecoveryPoint) -> None:
-        try:
-            write_point(self._log.folder, point, self._disk)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                self._log.refuse_appends(f"writing the recovery point failed: {error}")
-                raise
-            self.is_point_owed = True
-
-    def _close_fds(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            self._disk.close(fd)
-
-
-class Detached:
-    """Segments that a log has let go of, oldest first. Not removed because of a crash, they are
-    part of it again at the next opening, and what they hold is as finished as it was."""
-
-    __slots__ = ("_disk", "freed_bytes", "paths")
-
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self.paths: list[Path] = []
-        self.freed_bytes = 0
-
-    def remove(self) -> int:
-        """Returns the bytes freed. Safe in a thread."""
-        for path in self.paths:
-            self._disk.unlink(path)
-        return self.freed_bytes
-
-
-class Log:
+class Log(ReadableLog):
     def __init__(self, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk) -> None:
         """Use ``Log.open``."""
         recovery = Recovery(folder, interval_bytes=config.index_interval_bytes, disk=disk)
-        self.folder = folder
         self.recovery: RecoveryReport = recovery.run()
+        tail = Tail(config.tail_bytes_max, config.tail_budget)
+        super().__init__(folder, recovery.segments, self.recovery.damage, tail, disk)
         self.config = config
-        self.disk = disk
-        self._segments = recovery.segments
-        self._active = self._segments[-1]
-        self._bases = [segment.base_offset for segment in self._segments]
-        # Open for readers, least recently used first; never the active or an unsynced one.
-        self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._tail = Tail(config.tail_bytes_max, config.tail_budget)
-        self._damage = list(self.recovery.damage)
+        self._active = recovery.segments[-1]
+        self._detached: list[Detached] = []
+        self._doubts = self.recovery.doubts  # until somebody has answered for them
         self._refused: str | None = None
         self._is_closed = False
 
-        self.end_offset = self._active.end_offset
         self.durable_offset = self.end_offset
         # Segments below it are closed, synced and passed by the recovery point: nobody writes to
         # them any more, and no opening of the log will cut them.
         self.sealed_offset = recovery.sealed_offset
-        self.size_bytes = sum(segment.bytes for segment in self._segments)
-        self.last_timestamp_ms = max(segment.max_timestamp for segment in self._segments)
+        self.size_bytes = self._segments.size_bytes
+        self.last_timestamp_ms = self._segments.max_timestamp
         first = self._active.first_timestamp
         # A producer's clock may be anywhere: it cannot make the segment older than the limit.
         self._active_since_ms = min(now_ms, max(first, now_ms - config.segment_age_ms_max))
 
-        # What the next sync job has to cover:
-        self._dirty: dict[int, Segment] = {}
+        # What the next sync job has to cover, besides the dirty segments:
         self._is_folder_dirty = not self._active.is_open  # it is made in the next line
         self._is_rolled = False
         self._job: SyncJob | None = None  # begun and not finished
@@ -181,21 +97,6 @@ class Log:
         """Create or recover. What had to be done to get here is in ``recovery``."""
         return cls(folder, config, now_ms=now_ms, disk=disk)
 
-    # ── What it holds ────────────────────────────────────────────────────────────────────────
-
-    @property
-    def start_offset(self) -> int:
-        return self._bases[0]
-
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments)
-
-    @property
-    def damage(self) -> Sequence[Damage]:
-        """Found at opening and since."""
-        return self._damage
-
     @property
     def refusal(self) -> str | None:
         """Why it takes no appends until it is opened again; None while it does."""
@@ -205,9 +106,6 @@ class Log:
     def has_unsynced_sealed(self) -> bool:
         """Whether segments are held open only because nobody has synced since the roll."""
         return self._is_rolled
-
-    def segments(self) -> Sequence[SegmentInfo]:
-        return [segment.info for segment in self._segments]
 
     # ── Append ───────────────────────────────────────────────────────────────────────────────
 
@@ -225,6 +123,7 @@ class Log:
         assert header.base_offset == self.end_offset, "appends are contiguous"
         assert header.total_bytes == size <= BATCH_BYTES_MAX, "one whole batch"
         active = self._active
+        assert header.leader_epoch >= active.last_epoch, "epochs never go back"
         config = self.config
         if active.bytes and (
             not active.has_room(size, header.next_offset, bytes_max=config.segment_bytes_max)
@@ -249,6 +148,63 @@ class Log:
         else:
             self._tail.clear()  # of borrowed memory nothing can be kept: read it from the file
         return header.base_offset
+
+    def append_stretch(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
+        """What a leader sent: whole batches that follow each other and the end of the log, kept
+        with the offsets and epochs they have. All are verified before the first is written, with
+        one write per segment; Damaged, and nothing written, when one is not in order. Returns the
+        headers of those that were appended: not all, when there is no room for another segment,
+        and DiskFull when there is room for none."""
+        if self._refused is not None:
+            raise AppendsRefused(self._refused)
+        end_offset = self.end_offset
+        view = trimmed(memoryview(data), end_offset)
+        headers = verified(view, offset=end_offset, epoch=self.last_epoch, folder=self.folder)
+        if not self._tail.is_empty:
+            self._tail.clear()  # it holds the end of the log or nothing
+        first = position = 0
+        while first < len(headers):
+            try:
+                after, size = self._append_portion(headers, first, view[position:], now_ms)
+            except DiskFull:
+                if not first:
+                    raise
+                break
+            first, position = after, position + size
+        return headers[:first]
+
+    def _append_portion(
+        self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
+    ) -> tuple[int, int]:
+        """As many as one segment takes, rolling where ``append`` would. Returns the number of the
+        first that is left, and the bytes appended."""
+        config, active, header = self.config, self._active, headers[first]
+        size = header.total_bytes
+        if active.bytes and (
+            not active.has_room(size, header.next_offset, bytes_max=config.segment_bytes_max)
+            or now_ms - self._active_since_ms >= config.segment_age_ms_max
+        ):
+            self.roll(now_ms=now_ms)
+            active = self._active
+        if not active.bytes:
+            self._active_since_ms = now_ms
+        room, after = config.segment_bytes_max - active.bytes, first + 1
+        while after < len(headers) and (
+            size + headers[after].total_bytes <= room
+            and headers[after].next_offset - active.base_offset <= RELATIVE_MAX
+        ):
+            size += headers[after].total_bytes
+            after += 1
+        try:
+            active.append_many(view[:size], headers[first:after])
+        except OSError as error:
+            self.refuse_appends(f"append failed: {error}")
+            raise
+        self._dirty[active.base_offset] = active
+        self.end_offset = active.end_offset
+        self.size_bytes += size
+        self.last_timestamp_ms = max(self.last_timestamp_ms, active.max_timestamp)
+        return after, size
 
     def refuse_appends(self, reason: str) -> None:
         """Safe from any thread; the first reason stays."""
@@ -275,87 +231,12 @@ class Log:
             raise DiskFull("no space left for a new segment") from None
         # Kept open until it is synced, its side files too.
         self._dirty[self._active.base_offset] = self._active
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
+        segment.last_epoch = self._active.last_epoch
+        self._segments.add(segment)
         self._active = segment
         self._active_since_ms = now_ms
         self._is_folder_dirty = True
         self._is_rolled = True
-
-    # ── Read ─────────────────────────────────────────────────────────────────────────────────
-
-    def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Whole batches from the one that holds ``start``, none that reaches to ``up_to`` or
-        beyond; at least one, however large, if there is any. A read ends with its segment."""
-        end = self._end_of_read(start, up_to)
-        if start >= end:
-            return []
-        if self._tail.holds(start):
-            return self._tail.read(start, bytes_max=bytes_max, up_to=end)
-        segment = self._segments[bisect_right(self._bases, start) - 1]
-        try:
-            return segment.read(start, bytes_max=bytes_max, up_to=end)
-        except DamagedRange as damaged:
-            self._damage = merge_damage(self._damage, [damaged.damage])
-            raise
-        finally:
-            self._touch(segment)
-
-    def read_stretch(
-        self, start: int, *, bytes_max: int, up_to: int | None = None, as_slice: bool = False
-    ) -> Stretch:
-        """As ``read``, for those who hand on what they get: a few buffers of many batches each,
-        without those that hold nothing, and not more than is good for others (``log/stretch.py``
-        has the bound, and says what is verified when). ``as_slice``: or a piece of the file."""
-        end = self._end_of_read(start, up_to)
-        if start >= end:
-            return Stretch((), start, 0)
-        if self._tail.holds(start):
-            return stretch_of(self._tail.read(start, bytes_max=bytes_max, up_to=end), start)
-        segment = self._segments[bisect_right(self._bases, start) - 1]
-        try:
-            return segment.read_stretch(start, bytes_max=bytes_max, up_to=end, as_slice=as_slice)
-        except DamagedRange as damaged:
-            self._damage = merge_damage(self._damage, [damaged.damage])
-            raise
-        finally:
-            self._touch(segment)
-
-    def age_marks(self) -> None:
-        """To be called now and then: what was written before the last time is new no more."""
-        for segment in self._segments:
-            if segment.marks:
-                segment.marks.age()
-
-    def _end_of_read(self, start: int, up_to: int | None) -> int:
-        if not self.start_offset <= start <= self.end_offset:
-            raise OffsetOutOfRange(start, self.start_offset, self.end_offset)
-        return self.end_offset if up_to is None else min(up_to, self.end_offset)
-
-    def _touch(self, segment: Segment) -> None:
-        """Bound how many closed segments are open."""
-        if segment is self._active:
-            return
-        self._open[segment.base_offset] = segment
-        self._open.move_to_end(segment.base_offset)
-        if len(self._open) <= OPEN_SEGMENTS_MAX:
-            return
-        for base_offset, candidate in list(self._open.items()):
-            if len(self._open) <= OPEN_SEGMENTS_MAX:
-                break
-            if base_offset not in self._dirty:
-                del self._open[base_offset]
-                candidate.close()
-
-    def find_time(self, timestamp_ms: int) -> int:
-        """The first offset whose batch reaches the timestamp; the end when none does."""
-        for segment in self._segments:
-            if segment.max_timestamp >= timestamp_ms:
-                try:
-                    return segment.find_time(timestamp_ms)
-                finally:
-                    self._touch(segment)
-        return self.end_offset
 
     # ── Sync ─────────────────────────────────────────────────────────────────────────────────
 
@@ -378,8 +259,10 @@ class Log:
             chosen = (files.log_fd,) if segment is self._active else files.fds()
             fds += [self.disk.duplicate(fd) for fd in chosen]
             if segment is not self._active:
-                self._touch(segment)
-        point = RecoveryPoint(self._active.base_offset) if self._is_rolled else None
+                self._segments.touch(segment, self._dirty)
+        point = None
+        if self._is_rolled:
+            point = RecoveryPoint(self._active.base_offset, doubts=self._doubts)
         folder = self.folder if self._is_folder_dirty else None
         self._is_folder_dirty = self._is_rolled = False
         self._job = SyncJob(self, fds, folder=folder, point=point, disk=self.disk)
@@ -396,7 +279,130 @@ class Log:
         if not job.is_point_owed:
             self.sealed_offset = max(self.sealed_offset, job.sealed_offset)
 
-    # ── Drop, checkpoints, close ─────────────────────────────────────────────────────────────
+    # ── Cut ──────────────────────────────────────────────────────────────────────────────────
+
+    def truncate(self, to: int) -> int:
+        """Cut off everything at and behind ``to``, with the batch it lies in. Returns the new end;
+        all is on disk by then. Dying in between leaves a log that ends somewhere from there to the
+        old end. May run in a thread, but nobody else uses the log meanwhile, compaction included.
+        Checkpoints that speak of what is cut off are the owner's to remove, before."""
+        self._assert_at_rest()
+        assert to >= self.start_offset, "a log that loses all it has begins anew: restart"
+        if to >= self.end_offset:
+            return self.end_offset
+        segment, cut = self._find_cut(to)
+        point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
+        try:
+            # A rewrite that was decided and not carried out would bring back what is cut off.
+            if has_rewrite(self.disk, self.folder):
+                clear_spare(self.disk, self.folder)
+            self.remove_checkpoint(EPOCHS_CHECKPOINT)
+            write_point(self.folder, point, self.disk)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self.refuse_appends(f"truncation failed: {error}")
+                raise
+            raise DiskFull("no space left to note where the log is to end") from None
+        self.sealed_offset = point.offset
+        try:
+            self._cut(segment, cut)
+        except OSError as error:
+            self.refuse_appends(f"truncation failed: {error}")
+            raise
+        return self.end_offset
+
+    def _find_cut(self, to: int) -> tuple[Segment, Cut]:
+        segment = self._segments.holding(to)
+        cut = find_cut(segment, to, epoch=self._epoch_before(segment))
+        for damage in reversed(self._damage):
+            # Known damage with nothing behind it would be a torn end: it goes too.
+            if (damage.file, damage.next_offset) == (segment.path.name, cut.end_offset):
+                cut = find_cut(segment, damage.first_offset, epoch=self._epoch_before(segment))
+        return segment, cut
+
+    def _cut(self, segment: Segment, cut: Cut) -> None:
+        """Newest first, each gone for good before the next: the log never has a hole."""
+        taken = self._segments.take_behind(segment)
+        self._active = segment
+        self._tail = self._tail.successor()
+        self.end_offset = cut.end_offset
+        self.durable_offset = min(self.durable_offset, cut.end_offset)
+        for one in reversed(taken):
+            self._dirty.pop(one.base_offset, None)
+            self.disk.unlink(one.path)
+            self.disk.sync_folder(self.folder)
+            remove_segments(self.disk, self.folder, [one.base_offset])
+        segment.cut(cut)
+        self.size_bytes = self._segments.size_bytes
+        self.last_timestamp_ms = self._segments.max_timestamp
+        self._forget_damage()
+        self._dirty[segment.base_offset] = segment
+        self._is_folder_dirty = True
+        job = self.begin_sync()
+        assert job is not None, "there is something to sync"
+        job.run()
+        self.finish_sync(job)
+
+    def _forget_damage(self) -> None:
+        """Of what is not there any more."""
+        active, names = self._active, {segment.path.name for segment in self._segments}
+        left = [
+            damage
+            for damage in self._damage
+            if damage.file in names
+            and (damage.file != active.path.name or damage.position < active.bytes)
+        ]
+        if left != self._damage:
+            self._damage = left
+            save_damage(self.folder, left, self.disk)
+
+    def restart(self, at: int) -> None:
+        """Drop everything, checkpoints too, and be an empty log that begins and ends at ``at``.
+        Dying in between leaves the old log or the new one. As with ``truncate``, it may run in a
+        thread, and nobody else uses the log meanwhile."""
+        self._assert_at_rest()
+        assert at >= 0
+        while self._detached:
+            self._detached.pop().remove()  # a file of ours may get the name of one of theirs
+        try:
+            announce_restart(self.disk, self.folder, at)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self.refuse_appends(f"restart failed: {error}")
+                raise
+            raise DiskFull("no space left to note where the log is to begin") from None
+        segment = Segment(
+            self.folder, at, interval_bytes=self.config.index_interval_bytes, disk=self.disk
+        )
+        try:
+            self._segments.take_all(segment)
+            carry_out_restart(self.disk, self.folder, at)
+            segment.make_files()
+        except OSError as error:
+            self.refuse_appends(f"restart failed: {error}")
+            raise
+        self._active = segment
+        self._tail = self._tail.successor()
+        self._dirty, self._damage = {}, []
+        self._is_folder_dirty, self._is_rolled = True, False  # its side files are new
+        self.end_offset = self.durable_offset = self.sealed_offset = at
+        self.size_bytes = 0
+        self.last_timestamp_ms = segment.max_timestamp
+
+    def _assert_at_rest(self) -> None:
+        if self._refused is not None:
+            raise AppendsRefused(self._refused)
+        assert self._job is None, "no sync is under way"
+
+    def _epoch_before(self, segment: Segment) -> int:
+        epoch = NO_EPOCH
+        for each in self._segments:
+            if each is segment:
+                break
+            epoch = each.last_epoch
+        return epoch
+
+    # ── Drop, close ──────────────────────────────────────────────────────────────────────────
 
     def drop_before(self, offset: int) -> int:
         """Remove whole segments that end at or before ``offset``, never the active one. Returns
@@ -407,26 +413,20 @@ class Log:
         """The same in two steps: the segments are no longer part of the log at once; unlinking
         large files takes a file system a while, so a thread may do that."""
         detached = Detached(self.disk)
-        freed = count = 0
-        for segment in self._segments[:-1]:
-            if segment.end_offset > offset:
-                break
+        taken = self._segments.take_before(offset)
+        for segment in taken:
             self._dirty.pop(segment.base_offset, None)
-            self._open.pop(segment.base_offset, None)
-            segment.close()
             # The batches go first: side files without them are swept up at the next opening.
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
                 detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
-            freed += segment.bytes
-            count += 1
-        if count:
-            gone = {segment.path.name for segment in self._segments[:count]}
-            del self._segments[:count]
-            del self._bases[:count]
+        detached.freed_bytes = sum(segment.bytes for segment in taken)
+        if taken:
+            gone = {segment.path.name for segment in taken}
             self._damage = [damage for damage in self._damage if damage.file not in gone]
-            self.size_bytes -= freed
+            self.size_bytes -= detached.freed_bytes
             self._is_folder_dirty = True
-        detached.freed_bytes = freed
+            self._detached = [one for one in self._detached if not one.is_removed]
+            self._detached.append(detached)
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
@@ -434,19 +434,16 @@ class Log:
         place of the segments it was made from. Offsets stay what they are. Returns the bytes
         freed; None, and nothing happens, when some of those segments are gone by now."""
         assert not made.is_open, "its files move"
-        first = bisect_left(self._bases, made.base_offset)
-        after = bisect_left(self._bases, made.end_offset)
-        old = self._segments[first:after]
-        if self._is_closed or not old or old[0].base_offset != made.base_offset:
+        old = self._segments.between(made.base_offset, made.end_offset)
+        if self._is_closed or not old:
             return None
-        assert old[-1].end_offset == made.end_offset <= self.sealed_offset, "whole, closed segments"
+        assert made.end_offset <= self.sealed_offset, "whole, closed segments"
         for segment in old:
             self._dirty.pop(segment.base_offset, None)
-            self._open.pop(segment.base_offset, None)
-            segment.close()
+            self._segments.let_go(segment)
         try:
             move_in(self.disk, self.folder, made.base_offset)
-            remove_segments(self.disk, self.folder, self._bases[first + 1 : after])
+            remove_segments(self.disk, self.folder, [each.base_offset for each in old[1:]])
         except OSError as error:
             # Opening the log again carries it to its end, from wherever it stands now.
             self.refuse_appends(f"replacing segments failed: {error}")
@@ -455,23 +452,20 @@ class Log:
         names = {segment.path.name for segment in old}
         self._damage = [damage for damage in self._damage if damage.file not in names]
         self._tail.drop_before(made.end_offset)
-        self._segments[first:after] = [made]
-        self._bases[first:after] = [made.base_offset]
+        self._segments.replace(old, made)
         freed = sum(segment.bytes for segment in old) - made.bytes
         self.size_bytes -= freed
         return freed
 
-    def write_checkpoint(self, name: str, data: bytes) -> None:
-        """Durable when it returns; safe in a thread, one at a time per name."""
-        write_checkpoint(self.folder, name, data, self.disk)
-
-    def read_checkpoint(self, name: str) -> bytes | None:
-        return read_checkpoint(self.folder, name, self.disk)
-
-    def drop_tail(self) -> None:
-        """Give back the memory of recent batches. On the thread that appends: the budget is shared
-        with other logs, and ``close`` may run on any."""
-        self._tail.clear()
+    def settle(self) -> None:
+        """What ``recovery`` says against this log has been answered for: the next opening speaks of
+        what happens from now on. Durable when it returns; safe in a thread while nothing is synced
+        or cut."""
+        assert self._job is None, "no sync is under way"
+        if self._doubts:
+            point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)
+            write_point(self.folder, point._replace(doubts=0), self.disk)
+            self._doubts = 0
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, or with
@@ -498,5 +492,5 @@ class Log:
         if tuple(self._damage) != self.recovery.damage:
             save_damage(self.folder, self._damage, self.disk)
         active = self._active
-        point = RecoveryPoint(self.end_offset, True, active.base_offset, active.bytes)
+        point = RecoveryPoint(self.end_offset, True, active.base_offset, active.bytes, self._doubts)
         write_point(self.folder, point, self.disk)

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.log.check import HOLE, header_check
-from penstock.log.checkpoint import RecoveryPoint, read_point, write_point
+from penstock.log.checkpoint import (
+    DOUBT_CRASHED,
+    DOUBT_GARBAGE,
+    DOUBT_NEW,
+    DOUBT_SHORT,
+    RecoveryPoint,
+    read_point,
+    write_point,
+)
 from penstock.log.damage import Damage, load_damage, merge_damage, save_damage
 from penstock.log.files import TMP_SUFFIX, Disk, read_whole, replace_durably
 from penstock.log.index import START, Place
@@ -25,8 +33,9 @@ from penstock.log.layout import (
     format_version,
     segment_path,
 )
-from penstock.log.scan import Scan, Scanner, header_fault
-from penstock.log.segment import Segment
+from penstock.log.restart import finish_restart
+from penstock.log.scan import ZEROS_REASON, Scan, Scanner, header_fault, is_zero_from
+from penstock.log.segment import NO_EPOCH, Segment
 from penstock.log.swap import finish_swaps
 from penstock.model.errors import PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
@@ -47,6 +56,28 @@ class RecoveryReport:
     end_offset: int
     recovery_point: int  # records below this offset were synced before the stop
     damage: tuple[Damage, ...]
+    doubts: int  # what speaks against the log since it was last settled
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no log here that anybody vouched for."""
+        return self.doubts & DOUBT_NEW != 0
+
+    @property
+    def has_garbage(self) -> bool:
+        """Whether bytes that are not all zero stood behind the last whole batch: a write that did
+        not finish looks like that, but so does a batch that was on disk and changed."""
+        return self.doubts & DOUBT_GARBAGE != 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the log ended before what was known to be on disk."""
+        return self.doubts & DOUBT_SHORT != 0
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether every stop was a clean one; ``was_clean`` speaks of the last alone."""
+        return self.doubts & DOUBT_CRASHED == 0
 
     @property
     def lost_offsets(self) -> int:
@@ -68,9 +99,13 @@ class Recovery:
         self._scanned_bytes = 0
         self._truncated_bytes = 0
         self._reason: str | None = None
+        self._doubts = 0
+        self._epoch = NO_EPOCH  # of the last batch so far
+        self._has_stale_checks = False  # of the last segment; taken out, but not synced
 
     def run(self) -> RecoveryReport:
         self._prepare_folder()
+        finish_restart(self.disk, self.folder)
         finish_swaps(self.disk, self.folder)
         bases = self._bases()
         known = [] if not bases else load_damage(self.folder, self.disk)
@@ -80,6 +115,8 @@ class Recovery:
             self._point = point
             self.sealed_offset = point.offset
             was_clean = point.is_clean and self._is_as_left(point, bases)
+        self._doubts = DOUBT_NEW if point is None else point.doubts
+        self._doubts |= 0 if was_clean else DOUBT_CRASHED
         for at, base_offset in enumerate(bases):
             next_base = bases[at + 1] if at + 1 < len(bases) else None
             if not self._open_segment(base_offset, next_base, was_clean=was_clean):
@@ -88,12 +125,13 @@ class Recovery:
         if not self.segments:
             self.segments.append(self._segment(0))
         last = self.segments[-1]
-        if not was_clean:
-            self._make_durable(last)
-        names = {segment.path.name for segment in self.segments}
-        damage = merge_damage([one for one in known if one.file in names], self._damage)
+        # Before the recovery point says that nobody need look there again.
+        damage = merge_damage([one for one in known if self._is_there(one)], self._damage)
         if damage != known:
             save_damage(self.folder, damage, self.disk)
+        self._doubts |= DOUBT_SHORT if last.end_offset < self._point.offset else 0
+        if not was_clean or self._truncated_bytes:
+            self._make_durable(last)
         return RecoveryReport(
             was_clean=was_clean,
             segments=len(self.segments),
@@ -104,7 +142,15 @@ class Recovery:
             end_offset=last.end_offset,
             recovery_point=self._point.offset,
             damage=tuple(damage),
+            doubts=self._doubts,
         )
+
+    def _is_there(self, damage: Damage) -> bool:
+        """Whether the file still has these bytes. Of the last one they may have been cut off."""
+        last = self.segments[-1]
+        if damage.file == last.path.name:
+            return damage.position < last.bytes
+        return any(damage.file == segment.path.name for segment in self.segments)
 
     # ── The folder ───────────────────────────────────────────────────────────────────────────
 
@@ -148,10 +194,30 @@ class Recovery:
 
     def _remove(self, bases: list[int]) -> None:
         """Segments behind a torn one. They were never synced: see ``_open_segment``."""
-        for base_offset in bases:
-            self._truncated_bytes += self._size(base_offset)
+        for base_offset in reversed(bases):
+            fd = self.disk.open_read(segment_path(self.folder, base_offset))
+            try:
+                size = self.disk.size(fd)
+                if not is_zero_from(self.disk, fd, 0, size):
+                    self._doubt(DOUBT_GARBAGE)
+            finally:
+                self.disk.close(fd)
+            self._truncated_bytes += size
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
                 self.disk.unlink(segment_path(self.folder, base_offset, suffix))
+
+    def _doubt(self, doubt: int) -> None:
+        """Written down before what it speaks of is put right, and so gone."""
+        if self._doubts & doubt:
+            return
+        self._doubts |= doubt
+        try:
+            point = self._point._replace(is_clean=False, doubts=self._doubts)
+            write_point(self.folder, point, self.disk)
+        except OSError as error:
+            # A full disk still opens; it is tried again once the tail is cut.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self.folder, base_offset, interval_bytes=self.interval_bytes, disk=self.disk)
@@ -169,10 +235,11 @@ class Recovery:
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
         is_whole = True
-        if not (is_synced and open_quickly(segment, next_base)):
+        if not (is_synced and open_quickly(segment, next_base, epoch=self._epoch)):
             start, number, timestamp = (START, 0, -1) if is_synced else self._resume(segment)
             may_cut = next_base is None or not is_synced
             is_whole = self._scan(segment, next_base, start, number, timestamp, may_cut=may_cut)
+        self._epoch = segment.last_epoch
         if next_base is not None and is_whole:
             segment.close()
         return is_whole
@@ -203,16 +270,18 @@ class Recovery:
     ) -> bool:
         """False when the end was torn and has been cut off."""
         source = segment.source()
-        scan = Scanner(source, start, max_timestamp=timestamp).run()
+        scan = Scanner(source, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
             start, number = START, 0  # the index led nowhere: look at all of it
-            scan = Scanner(source).run()
+            scan = Scanner(source, epoch=self._epoch).run()
         self._scanned_bytes += source.size - start.position
         self._damage += scan.damage
         is_whole = scan.position == source.size and next_base in (None, scan.offset)
         if may_cut:
             segment.bytes, segment.end_offset = scan.position, scan.offset
             if scan.position < source.size:
+                if scan.tail_reason != ZEROS_REASON:
+                    self._doubt(DOUBT_GARBAGE)
                 self._reason = scan.tail_reason
                 self._truncated_bytes += source.size - scan.position
                 self.disk.truncate(segment.files.log_fd, scan.position)
@@ -226,7 +295,9 @@ class Recovery:
                 is_whole = True
         if next_base is not None:
             scan.seal()
-        segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
+        is_stale = segment.rebuild(scan, from_place=number, from_ordinal=start.ordinal)
+        self._has_stale_checks = is_stale
+        segment.last_epoch = scan.epoch
         segment.batch_count = scan.ordinal
         segment.max_timestamp = scan.max_timestamp
         segment.last = scan.last or START
@@ -256,13 +327,17 @@ class Recovery:
         for segment in self.segments:
             if segment.end_offset > self._point.offset or segment is last:
                 self.disk.sync_data(segment.files.log_fd)
-                if segment is not last:
-                    for fd in segment.files.fds():
+                # A check that came back after a power cut would speak of a batch that was cut off,
+                # and make the one that has taken its place since look damaged.
+                if segment is not last or self._has_stale_checks:
+                    for fd in segment.files.fds()[1:]:
                         self.disk.sync_data(fd)
+                if segment is not last:
                     segment.close()
         self.disk.sync_folder(self.folder)
         try:
-            write_point(self.folder, RecoveryPoint(last.end_offset), self.disk)
+            point = RecoveryPoint(last.end_offset, doubts=self._doubts)
+            write_point(self.folder, point, self.disk)
         except OSError as error:
             # A full disk still opens: the point only saves time at the next start.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -271,12 +346,13 @@ class Recovery:
             self.sealed_offset = last.end_offset
 
 
-def open_quickly(segment: Segment, next_base: int | None) -> bool:
+def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
     """Believe a segment that was closed in order, after a look at its last batch. False when
-    something does not add up and it has to be scanned."""
+    something does not add up and it has to be scanned. ``epoch``: the last one before it."""
     files = segment.files
     size = segment.disk.size(files.log_fd)
     index, checks = files.index, files.checks
+    segment.last_epoch = epoch
     if size == 0:
         return next_base is None and index.count == 0 and checks.count == 0
     number = index.count - 1
@@ -291,6 +367,7 @@ def open_quickly(segment: Segment, next_base: int | None) -> bool:
     header = parse_header(raw)
     if (
         header_fault(header, segment.base_offset + place.relative) is not None
+        or header.leader_epoch < epoch
         or checks.read(place.ordinal) != (header_check(raw),)
         or place.position + header.total_bytes != size
         or (next_base is not None and header.next_offset != next_base)
@@ -298,6 +375,7 @@ def open_quickly(segment: Segment, next_base: int | None) -> bool:
         return False
     segment.bytes = size
     segment.end_offset = header.next_offset
+    segment.last_epoch = header.leader_epoch
     segment.batch_count = checks.count
     segment.max_timestamp = time[0]
     segment.last = place

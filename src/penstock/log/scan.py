@@ -27,6 +27,7 @@ from penstock.record.crc32c import crc32c
 
 WINDOW_BYTES = 4 * MIB
 CANDIDATES_MAX = 1_000  # places tried for one gap; more look-alikes than that are an attack
+EPOCH_MIN = -(2**31)
 ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 
 
@@ -46,6 +47,18 @@ def header_fault(header: BatchHeader, offset: int) -> str | None:
 def _fault(header: BatchHeader, offset: int, epoch: int) -> str:
     reason = header_fault(header, offset)
     return reason or f"leader epoch {header.leader_epoch} behind epoch {epoch}"
+
+
+def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
+    """Whether nothing but zeros stands up to the end: space that was never written to."""
+    while position < size:
+        chunk = disk.pread(fd, MIB, position)
+        if chunk.count(0) != len(chunk):
+            return False
+        if not chunk:
+            break
+        position += len(chunk)
+    return True
 
 
 @dataclass(slots=True)
@@ -70,7 +83,7 @@ class Scan:
     position: int
     offset: int
     ordinal: int
-    epoch: int = -(2**31)
+    epoch: int = EPOCH_MIN
     max_timestamp: int = -1
     last: Place | None = None
     checks: "array[int]" = field(default_factory=lambda: array("I"))
@@ -85,12 +98,21 @@ class Scan:
 
 
 class Scanner:
-    def __init__(self, source: Source, start: Place = START, *, max_timestamp: int = -1) -> None:
+    def __init__(
+        self,
+        source: Source,
+        start: Place = START,
+        *,
+        epoch: int = EPOCH_MIN,
+        max_timestamp: int = -1,
+    ) -> None:
+        """``epoch`` and ``max_timestamp``: the highest of what lies before ``start``."""
         self.source = source
         self.scan = Scan(
             start.position,
             source.base_offset + start.relative,
             start.ordinal,
+            epoch=epoch,
             max_timestamp=max_timestamp,
         )
         self._first_ordinal = start.ordinal
@@ -185,7 +207,7 @@ class Scanner:
     def _step_over(self, reason: str) -> bool:
         """Find the next whole batch and note the damage in front of it. False: none follows."""
         scan, source = self.scan, self.source
-        if self._is_zero_from(scan.position):
+        if is_zero_from(source.disk, source.fd, scan.position, source.size):
             scan.tail_reason = ZEROS_REASON
             return False
         place = self._next_whole()
@@ -207,17 +229,6 @@ class Scanner:
         scan.position, scan.ordinal, scan.offset = place.position, place.ordinal, next_offset
         # The batch behind a hole is always indexed, so that reads find their way past it.
         self._indexed_position = place.position - source.interval_bytes
-        return True
-
-    def _is_zero_from(self, position: int) -> bool:
-        source = self.source
-        while position < source.size:
-            chunk = source.disk.pread(source.fd, MIB, position)
-            if chunk.count(0) != len(chunk):
-                return False
-            if not chunk:
-                break
-            position += len(chunk)
         return True
 
     def _next_whole(self) -> Place | None:

@@ -7,43 +7,31 @@ offset are served stretches of many batches, which are verified less often (``lo
 """
 
 import errno
-from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from penstock.log.check import (
-    CHECK_FIELDS,
-    HOLE,
-    header_check,
-    is_entry_intact,
-    is_same_checks,
-    read_checks,
-)
-from penstock.log.damage import Damage, DamagedRange
+from penstock.log.batch_reader import READ_AHEAD_BYTES, BatchReader
+from penstock.log.check import CHECK_FIELDS, header_check, is_same_checks, read_checks
+from penstock.log.damage import DamagedRange
 from penstock.log.entries import EntryFile
 from penstock.log.files import Disk, SharedFile
 from penstock.log.index import RELATIVE_MAX, START, Place, SegmentIndex
 from penstock.log.layout import CHECK_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, segment_path
 from penstock.log.marks import Marks
-from penstock.log.scan import Scan, Scanner, Source, header_fault
+from penstock.log.scan import Scan, Scanner, Source
 from penstock.log.stretch import KnownStretches, Stretch, read_stretch, stretch_of
 from penstock.model.errors import DiskFull
-from penstock.model.limits import MIB
 from penstock.record.batch import (
     ATTR_CONTROL,
-    CRC_FROM,
     HEADER_BYTES,
     LENGTH_FROM,
     BatchHeader,
     parse_header,
 )
-from penstock.record.crc32c import crc32c
 
 NO_TIMESTAMP = -1
-READ_AHEAD_BYTES = MIB
-CHECKS_AHEAD = 512
-
-_NO_HEADER = parse_header(bytes(HEADER_BYTES))
+NO_EPOCH = -1
 
 
 class SegmentInfo(NamedTuple):
@@ -51,6 +39,18 @@ class SegmentInfo(NamedTuple):
     end_offset: int
     bytes: int
     max_timestamp_ms: int
+
+
+class Cut(NamedTuple):
+    """Where a segment is to end, and what is known of what stays."""
+
+    position: int
+    end_offset: int
+    ordinal: int
+    indexed: int  # entries of the index that stay
+    last: Place
+    epoch: int
+    max_timestamp: int
 
 
 class SegmentFiles:
@@ -107,6 +107,7 @@ class Segment:
         "folder",
         "interval_bytes",
         "last",
+        "last_epoch",
         "marks",
         "max_timestamp",
     )
@@ -122,6 +123,7 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.first_timestamp = NO_TIMESTAMP
         self.last = START
+        self.last_epoch = NO_EPOCH  # of the last batch, here or in an earlier segment
         self.marks = Marks()
         self._files: SegmentFiles | None = None
 
@@ -169,12 +171,9 @@ class Segment:
         try:
             written = self.disk.pwrite(files.log_fd, batch, position)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            written = -1
+            self._take_back(position, error)
         if written != size:
-            self.disk.truncate(files.log_fd, position)
-            raise DiskFull("no space left for this partition's log")
+            self._take_back(position)
         timestamp = header.max_timestamp
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
@@ -185,6 +184,7 @@ class Segment:
         self.bytes = position + size
         self.batch_count += 1
         self.end_offset = header.base_offset + header.last_offset_delta + 1
+        self.last_epoch = header.leader_epoch
         files.checks.append(header_check(bytes(batch[:HEADER_BYTES])))
         files.index.note(place, timestamp_max=self.max_timestamp)
         marks = self.marks
@@ -192,6 +192,63 @@ class Segment:
             marks.add(header.base_offset, position)
         if not header.attributes & ATTR_CONTROL:
             marks.records += header.count
+
+    def append_many(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
+        """The same with batches that lie back to back, still in one write."""
+        files, marks, position = self.files, self.marks, self.bytes
+        try:
+            written = self.disk.pwrite(files.log_fd, data, position)
+        except OSError as error:
+            self._take_back(position, error)
+        if written != len(data):
+            self._take_back(position)
+        add_check, note = files.checks.append, files.index.note
+        base_offset, ordinal, max_timestamp = self.base_offset, self.batch_count, self.max_timestamp
+        if position == 0:
+            self.first_timestamp = headers[0].base_timestamp
+        at = 0
+        for header in headers:
+            if header.max_timestamp > max_timestamp:
+                max_timestamp = header.max_timestamp
+            add_check(header_check(data[at : at + HEADER_BYTES]))
+            place = Place(header.base_offset - base_offset, position + at, ordinal)
+            note(place, timestamp_max=max_timestamp)
+            size = header.length + LENGTH_FROM
+            if size == HEADER_BYTES:
+                marks.clear()  # what compaction has emptied is not served to readers by offset
+            elif position + at >= marks.due_at:
+                marks.add(header.base_offset, position + at)
+            if not header.attributes & ATTR_CONTROL:
+                marks.records += header.count
+            ordinal += 1
+            at += size
+        self.last, self.batch_count, self.max_timestamp = place, ordinal, max_timestamp
+        self.bytes, self.end_offset = position + at, headers[-1].next_offset
+        self.last_epoch = headers[-1].leader_epoch
+
+    def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
+        """Not all of it was written: leave nothing of it."""
+        if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise error
+        self.disk.truncate(self.files.log_fd, position)
+        raise DiskFull("no space left for this partition's log") from error
+
+    def cut(self, cut: Cut) -> None:
+        """Be as if nothing had been appended behind it. On disk, side files too, when it returns:
+        a check that outlived its batch would make a later batch in its place look damaged."""
+        files = self.files
+        self.disk.truncate(files.log_fd, cut.position)
+        files.index.cut(cut.indexed)
+        files.checks.cut(cut.ordinal)
+        files.stretches.clear()
+        self.marks.clear()
+        self.bytes, self.end_offset, self.batch_count = cut.position, cut.end_offset, cut.ordinal
+        self.last, self.last_epoch, self.max_timestamp = cut.last, cut.epoch, cut.max_timestamp
+        if not cut.position:
+            self.first_timestamp = NO_TIMESTAMP
+        files.flush()
+        for fd in files.fds():
+            self.disk.sync_data(fd)
 
     def seal(self) -> None:
         """No batch comes after this one: index the last, write out what is pending."""
@@ -204,7 +261,7 @@ class Segment:
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
         """Whole batches from the one that holds ``start``; DamagedRange when that one is bad."""
         assert self.base_offset <= start < self.end_offset
-        reader = _Reader(self, self.find(start), bytes_max=bytes_max)
+        reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
             return reader.run(start, up_to=up_to)
         except DamagedRange:
@@ -212,17 +269,31 @@ class Segment:
             # hole that is known and an index entry behind it, so this happens once per damage.
             if not reader.is_new_hole or not self._rebuild_all():
                 raise
-        reader = _Reader(self, self.find(start), bytes_max=bytes_max)
+        reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         return reader.run(start, up_to=up_to)
 
     def read_stretch(
-        self, start: int, *, bytes_max: int, up_to: int, as_slice: bool = False
+        self,
+        start: int,
+        *,
+        bytes_max: int,
+        up_to: int,
+        as_slice: bool = False,
+        with_empty: bool = False,
     ) -> Stretch:
         """The same for readers who pass it on as it is; perhaps fewer batches."""
         assert self.base_offset <= start < self.end_offset
-        found = read_stretch(self, start, bytes_max=bytes_max, up_to=up_to, as_slice=as_slice)
+        found = read_stretch(
+            self,
+            start,
+            bytes_max=bytes_max,
+            up_to=up_to,
+            as_slice=as_slice,
+            with_empty=with_empty,
+        )
         if found is None:
-            found = stretch_of(self.read(start, bytes_max=bytes_max, up_to=up_to), start)
+            batches = self.read(start, bytes_max=bytes_max, up_to=up_to)
+            found = stretch_of(batches, start, with_empty=with_empty)
         return found
 
     def find(self, offset: int) -> Place:
@@ -271,8 +342,10 @@ class Segment:
             and (last is None or last.position < scan.position)
         )
 
-    def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> None:
-        """Make the side files what a scan says they should be, from these entries on."""
+    def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
+        """Make the side files what a scan says they should be, from these entries on. Returns
+        whether there were checks of batches that are not there."""
+        is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]
         times = [(timestamp, place.relative) for place, timestamp in scan.places]
@@ -285,12 +358,15 @@ class Segment:
             for place, timestamp in scan.places:
                 index.add(place, timestamp_max=timestamp)
         if not is_same_checks(checks, from_ordinal, scan.checks):
+            known = read_checks(checks, from_ordinal, checks.count - from_ordinal)
+            is_stale = known != scan.checks[: len(known)]
             checks.cut(from_ordinal)
             for check in scan.checks:
                 checks.append(check)
         self.files.stretches.clear()  # a batch may have another number now
         self.marks.clear()
         self.files.flush()
+        return is_stale
 
     def find_time(self, timestamp_ms: int) -> int:
         """The base offset of the first batch that reaches the timestamp; our end if none does."""
@@ -311,116 +387,3 @@ class Segment:
                     return header.base_offset
                 offset = header.next_offset
         return self.end_offset
-
-
-class _Reader:
-    """Verified batches from one indexed place on, through a window on the file."""
-
-    __slots__ = (
-        "_bytes_max",
-        "_checks",
-        "_checks_from",
-        "_place",
-        "_segment",
-        "_window",
-        "_window_at",
-        "is_new_hole",
-    )
-
-    def __init__(self, segment: Segment, place: Place, *, bytes_max: int) -> None:
-        self._segment = segment
-        self._place = place
-        self.is_new_hole = False  # a header was bad, and no scan has yet said how far it goes
-        self._bytes_max = bytes_max
-        self._window = b""
-        self._window_at = 0
-        self._checks = array("I")
-        self._checks_from = 0
-
-    def run(self, start: int, *, up_to: int) -> list[bytes]:
-        segment = self._segment
-        position, ordinal = self._place.position, self._place.ordinal
-        offset = segment.base_offset + self._place.relative
-        batches: list[bytes] = []
-        taken = 0
-        while position < segment.bytes:
-            raw = self._take(position, HEADER_BYTES)
-            header, reason = self._header(raw, offset, ordinal)
-            if reason is not None:
-                if batches:
-                    break
-                self.is_new_hole = self._check(ordinal) != HOLE
-                raise self._damaged(position, offset, reason)
-            total = header.length + LENGTH_FROM
-            next_offset = header.next_offset
-            if next_offset > start:
-                if next_offset > up_to or (batches and taken + total > self._bytes_max):
-                    break
-                batch = self._take(position, total)
-                if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
-                    if batches:
-                        break
-                    reason = "the CRC does not match"
-                    raise self._damaged(position, offset, reason, header=header)
-                batches.append(batch)
-                taken += total
-            position += total
-            offset = next_offset
-            ordinal += 1
-        else:
-            if not batches:
-                # A closed segment that ends before the next one begins.
-                raise self._damaged(position, offset, "records are missing at the end of the file")
-        return batches
-
-    def _take(self, position: int, size: int) -> bytes:
-        at = position - self._window_at
-        data = self._window[at : at + size]
-        if len(data) < size:
-            segment = self._segment
-            ahead = max(size, min(self._bytes_max + segment.interval_bytes, READ_AHEAD_BYTES))
-            ahead = min(ahead, segment.bytes - position)
-            self._window = segment.disk.pread(segment.files.log_fd, ahead, position)
-            self._window_at = position
-            data = self._window[:size]
-        return data
-
-    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
-        if len(raw) < HEADER_BYTES:
-            return _NO_HEADER, "the file ends inside of a batch"
-        header = parse_header(raw)
-        reason = header_fault(header, offset)
-        # Where header and check differ, the check's own checksum says which of them is wrong.
-        if (
-            reason is None
-            and header_check(raw) != self._check(ordinal)
-            and is_entry_intact(self._segment.files.checks, ordinal)
-        ):
-            reason = "the header is not the one that was written"
-        return header, reason
-
-    def _check(self, ordinal: int) -> int | None:
-        at = ordinal - self._checks_from
-        if at >= len(self._checks):
-            self._checks = read_checks(self._segment.files.checks, ordinal, CHECKS_AHEAD)
-            self._checks_from, at = ordinal, 0
-        return self._checks[at] if self._checks else None
-
-    def _damaged(
-        self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
-    ) -> DamagedRange:
-        """With a header that can be trusted only its own batch is lost; without one, everything
-        up to the next indexed batch."""
-        segment = self._segment
-        if header is not None:
-            end, next_offset = position + header.total_bytes, header.next_offset
-        else:
-            after = segment.files.index.find_after(position)
-            end = segment.bytes if after is None else after.position
-            next_offset = (
-                segment.end_offset if after is None else segment.base_offset + after.relative
-            )
-        name = segment.path.name
-        return DamagedRange(
-            segment.folder, Damage(name, position, end - position, offset, next_offset, reason)
-        )

@@ -96,12 +96,12 @@ class KnownStretches:
         self._by_offset.clear()
 
 
-def stretch_of(batches: Sequence[bytes], start: int) -> Stretch:
+def stretch_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> Stretch:
     """Batches that are there one by one: from memory, or read with care."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
-    if any(len(batch) == HEADER_BYTES for batch in batches):
+    if not with_empty and any(len(batch) == HEADER_BYTES for batch in batches):
         filled = [batch for batch in batches if len(batch) > HEADER_BYTES]
     for batch in filled:
         if not batch[_ATTRIBUTES_LOW_AT] & ATTR_CONTROL:
@@ -115,11 +115,18 @@ def stretch_of(batches: Sequence[bytes], start: int) -> Stretch:
 
 
 def read_stretch(
-    segment: "Segment", start: int, *, bytes_max: int, up_to: int, as_slice: bool
+    segment: "Segment",
+    start: int,
+    *,
+    bytes_max: int,
+    up_to: int,
+    as_slice: bool,
+    with_empty: bool = False,
 ) -> Stretch | None:
     """Some whole batches from the one that holds ``start``: as ``Segment.read``, but perhaps fewer.
     None when the first of them is not in order, or not to be had this way. ``as_slice``: a piece of
-    the file will do, if it is long enough to be worth it."""
+    the file will do, if it is long enough to be worth it. ``with_empty``: replicas want all that
+    there is."""
     bytes_max = min(bytes_max, STRETCH_BYTES_MAX)
     if as_slice and segment.marks:
         found = _marked(segment, start, bytes_max=bytes_max, up_to=up_to)
@@ -138,10 +145,10 @@ def read_stretch(
         (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
     )
     walk = _Walk(segment, place, max(bytes_max, HEADER_BYTES) + ahead)
-    found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
+    found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
     if found is None and walk.wanted_bytes:
         walk = _Walk(segment, place, walk.wanted_bytes)
-        found = walk.run(start, bytes_max=bytes_max, up_to=up_to)
+        found = walk.run(start, bytes_max=bytes_max, up_to=up_to, with_empty=with_empty)
     if found is not None:
         known = stretches.at(start, walk.first)
         if not walk.is_gapped:
@@ -212,7 +219,7 @@ class _Walk:
         self.is_gapped = False  # there are emptied batches in it
         self.wanted_bytes = 0  # nothing was found, because the first batch is as long as this
 
-    def run(self, start: int, *, bytes_max: int, up_to: int) -> Stretch | None:
+    def run(self, start: int, *, bytes_max: int, up_to: int, with_empty: bool) -> Stretch | None:
         """Flat, and without a call that can be had in place: with small batches this is what a
         reader waits for."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
@@ -258,8 +265,8 @@ class _Walk:
         if first < 0 or at == first:
             return None
         self.end = Place(offset - segment.base_offset, place.position + at, place.ordinal + ordinal)
-        if hollow:
-            self.is_gapped = True
+        self.is_gapped = bool(hollow)
+        if hollow and not with_empty:
             return _without(view, first, at, hollow, offset, count)
         whole = data if at - first == size else view[first:at]
         return Stretch((whole,), offset, count)

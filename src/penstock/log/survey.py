@@ -68,7 +68,8 @@ def glance(place: PartitionPlace) -> PartitionSurvey:
             file_bytes = disk.size(segment.files.log_fd)
             size_bytes += file_bytes
             if next_base is None:
-                was_clean = point == RecoveryPoint(point.offset, True, base_offset, file_bytes)
+                left = (True, base_offset, file_bytes)
+                was_clean = (point.is_clean, point.last_base, point.last_bytes) == left
             if open_quickly(segment, next_base):
                 end_offset = segment.end_offset
                 max_timestamp = max(max_timestamp, segment.max_timestamp)

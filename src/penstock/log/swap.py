@@ -43,6 +43,11 @@ def is_in_swap(disk: Disk, folder: Path, base_offset: int) -> bool:
     return any(int(mark[1]) <= base_offset < int(mark[2]) for mark in marks if mark is not None)
 
 
+def has_rewrite(disk: Disk, folder: Path) -> bool:
+    """Whether anything of a rewrite is there, decided or not."""
+    return any(name == SPARE_FOLDER or _NAME.match(name) for name in disk.names(folder))
+
+
 def clear_spare(disk: Disk, folder: Path) -> None:
     """Make room for the next rewrite. A mark whose removal failed must not speak of its files."""
     for name in disk.names(folder):

@@ -4,6 +4,7 @@ Each log has a bound of its own and all logs of a node share another: beyond tha
 appended to longest ago gives up what it holds. Its readers find it in the page cache."""
 
 from bisect import bisect_right
+from collections import deque
 
 _SWEEP = 1_024  # forgotten slots at the front before the lists are moved up
 
@@ -11,24 +12,32 @@ _SWEEP = 1_024  # forgotten slots at the front before the lists are moved up
 class TailBudget:
     """What all tails of a node may hold together."""
 
-    __slots__ = ("_bytes_max", "_newest", "_tails", "used_bytes")
+    __slots__ = ("_abandoned", "_bytes_max", "_newest", "_tails", "used_bytes")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.used_bytes = 0
         self._tails: dict[Tail, None] = {}  # by their last append, oldest first
         self._newest: Tail | None = None
+        self._abandoned: deque[Tail] = deque()
 
     def appended(self, tail: "Tail") -> None:
         if tail is not self._newest:
             self._tails.pop(tail, None)
             self._tails[tail] = None
             self._newest = tail
+            while self._abandoned:
+                self._abandoned.popleft().clear()
         while self.used_bytes > self._bytes_max:
             oldest = next(iter(self._tails))
             if oldest is tail:
                 return  # it has a bound of its own
             oldest.clear()
+
+    def abandon(self, tail: "Tail") -> None:
+        """From any thread: nobody reads this one again. It counts until the next append that is
+        the first of its log, or the first after another log's."""
+        self._abandoned.append(tail)
 
     def forget(self, tail: "Tail") -> None:
         self._tails.pop(tail, None)
@@ -60,6 +69,17 @@ class Tail:
         if self._bytes > self._bytes_max:
             self._forget()
         budget.appended(self)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._bases
+
+    def successor(self) -> "Tail":
+        """An empty one to take its place, made on any thread; this one is not used again."""
+        if self.is_empty:
+            return self
+        self._budget.abandon(self)
+        return Tail(self._bytes_max, self._budget)
 
     def clear(self) -> None:
         """Hold nothing any more; what comes next is held again."""

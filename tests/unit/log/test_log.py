@@ -17,7 +17,8 @@ from tests.unit.log.stage import (
 )
 
 from penstock.log.damage import DamagedRange
-from penstock.log.log import OPEN_SEGMENTS_MAX, AppendsRefused, Log, LogConfig, OffsetOutOfRange
+from penstock.log.log import AppendsRefused, Log, LogConfig, OffsetOutOfRange
+from penstock.log.segments import OPEN_SEGMENTS_MAX
 from penstock.model.errors import DiskFull
 from penstock.record.batch import parse_header
 

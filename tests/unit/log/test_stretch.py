@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.log.stage import SMALL, QuickDisk, append, make_batch, open_log, read_all, sync
 
 from penstock.log.damage import DamagedRange
-from penstock.log.log import OPEN_SEGMENTS_MAX, Log, LogConfig, OffsetOutOfRange
+from penstock.log.log import Log, LogConfig, OffsetOutOfRange
+from penstock.log.segments import OPEN_SEGMENTS_MAX
 from penstock.log.stretch import KNOWN_MAX, STRETCH_BYTES_MAX, TRUSTED_READS, Stretch
 from penstock.model.file_slice import in_memory
 from penstock.model.limits import MIB

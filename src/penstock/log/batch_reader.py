@@ -1,0 +1,143 @@
+"""Verified batches, one by one, through a window on a segment's file.
+
+Every header is held against ``.check`` and against its neighbour's end, every batch against its own
+CRC. The first that fails ends the read, with what was good before it or with DamagedRange.
+"""
+
+from array import array
+from typing import TYPE_CHECKING
+
+from penstock.log.check import HOLE, header_check, is_entry_intact, read_checks
+from penstock.log.damage import Damage, DamagedRange
+from penstock.log.index import Place
+from penstock.log.scan import header_fault
+from penstock.model.limits import MIB
+from penstock.record.batch import (
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    BatchHeader,
+    parse_header,
+)
+from penstock.record.crc32c import crc32c
+
+if TYPE_CHECKING:
+    from penstock.log.segment import Segment
+
+READ_AHEAD_BYTES = MIB
+CHECKS_AHEAD = 512
+
+_NO_HEADER = parse_header(bytes(HEADER_BYTES))
+
+
+class BatchReader:
+    """Verified batches from one indexed place on, through a window on the file."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_checks",
+        "_checks_from",
+        "_place",
+        "_segment",
+        "_window",
+        "_window_at",
+        "is_new_hole",
+    )
+
+    def __init__(self, segment: "Segment", place: Place, *, bytes_max: int) -> None:
+        self._segment = segment
+        self._place = place
+        self.is_new_hole = False  # a header was bad, and no scan has yet said how far it goes
+        self._bytes_max = bytes_max
+        self._window = b""
+        self._window_at = 0
+        self._checks = array("I")
+        self._checks_from = 0
+
+    def run(self, start: int, *, up_to: int) -> list[bytes]:
+        segment = self._segment
+        position, ordinal = self._place.position, self._place.ordinal
+        offset = segment.base_offset + self._place.relative
+        batches: list[bytes] = []
+        taken = 0
+        while position < segment.bytes:
+            raw = self._take(position, HEADER_BYTES)
+            header, reason = self._header(raw, offset, ordinal)
+            if reason is not None:
+                if batches:
+                    break
+                self.is_new_hole = self._check(ordinal) != HOLE
+                raise self._damaged(position, offset, reason)
+            total = header.length + LENGTH_FROM
+            next_offset = header.next_offset
+            if next_offset > start:
+                if next_offset > up_to or (batches and taken + total > self._bytes_max):
+                    break
+                batch = self._take(position, total)
+                if len(batch) < total or crc32c(memoryview(batch)[CRC_FROM:]) != header.crc:
+                    if batches:
+                        break
+                    reason = "the CRC does not match"
+                    raise self._damaged(position, offset, reason, header=header)
+                batches.append(batch)
+                taken += total
+            position += total
+            offset = next_offset
+            ordinal += 1
+        else:
+            if not batches:
+                # A closed segment that ends before the next one begins.
+                raise self._damaged(position, offset, "records are missing at the end of the file")
+        return batches
+
+    def _take(self, position: int, size: int) -> bytes:
+        at = position - self._window_at
+        data = self._window[at : at + size]
+        if len(data) < size:
+            segment = self._segment
+            ahead = max(size, min(self._bytes_max + segment.interval_bytes, READ_AHEAD_BYTES))
+            ahead = min(ahead, segment.bytes - position)
+            self._window = segment.disk.pread(segment.files.log_fd, ahead, position)
+            self._window_at = position
+            data = self._window[:size]
+        return data
+
+    def _header(self, raw: bytes, offset: int, ordinal: int) -> tuple[BatchHeader, str | None]:
+        if len(raw) < HEADER_BYTES:
+            return _NO_HEADER, "the file ends inside of a batch"
+        header = parse_header(raw)
+        reason = header_fault(header, offset)
+        # Where header and check differ, the check's own checksum says which of them is wrong.
+        if (
+            reason is None
+            and header_check(raw) != self._check(ordinal)
+            and is_entry_intact(self._segment.files.checks, ordinal)
+        ):
+            reason = "the header is not the one that was written"
+        return header, reason
+
+    def _check(self, ordinal: int) -> int | None:
+        at = ordinal - self._checks_from
+        if at >= len(self._checks):
+            self._checks = read_checks(self._segment.files.checks, ordinal, CHECKS_AHEAD)
+            self._checks_from, at = ordinal, 0
+        return self._checks[at] if self._checks else None
+
+    def _damaged(
+        self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
+    ) -> DamagedRange:
+        """With a header that can be trusted only its own batch is lost; without one, everything
+        up to the next indexed batch."""
+        segment = self._segment
+        if header is not None:
+            end, next_offset = position + header.total_bytes, header.next_offset
+        else:
+            after = segment.files.index.find_after(position)
+            end = segment.bytes if after is None else after.position
+            next_offset = (
+                segment.end_offset if after is None else segment.base_offset + after.relative
+            )
+        name = segment.path.name
+        return DamagedRange(
+            segment.folder, Damage(name, position, end - position, offset, next_offset, reason)
+        )

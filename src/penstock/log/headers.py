@@ -1,0 +1,180 @@
+"""Going through a segment by its batches' headers alone: where to cut it, which epochs it holds.
+
+Bodies are not read. A header is believed if it continues where the one before it ended and if
+``.check`` knows it; where one is not, the next indexed batch is where the walk goes on.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from penstock.log.check import header_check, is_entry_intact, read_checks
+from penstock.log.index import START, Place
+from penstock.log.scan import header_fault
+from penstock.log.segment import NO_EPOCH, NO_TIMESTAMP, Cut, Segment
+from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
+
+WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it
+CHECKS_AHEAD = 64
+
+Epochs = list[tuple[int, int]]  # epoch, first offset; both grow
+
+
+class Step(NamedTuple):
+    place: Place
+    offset: int
+    header: BatchHeader | None  # None: it cannot be believed, nor what follows up to the next step
+
+
+def walk(segment: Segment, start: Place) -> Iterator[Step]:
+    """From a place where a batch begins to the end of the segment."""
+    files, disk = segment.files, segment.disk
+    position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
+    window, window_at = b"", position
+    checks, checks_from = array("I"), ordinal
+    while position < segment.bytes:
+        at = position - window_at
+        if len(window) - at < HEADER_BYTES:
+            window = disk.pread(files.log_fd, WINDOW_BYTES, position)
+            window_at, at = position, 0
+        if not 0 <= ordinal - checks_from < len(checks):
+            checks = read_checks(files.checks, ordinal, CHECKS_AHEAD)
+            checks_from = ordinal
+        check = checks[ordinal - checks_from] if checks else None
+        raw = window[at : at + HEADER_BYTES]
+        header = _believed(segment, raw, offset, ordinal, check)
+        yield Step(Place(offset - segment.base_offset, position, ordinal), offset, header)
+        if header is None:
+            after = files.index.find_after(position)
+            if after is None or after.ordinal <= ordinal:
+                return
+            position, ordinal = after.position, after.ordinal
+            offset = segment.base_offset + after.relative
+        else:
+            position, ordinal = position + header.total_bytes, ordinal + 1
+            offset = header.next_offset
+
+
+def _believed(
+    segment: Segment, raw: bytes, offset: int, ordinal: int, check: int | None
+) -> BatchHeader | None:
+    if len(raw) < HEADER_BYTES:
+        return None
+    header = parse_header(raw)
+    if header_fault(header, offset) is not None:
+        return None
+    if header_check(raw) != check and is_entry_intact(segment.files.checks, ordinal):
+        return None
+    return header
+
+
+def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
+    """In front of the batch that holds ``to``, or of what is damaged there. ``epoch``: the last
+    one of the segments before."""
+    index = segment.files.index
+    place, max_timestamp = _entry_before(segment, to)
+    last, end, hole = START, place, None
+    for step in walk(segment, place):
+        header = step.header
+        if header is None:
+            end = hole = hole or step.place
+            if _is_beyond(segment, step.place, to):
+                break
+            continue
+        if header.next_offset > to:
+            end = hole or step.place  # damage with nothing behind it is no more than a torn end
+            break
+        hole = None
+        last, epoch = step.place, header.leader_epoch
+        max_timestamp = max(max_timestamp, header.max_timestamp)
+        end = Place(
+            header.next_offset - segment.base_offset,
+            step.place.position + header.total_bytes,
+            step.place.ordinal + 1,
+        )
+    if end.position == 0:
+        return Cut(0, segment.base_offset, 0, 0, START, epoch, NO_TIMESTAMP)
+    kept = index.offsets.last_at_most(end.position - 1, column=1)
+    indexed = 0 if kept is None else kept + 1
+    end_offset = segment.base_offset + end.relative
+    return Cut(end.position, end_offset, end.ordinal, indexed, last, epoch, max_timestamp)
+
+
+def _entry_before(segment: Segment, to: int) -> tuple[Place, int]:
+    """An indexed batch, the first of the segment if need be, in front of the one that holds an
+    offset, and the highest timestamp up to it. A walk from there meets at least one batch that
+    stays, if any does."""
+    segment.find(to)  # builds a damaged index again
+    index = segment.files.index
+    number = index.offsets.last_at_most(to - segment.base_offset)
+    for at in range((number or 0) - 1, 0, -1):
+        place, time = index.place(at), index.times.read(at)
+        if place is not None and time is not None and _header_at(segment, place) is not None:
+            return place, time[0]
+    return START, NO_TIMESTAMP
+
+
+def _is_beyond(segment: Segment, place: Place, to: int) -> bool:
+    """Whether what cannot be read from ``place`` on goes on past an offset."""
+    after = segment.files.index.find_after(place.position)
+    return after is None or segment.base_offset + after.relative > to
+
+
+# ── Epochs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def epochs_of(segment: Segment, start: int) -> Epochs:
+    """The epochs of the batches from the one that holds ``start`` on, each with the offset of its
+    first batch there. They never go back along a log, so where two indexed batches have the same,
+    all between them have, and nothing there is read."""
+    found: Epochs = []
+    index = segment.files.index
+    place = segment.find(start)
+    number = index.offsets.last_at_most(place.relative)
+    if number is None or number < 0:
+        _note_all(found, segment, place, None)
+        return found
+    last = index.count - 1
+    _bisect(found, segment, number, last)
+    _note_all(found, segment, index.place(last) or place, None)
+    return found
+
+
+def _bisect(found: Epochs, segment: Segment, low: int, high: int) -> None:
+    """Note the epochs from one indexed batch up to another."""
+    index = segment.files.index
+    first, last = index.place(low), index.place(high)
+    if first is None or last is None:
+        _note_all(found, segment, START, None)  # the index is damaged: go through all of it
+        return
+    one, other = _header_at(segment, first), _header_at(segment, last)
+    if one is not None:
+        _note(found, one.leader_epoch, one.base_offset)
+    if low == high or (
+        one is not None and other is not None and one.leader_epoch == other.leader_epoch
+    ):
+        return
+    if high - low == 1:
+        _note_all(found, segment, first, last)
+        return
+    middle = (low + high) // 2
+    _bisect(found, segment, low, middle)
+    _bisect(found, segment, middle, high)
+
+
+def _header_at(segment: Segment, place: Place) -> BatchHeader | None:
+    step = next(walk(segment, place), None)
+    return None if step is None else step.header
+
+
+def _note_all(found: Epochs, segment: Segment, first: Place, up_to: Place | None) -> None:
+    for step in walk(segment, first):
+        if up_to is not None and step.place.position > up_to.position:
+            break
+        if step.header is not None:
+            _note(found, step.header.leader_epoch, step.offset)
+
+
+def _note(found: Epochs, epoch: int, offset: int) -> None:
+    if epoch > (found[-1][0] if found else NO_EPOCH):
+        found.append((epoch, offset))

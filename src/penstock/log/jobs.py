@@ -1,0 +1,104 @@
+"""What a log hands to a thread: syncing what is dirty, unlinking what it has let go of.
+
+Both work on what they were given at the start, descriptors or paths, and touch nothing that the
+log's own thread goes on changing meanwhile. ``Log`` makes them and is told when they are done.
+"""
+
+import errno
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from penstock.log.checkpoint import RecoveryPoint, write_point
+from penstock.log.files import Disk
+
+if TYPE_CHECKING:
+    from penstock.log.log import Log
+
+
+class SyncJob:
+    """What was dirty at one moment. Made by ``Log.begin_sync``, run once, in any thread, then
+    handed to ``Log.finish_sync`` before the next one is begun."""
+
+    __slots__ = (
+        "_disk",
+        "_fds",
+        "_folder",
+        "_log",
+        "_point",
+        "end_offset",
+        "is_point_owed",
+        "sealed_offset",
+    )
+
+    def __init__(
+        self,
+        log: "Log",
+        fds: list[int],
+        *,
+        folder: Path | None,
+        point: RecoveryPoint | None,
+        disk: Disk,
+    ) -> None:
+        self.end_offset = log.end_offset
+        self._log = log
+        self._fds = fds
+        self._folder = folder
+        self._point = point
+        self._disk = disk
+        self.sealed_offset = 0 if point is None else point.offset
+        self.is_point_owed = False  # the disk was too full to write it: the next sync will
+
+    def run(self) -> None:
+        """Returns when it is all on disk. An error is final: after a failed sync the kernel may
+        call lost pages clean, so asking again would get a false yes."""
+        try:
+            for fd in self._fds:
+                self._disk.sync_data(fd)
+            if self._folder is not None:
+                self._disk.sync_folder(self._folder)
+        except OSError as error:
+            self._log.refuse_appends(f"sync failed: {error}")
+            raise
+        finally:
+            self._close_fds()
+        if self._point is not None:
+            self._write_point(self._point)
+
+    def _write_point(self, point: RecoveryPoint) -> None:
+        try:
+            write_point(self._log.folder, point, self._disk)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                self._log.refuse_appends(f"writing the recovery point failed: {error}")
+                raise
+            self.is_point_owed = True
+
+    def _close_fds(self) -> None:
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            self._disk.close(fd)
+
+
+class Detached:
+    """Segments that a log has let go of, oldest first. Not removed because of a crash, they are
+    part of it again at the next opening, and what they hold is as finished as it was."""
+
+    __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._lock = Lock()
+        self.paths: list[Path] = []
+        self.freed_bytes = 0
+        self.is_removed = False
+
+    def remove(self) -> int:
+        """Returns the bytes freed. Safe in a thread, and to repeat: whoever comes second waits,
+        and may then make a file of the same name without losing it."""
+        with self._lock:
+            if not self.is_removed:
+                for path in self.paths:
+                    self._disk.unlink(path)
+                self.is_removed = True
+        return self.freed_bytes

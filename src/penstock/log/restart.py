@@ -1,0 +1,60 @@
+"""Dropping a whole log and beginning anew at another offset, so that a crash at any point leaves
+the old log or the new one.
+
+    <at>.restart                    made, folder synced: the decision
+    segments, side files, rewritten segments, checkpoints, list of damage    removed
+    <at>.log                        made, empty; folder synced
+    recovery-point                  replaced: this offset
+    <at>.restart                    removed, folder synced: done
+
+As long as the mark is there, whoever opens the log carries it out, from the beginning: nothing has
+been appended to the new log before the mark is gone. Checkpoints go because they are snapshots of
+what was folded from records that are no longer here; an owner writes new ones afterwards.
+"""
+
+from pathlib import Path
+
+from penstock.log.checkpoint import DOUBT_NEW, RecoveryPoint, read_point, write_point
+from penstock.log.files import Disk, replace_durably
+from penstock.log.layout import (
+    CHECKPOINT_SUFFIX,
+    DAMAGE_FILE,
+    RESTART_SUFFIX,
+    base_offset_of,
+    segment_path,
+)
+from penstock.log.swap import SWAP_SUFFIX, clear_spare, has_rewrite
+
+
+def restart_path(folder: Path, at: int) -> Path:
+    return segment_path(folder, at, RESTART_SUFFIX)
+
+
+def announce_restart(disk: Disk, folder: Path, at: int) -> None:
+    """From here on it will happen."""
+    replace_durably(disk, restart_path(folder, at), b"")
+
+
+def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
+    """When this returns the folder holds an empty log that begins at ``at``."""
+    point = read_point(folder, disk)
+    doubts = DOUBT_NEW if point is None else point.doubts
+    if has_rewrite(disk, folder):
+        clear_spare(disk, folder)
+    for name in reversed(disk.names(folder)):
+        is_segment = base_offset_of(name) is not None
+        if is_segment or name == DAMAGE_FILE or name.endswith((CHECKPOINT_SUFFIX, SWAP_SUFFIX)):
+            disk.unlink(folder / name)
+    disk.close(disk.open(segment_path(folder, at)))
+    disk.sync_folder(folder)
+    write_point(folder, RecoveryPoint(at, doubts=doubts), disk)
+    disk.unlink(restart_path(folder, at))
+    disk.sync_folder(folder)
+
+
+def finish_restart(disk: Disk, folder: Path) -> None:
+    """At opening, before anything else is believed."""
+    for name in disk.names(folder):
+        stem = name.removesuffix(RESTART_SUFFIX)
+        if stem != name and stem.isdigit():
+            carry_out_restart(disk, folder, int(stem))
