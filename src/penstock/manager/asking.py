@@ -1,0 +1,105 @@
+"""Asking nodes how far their logs go, for partitions of which nobody is known to be whole (R6).
+
+What a node says holds for its present life and for the row as it is: if it is started again, or if
+anything happens to the row, it is asked again. One question per node is under way at a time, for
+many partitions at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from penstock.manager.known import Known
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.errors import PenstockError
+from penstock.replication.election import Standing
+from penstock.replication.row import View
+
+KEYS_PER_ASK_MAX: Final = 1_000
+
+AskStandings = Callable[[int, Sequence[PartitionKey]], Awaitable[Mapping[PartitionKey, Standing]]]
+OnAnswer = Callable[[Sequence[PartitionKey], bool], None]
+
+log = logging.getLogger(__name__)
+
+
+class _Said(NamedTuple):
+    incarnation: int
+    version: int  # of the row
+    standing: Standing
+
+
+class Asking:
+    def __init__(
+        self, known: Known, ask: AskStandings, *, on_answer: OnAnswer, ask_ms: int
+    ) -> None:
+        """``on_answer`` gets partitions to be looked at again, and whether at once or later."""
+        self._known = known
+        self._ask = ask
+        self._on_answer = on_answer
+        self._ask_seconds = ask_ms / 1_000
+        self._said: dict[PartitionKey, dict[int, _Said]] = {}
+        self._wanted: dict[int, dict[PartitionKey, None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def standings(self, key: PartitionKey, view: View) -> Mapping[int, Standing]:
+        """What still holds of what was said."""
+        return {
+            node: said.standing
+            for node, said in self._said.get(key, {}).items()
+            if (said.incarnation, said.version)
+            == (self._known.incarnations.get(node), view.version)
+        }
+
+    def forget(self, key: PartitionKey) -> None:
+        self._said.pop(key, None)
+
+    def want(self, key: PartitionKey, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            self._wanted.setdefault(node, {})[key] = None
+            if node not in self._tasks:
+                task = asyncio.create_task(self._ask_all(node), name=f"standings of node {node}")
+                self._tasks[node] = task
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _ask_all(self, node: int) -> None:
+        try:
+            await asyncio.sleep(0)  # whoever wants something of this node in the same turn joins in
+            while wanted := self._wanted.pop(node, None):
+                keys = list(islice(wanted, KEYS_PER_ASK_MAX))
+                if len(wanted) > len(keys):
+                    self._wanted[node] = {key: None for key in wanted if key not in set(keys)}
+                await self._ask_some(node, keys)
+        finally:
+            del self._tasks[node]
+
+    async def _ask_some(self, node: int, keys: Sequence[PartitionKey]) -> None:
+        # Taken before it is asked: an answer of a later life does not count for this one.
+        incarnation = self._known.incarnations.get(node)
+        versions = {key: view.version for key in keys if (view := self._known.rows.get(key))}
+        if incarnation is None:
+            return  # its coming back makes its partitions due again
+        try:
+            async with asyncio.timeout(self._ask_seconds):
+                answer = await self._ask(node, list(versions))
+        except (PenstockError, TimeoutError) as error:
+            log.warning(
+                "a node does not say how far its logs go",
+                extra={"node": node, "partitions": len(versions), "why": str(error)},
+            )
+            self._on_answer(keys, False)
+            return
+        for key, version in versions.items():
+            if key in answer:
+                said = _Said(incarnation, version, answer[key])
+                self._said.setdefault(key, {})[node] = said
+        self._on_answer([key for key in keys if key in answer], True)
+        self._on_answer([key for key in keys if key not in answer], False)

@@ -1,0 +1,184 @@
+"""Having the store carry decisions out: many to a transaction, several transactions at a time.
+
+Every transaction compares what its decisions count on, and that this manager still is the one (R3).
+If one of many decisions does not hold any more, none of them was carried out; then each is tried by
+itself, so that it holds up no other.
+
+When nobody knows whether a transaction happened, its rows are read again: only what is seen of them
+counts (R2). It does no harm to decide the same once more, for whichever comes second is refused.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from penstock.manager.decisions import Decision
+from penstock.metadata.cluster_entries import (
+    MANAGER_KEY,
+    PlaceWish,
+    encode_entry,
+    node_key,
+    partition_key,
+    place_key,
+)
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.errors import PenstockError, VersionConflict
+from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
+
+DECISIONS_PER_TXN_MAX: Final = 48
+TXNS_MAX: Final = 32  # under way at a time
+
+log = logging.getLogger(__name__)
+
+
+class End(Enum):
+    DONE = "done"
+    REFUSED = "refused"  # something it counted on has changed
+    FAILED = "failed"  # the store could not be asked, or nobody knows
+
+
+# What became of a decision, and the revision at which its row is known to have been as decided or
+# otherwise changed (0: it has not changed).
+OnEnd = Callable[[Decision, End, int], None]
+
+
+class Carrier:
+    def __init__(
+        self, store: Store, *, manager_created: int, on_end: OnEnd, on_deposed: Callable[[], None]
+    ) -> None:
+        """``manager_created``: the revision in which the manager's entry came to be."""
+        self._store = store
+        self._manager_created = manager_created
+        self._on_end = on_end
+        self._on_deposed = on_deposed
+        self._is_troubled = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def room(self) -> None:
+        """Returns when more may be sent."""
+        await self._has_room.wait()
+
+    def send(self, decisions: Iterable[Decision]) -> None:
+        """``on_end`` is called for each of them in the end."""
+        for some in _together(decisions):
+            self._start(some)
+
+    async def stop(self) -> None:
+        """What is under way is left to its fate: whoever manages next sees what became of it."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start(self, decisions: Sequence[Decision]) -> None:
+        task = asyncio.create_task(self._carry(decisions), name="manager decisions")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        if len(self._tasks) >= TXNS_MAX:
+            self._has_room.clear()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if len(self._tasks) < TXNS_MAX:
+            self._has_room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a decision was not carried out", exc_info=error)
+
+    async def _carry(self, decisions: Sequence[Decision]) -> None:
+        try:
+            revision = await self._txn(decisions)
+        except VersionConflict:
+            await self._refused(decisions)
+        except (OutcomeUnknown, DeadlineExceeded) as error:
+            await self._read_again(decisions, error)
+        except PenstockError as error:
+            self._fail(decisions, error)
+        else:
+            self._is_troubled = False
+            for decision in decisions:
+                self._on_end(decision, End.DONE, revision)
+
+    async def _txn(self, decisions: Sequence[Decision]) -> int:
+        compare: list[tuple[str, int]] = []
+        created = {MANAGER_KEY: self._manager_created}
+        puts: list[tuple[str, bytes]] = []
+        deletes: list[str] = []
+        for decision in decisions:
+            row_at, wish_at = partition_key(decision.key), place_key(decision.key)
+            compare.append((row_at, decision.version))
+            if decision.wish_version is not None:
+                compare.append((wish_at, decision.wish_version))
+            if decision.change is not None:
+                puts.append((row_at, encode_entry(decision.change.row)))
+                for node, incarnation in decision.change.incarnations.items():
+                    created[node_key(node)] = incarnation
+            if decision.is_row_dropped:
+                deletes.append(row_at)
+            if decision.wish is not None:
+                puts.append((wish_at, encode_entry(PlaceWish(decision.wish))))
+            if decision.is_wish_dropped:
+                deletes.append(wish_at)
+        return await self._store.txn(
+            compare=compare, compare_created=tuple(created.items()), puts=puts, deletes=deletes
+        )
+
+    async def _refused(self, decisions: Sequence[Decision]) -> None:
+        try:
+            entry = await self._store.get(MANAGER_KEY)
+        except PenstockError as error:
+            self._fail(decisions, error)
+            return
+        if entry is None or entry.create_revision != self._manager_created:
+            self._on_deposed()
+        elif len(decisions) > 1:
+            for decision in decisions:
+                self._start((decision,))
+            return
+        for decision in decisions:
+            self._on_end(decision, End.REFUSED, 0)
+
+    async def _read_again(self, decisions: Sequence[Decision], error: PenstockError) -> None:
+        log.warning(
+            "nobody knows whether decisions were carried out",
+            extra={"count": len(decisions), "why": str(error)},
+        )
+        for at, decision in enumerate(decisions):
+            try:
+                entry = await self._store.get(partition_key(decision.key))
+            except PenstockError as again:
+                self._fail(decisions[at:], again)
+                return
+            version = 0 if entry is None else entry.version
+            self._on_end(decision, End.FAILED, version if version > decision.version else 0)
+
+    def _fail(self, decisions: Sequence[Decision], error: PenstockError) -> None:
+        if not self._is_troubled:  # once, and not for each of what may be thousands
+            self._is_troubled = True
+            log.warning("decisions cannot be carried out", extra={"why": str(error)})
+        for decision in decisions:
+            self._on_end(decision, End.FAILED, 0)
+
+
+def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
+    """As many as a transaction holds, and none that contradict each other."""
+    some: list[Decision] = []
+    created: dict[int, int] = {}
+    for decision in decisions:
+        wanted = {} if decision.change is None else decision.change.incarnations
+        comparisons = 2 * (len(some) + 1) + len({*created, *wanted}) + 1
+        if (
+            len(some) == DECISIONS_PER_TXN_MAX
+            or comparisons > CHANGES_PER_TXN_MAX
+            or any(created.get(node, made) != made for node, made in wanted.items())
+        ):
+            yield some
+            some, created = [], {}
+        some.append(decision)
+        created.update(wanted)
+    if some:
+        yield some

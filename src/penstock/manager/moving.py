@@ -1,0 +1,188 @@
+"""Which partitions begin to move now, which get another order of preference, and which are handed
+back to their first replica. Pure, and of the whole cluster: there is only so much at a time.
+
+A move that has begun stands in the store, as a wish beside the row: whoever manages next goes on
+with it and does not make up its mind anew. An operator's wish and a move that was planned here are
+the same from then on. It ends when the partition is there.
+
+Placing costs what the whole cluster holds. ``Situation`` is what it needs, taken at one moment, so
+that the work may be done elsewhere meanwhile.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.manager.decisions import ABSENT, Decision, Policy, Topics, Why, wanted
+from penstock.manager.known import Known
+from penstock.manager.placement import Host, Placed, plan
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.replication import election
+from penstock.replication.row import Change, View
+
+Targets = Mapping[PartitionKey, tuple[int, ...]]
+
+
+class Situation(NamedTuple):
+    partitions: Mapping[PartitionKey, Placed]
+    hosts: Sequence[Host]
+    draining: frozenset[int]
+    policy: Policy
+
+
+def situation(known: Known, topics: Topics, policy: Policy) -> Situation:
+    partitions = {}
+    for key, view in known.rows.items():
+        if topics.tombstone(key.topic_id) is None:
+            partitions[key] = _placed(known, key, view, topics, policy)
+    return Situation(partitions, list(known.hosts), known.draining, policy)
+
+
+def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy: Policy) -> Placed:
+    """A partition that is on its way counts as if it had arrived, and one that is not whole is left
+    alone until it is: copying it elsewhere would only take longer."""
+    row = view.row
+    wish = known.wishes.get(key)
+    if wish is not None:
+        # With too few it could not end: then somebody is added to it.
+        count = max(len(wish.replicas), row.in_sync_min)
+        return Placed(wish.replicas, count, is_fixed=True, has=frozenset(row.replicas))
+    topic = topics.find_id(key.topic_id)
+    count = len(row.replicas) if topic is None else wanted(topic, policy).replicas
+    weak = frozenset(
+        node for node in row.replicas if node not in row.whole or node not in known.nodes
+    )
+    return Placed(row.replicas, count, is_fixed=bool(weak), weak=weak)
+
+
+def targets(now: Situation) -> Targets:
+    """Where partitions should go, those first that have to."""
+    return plan(
+        now.partitions,
+        now.hosts,
+        draining=now.draining,
+        is_balancing=now.policy.is_balancing,
+        # More than may begin at once, because some of them will find their way taken.
+        steps_max=4 * max(now.policy.moves_max, now.policy.leader_changes_max),
+    )
+
+
+def beginnings(known: Known, now: Situation, planned: Targets, policy: Policy) -> list[Decision]:
+    """Of operators' wishes and of what is planned, as much as there is room for."""
+    room = _Room(known, policy)
+    found: list[Decision] = []
+    for key, wish in known.wishes.items():
+        view = known.rows.get(key)
+        if view is None or key in planned:
+            continue
+        if not set(wish.replicas) <= set(view.row.replicas):
+            _append(found, _begin(known, key, view, wish.replicas, room))
+    for key, target in planned.items():
+        view = known.rows.get(key)
+        # What has gone another way since it was planned is planned again.
+        if view is not None and _heading(known, key, view) == now.partitions[key].replicas:
+            _append(found, _toward(known, key, view, target, room))
+    return found
+
+
+def _heading(known: Known, key: PartitionKey, view: View) -> tuple[int, ...]:
+    wish = known.wishes.get(key)
+    return view.row.replicas if wish is None else wish.replicas
+
+
+def _append(found: list[Decision], decision: Decision | None) -> None:
+    if decision is not None:
+        found.append(decision)
+
+
+def _toward(
+    known: Known, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
+) -> Decision | None:
+    row = view.row
+    if not set(target) <= set(row.replicas):
+        return _begin(known, key, view, target, room)
+    if len(target) < len(row.replicas) or key in known.wishes:
+        # Everything wanted is there already: the wish alone makes the rest go.
+        version = _version(known, key)
+        return Decision(key, Why.BEGUN, view.version, wish=target, wish_version=version)
+    if room.take_order():
+        ordered = msgspec.structs.replace(row, replicas=target)
+        return Decision(key, Why.ORDERED, view.version, Change(view.version, ordered))
+    return None
+
+
+def _begin(
+    known: Known, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
+) -> Decision | None:
+    """Add whoever is missing, and write down where it goes to, unless it is there with that."""
+    row = view.row
+    if not known.is_led(row):
+        return None
+    coming = [node for node in target if node not in row.replicas]
+    if not all(node in known.incarnations and node not in known.avoided for node in coming):
+        return None
+    if not room.take(row.leader, coming, is_repair=set(row.replicas) <= set(target)):
+        return None
+    change = election.place(view, target)
+    assert change is not None, "somebody is missing"
+    counted_on = {node: known.incarnations[node] for node in coming}
+    begun = Decision(key, Why.BEGUN, view.version, change._replace(incarnations=counted_on))
+    if set(change.row.replicas) == set(target) and key not in known.wishes:
+        return begun
+    return begun._replace(wish=target, wish_version=_version(known, key))
+
+
+def _version(known: Known, key: PartitionKey) -> int:
+    wish = known.wishes.get(key)
+    return ABSENT if wish is None else wish.version
+
+
+class _Room:
+    """How much more may be copied, given what is being copied."""
+
+    def __init__(self, known: Known, policy: Policy) -> None:
+        self._policy = policy
+        self._pairs: Counter[tuple[int, int]] = Counter()
+        self._moves = 0
+        self._orders = 0
+        for key in known.behind:
+            row = known.rows[key].row
+            # Whoever is not there copies nothing, and must not keep others from it.
+            coming = [n for n in row.replicas if n not in row.whole and n in known.nodes]
+            self._pairs.update((row.leader, node) for node in coming)
+            if coming and key in known.wishes:
+                self._moves += 1
+
+    def take(self, source: int, coming: Sequence[int], *, is_repair: bool) -> bool:
+        policy = self._policy
+        per_pair = policy.repairs_per_pair_max if is_repair else policy.moves_per_pair_max
+        if not is_repair and self._moves >= policy.moves_max:
+            return False
+        if any(self._pairs[source, node] >= per_pair for node in coming):
+            return False
+        self._pairs.update((source, node) for node in coming)
+        self._moves += not is_repair
+        return True
+
+    def take_order(self) -> bool:
+        self._orders += 1
+        return self._orders <= self._policy.leader_changes_max
+
+
+def preferred(known: Known, *, count_max: int) -> list[Decision]:
+    """Partitions whose first replica could lead and does not."""
+    found: list[Decision] = []
+    for key in known.unpreferred:
+        if len(found) >= count_max:
+            break
+        view = known.rows[key]
+        first = view.row.replicas[0]
+        # What moves gets its leader with that, and what has none by an election of its own.
+        if first in known.avoided or key in known.wishes or not known.is_led(view.row):
+            continue
+        change = election.elect(view, known.incarnations)
+        if change is not None and change.row.leader == first:
+            found.append(Decision(key, Why.PREFERRED, view.version, change))
+    return found

@@ -1,0 +1,165 @@
+"""How a cluster is doing, in numbers and in the partitions an operator wants named. Pure: of what a
+manager knows, or of what was just read from the store (``reading.py``).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from penstock.manager.decisions import Policy, Topics, wanted
+from penstock.manager.known import Known
+from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.topic import Topic
+from penstock.replication.row import PartitionRow
+
+NAMED_MAX: Final = 100  # of the partitions of one kind; the count says how many there are
+
+
+class Named(msgspec.Struct, frozen=True):
+    """So many, and which they are, as far as a person would read."""
+
+    count: int = 0
+    partitions: tuple[PartitionKey, ...] = ()
+
+
+class NodeSummary(msgspec.Struct, frozen=True):
+    node: int
+    is_alive: bool
+    is_leaving: bool
+    is_draining: bool
+    replicas: int
+    leaders: int  # partitions it leads now
+    preferred: int  # partitions it should lead
+    behind: int  # replicas that are not up to date
+
+
+class Overview(msgspec.Struct, frozen=True):
+    partitions: int
+    nodes: tuple[NodeSummary, ...]
+    under_replicated: Named  # a replica is missing, behind or not alive
+    below_minimum: Named  # too few are left for anything to be sent
+    leaderless: Named
+    lost: Named  # nobody is known to have everything
+    moving: Named
+    missing: Named  # partitions of topics that have not been created yet
+    orphaned: Named  # there is neither a topic nor a tombstone for them
+
+
+def overview(known: Known, topics: Topics, all_topics: Iterable[Topic], policy: Policy) -> Overview:
+    under, below, leaderless, lost, orphaned = _Names(), _Names(), _Names(), _Names(), _Names()
+    counts: dict[int, list[int]] = {}
+    for key, view in known.rows.items():
+        row = view.row
+        topic = topics.find_id(key.topic_id)
+        if topic is None and topics.tombstone(key.topic_id) is None:
+            orphaned.add(key)
+        alive = _alive(known, row)
+        factor = len(row.replicas) if topic is None else wanted(topic, policy).replicas
+        if alive < max(factor, len(row.replicas)):
+            under.add(key)
+        if alive < row.in_sync_min:
+            below.add(key)
+        if not known.is_led(row):
+            leaderless.add(key)
+        if not row.whole:
+            lost.add(key)
+        _count(counts, row)
+    return Overview(
+        len(known.rows),
+        tuple(_summary(known, node, counts) for node in sorted({*known.nodes, *counts})),
+        under.named(),
+        below.named(),
+        leaderless.named(),
+        lost.named(),
+        _Names(known.wishes).named(),
+        _Names(_missing(known, all_topics)).named(),
+        orphaned.named(),
+    )
+
+
+def _alive(known: Known, row: PartitionRow) -> int:
+    """How many that have everything are there."""
+    return sum(node in known.nodes for node in row.whole)
+
+
+def _missing(known: Known, all_topics: Iterable[Topic]) -> Iterable[PartitionKey]:
+    for topic in all_topics:
+        if not topic.is_share:
+            keys = (PartitionKey(topic.topic_id, index) for index in range(topic.partition_count))
+            yield from (key for key in keys if key not in known.rows)
+
+
+def _count(counts: dict[int, list[int]], row: PartitionRow) -> None:
+    """Replicas, leaders, preferred and behind of each node."""
+    for node in row.replicas:
+        of_node = counts.setdefault(node, [0, 0, 0, 0])
+        of_node[0] += 1
+        of_node[1] += node == row.leader
+        of_node[2] += node == row.replicas[0]
+        of_node[3] += node not in row.whole
+
+
+def _summary(known: Known, node: int, counts: dict[int, list[int]]) -> NodeSummary:
+    entry = known.nodes.get(node)
+    return NodeSummary(
+        node,
+        entry is not None,
+        entry is not None and entry.is_leaving,
+        node in known.draining,
+        *counts.get(node, (0, 0, 0, 0)),
+    )
+
+
+class _Names:
+    def __init__(self, keys: Iterable[PartitionKey] = ()) -> None:
+        self._count = 0
+        self._keys: list[PartitionKey] = []
+        for key in keys:
+            self.add(key)
+
+    def add(self, key: PartitionKey) -> None:
+        self._count += 1
+        if len(self._keys) < NAMED_MAX:
+            self._keys.append(key)
+
+    def named(self) -> Named:
+        return Named(self._count, tuple(sorted(self._keys)))
+
+
+# ── Before a node is stopped ─────────────────────────────────────────────────────────────────
+
+
+class StopRisk(msgspec.Struct, frozen=True):
+    """What would become of partitions if this node stopped now."""
+
+    unavailable: int  # nobody else who is there has everything
+    unsendable: int  # others have it, but too few for anything to be sent
+    # Nobody else ever has them, as their topics want it: waiting does not help these.
+    only_here: int
+
+
+def risk_of_stopping(known: Known, node: int) -> StopRisk:
+    unavailable = unsendable = only_here = 0
+    for key in known.on(node):
+        row = known.rows[key].row
+        if row.replicas == (node,):
+            only_here += 1
+            continue
+        others = sum(each in known.nodes for each in row.whole if each != node)
+        if not others:
+            unavailable += 1
+        elif others < row.in_sync_min:
+            unsendable += 1
+    return StopRisk(unavailable, unsendable, only_here)
+
+
+def is_safe_to_stop(known: Known, node: int) -> bool:
+    """Whether every partition that is elsewhere too goes on without this node."""
+    risk = risk_of_stopping(known, node)
+    return not risk.unavailable and not risk.unsendable
+
+
+def is_empty(known: Known, node: int) -> bool:
+    """Whether a drain is through: no row names it any more."""
+    return next(iter(known.on(node)), None) is None

@@ -1,0 +1,410 @@
+"""The time in which this node manages its cluster: see what has changed, decide, have it carried
+out. Begun and ended by ``in_cluster.py``.
+
+    rows, nodes  ┐                                ┌► due (of one partition) ─┐
+    wishes       ├► known: what to look at again ─┤                          ├► carrying
+    topics       ┘                                └► plan (of all of them) ──┘
+
+Nothing is asked again and again. Each change of what is known names the partitions to be looked at.
+Placement looks at all of them and may wait: it comes when nodes have settled, takes a thread of its
+own while it thinks, and a small part of the time. A slow round over everything catches what would
+otherwise be left lying.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+import msgspec
+
+from penstock.manager import moving
+from penstock.manager.asking import Asking, AskStandings
+from penstock.manager.carrying import DECISIONS_PER_TXN_MAX, Carrier, End
+from penstock.manager.decisions import Ask, Decision, Policy, Topics, Why, due
+from penstock.manager.known import Known, Wish
+from penstock.metadata.cache import Cache
+from penstock.metadata.cluster_entries import (
+    DRAINS_PREFIX,
+    PLACES_PREFIX,
+    PartitionKey,
+    PlaceWish,
+    decode_wish,
+    node_of,
+    partition_of,
+    place_key,
+)
+from penstock.metadata.cluster_view import ClusterView
+from penstock.metadata.store import Store
+from penstock.model.errors import Damaged
+from penstock.model.ports import Clock
+from penstock.model.topic import Topic
+from penstock.replication.row import View
+
+KEYS_PER_TURN: Final = (
+    5 * DECISIONS_PER_TXN_MAX
+)  # looked at before others have their turn of the loop
+KEYS_PER_ROUND: Final = 5_000  # of the slow round over everything
+PLAN_SHARE: Final = 20  # planning takes at most one part in so many of the time
+
+UNREADABLE: Final = PlaceWish(())
+
+log = logging.getLogger(__name__)
+
+
+class Times(msgspec.Struct, frozen=True):
+    """How patient a manager is."""
+
+    settle_ms: int = 3_000  # how long nodes neither come nor go before partitions move
+    settle_ms_max: int = 30_000  # those that keep coming and going delay it no longer than this
+    plan_ms_min: int = 1_000  # between two plans
+    refused_ms: int = 250  # until what was refused is looked at again, if nothing is heard of it
+    failed_ms: int = 1_000  # the same after the store or a node could not be asked
+    ask_ms: int = 5_000
+    round_ms: int = 10_000  # between two parts of the slow round
+
+
+class Catalog(Topics, Protocol):
+    def all_topics(self) -> Sequence[Topic]: ...
+
+
+class Tenure:
+    def __init__(
+        self,
+        store: Store,
+        view: ClusterView,
+        *,
+        manager_created: int,
+        catalog: Catalog,
+        ask_standings: AskStandings,
+        policy: Policy,
+        times: Times,
+        clock: Clock,
+        counts: Counter[Why],
+    ) -> None:
+        self.known = Known()
+        self._view = view
+        self._catalog = catalog
+        self._policy = policy
+        self._times = times
+        self._clock = clock
+        self._counts = counts
+        self._told = Counter(counts)  # what the log has heard of
+        self._carrier = Carrier(
+            store,
+            manager_created=manager_created,
+            on_end=self._ended,
+            on_deposed=self.depose,
+        )
+        self._asking = Asking(
+            self.known, ask_standings, on_answer=self._answered, ask_ms=times.ask_ms
+        )
+        self._drains = Cache(
+            store, DRAINS_PREFIX, decode=lambda _: True, on_change=self._on_drain_change
+        )
+        self._places = Cache(
+            store, PLACES_PREFIX, decode=_decode_place, on_change=self._on_place_change
+        )
+        self._draining: set[int] = set()
+        # Decisions under way, by partition: the revision that has to be seen before it is looked at
+        # again, or 0 as long as the store has not answered.
+        self._sent: dict[PartitionKey, int] = {}
+        self._sent_before: dict[PartitionKey, int] = {}  # at the last slow round
+        self._refused = _Later(self._look_again, times.refused_ms)
+        self._failed = _Later(self._look_again, times.failed_ms)
+        self._wake = asyncio.Event()
+        self._is_deposed = False
+        self._planning: asyncio.Task[None] | None = None
+        now_ms = clock.mono_ms()
+        self._unsettled_since_ms = now_ms
+        self._settled_at_ms = now_ms + times.settle_ms
+        self._plan_at_ms = now_ms
+        self._round_at_ms = now_ms + times.round_ms
+        self._round: list[PartitionKey] = []
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def run(self) -> None:
+        """Returns when somebody else manages. Raises what the store raises at the start."""
+        try:
+            await self._drains.start()
+            await self._places.start()
+            await self._look_around()
+            while not self._is_deposed:
+                self._wake.clear()
+                await self._decide()
+                self._plan_if_due()
+                self._tell()
+                await self._wait()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self._refused.cancel()
+        self._failed.cancel()
+        if self._planning is not None:
+            self._planning.cancel()
+            await asyncio.wait((self._planning,))
+        await self._asking.stop()
+        await self._carrier.stop()
+        await self._places.stop()
+        await self._drains.stop()
+
+    async def _look_around(self) -> None:
+        """Nodes first: without them everything would look abandoned."""
+        self.saw_nodes()
+        for at, key in enumerate(list(self._view.rows)):
+            self.saw_row(key, self._view.rows.get(key))
+            if at % KEYS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self.known.mark(self._missing())
+
+    def _missing(self) -> Iterable[PartitionKey]:
+        for topic in self._catalog.all_topics():
+            yield from (key for key in _keys_of(topic) if key not in self.known.rows)
+
+    async def _wait(self) -> None:
+        at_ms = self._round_at_ms
+        if self.known.is_plan_old and self._planning is None:
+            at_ms = min(at_ms, self._next_plan_ms())
+        seconds = max(0, at_ms - self._clock.mono_ms()) / 1_000
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        if self._clock.mono_ms() >= self._round_at_ms:
+            self._go_round()
+
+    def _go_round(self) -> None:
+        self._round_at_ms = self._clock.mono_ms() + self._times.round_ms
+        if not self._round:
+            self._round = [*self.known.rows, *self.known.wishes, *self._missing()]
+            self.known.is_plan_old = True
+        self.known.mark(self._round[-KEYS_PER_ROUND:])
+        del self._round[-KEYS_PER_ROUND:]
+        for key, revision in self._sent_before.items():
+            if revision and self._sent.get(key) == revision:
+                del self._sent[key]  # the watch is not going to show it any more
+                self.known.mark((key,))
+        self._sent_before = dict(self._sent)
+
+    def depose(self) -> None:
+        """Another one manages, or nobody."""
+        self._is_deposed = True
+        self._wake.set()
+
+    # ── What is seen ─────────────────────────────────────────────────────────────────────────
+
+    def saw_nodes(self) -> None:
+        now_ms = self._clock.mono_ms()
+        if now_ms >= self._settled_at_ms:
+            self._unsettled_since_ms = now_ms
+        self._settled_at_ms = min(
+            now_ms + self._times.settle_ms, self._unsettled_since_ms + self._times.settle_ms_max
+        )
+        self.known.see_nodes(self._view.nodes, self._view.incarnations)
+        self._wake.set()
+
+    def saw_row(self, key: PartitionKey, view: View | None) -> None:
+        self.known.see_row(key, view)
+        self._asking.forget(key)
+        awaited = self._sent.get(key, 0)
+        if awaited and (view is None or view.version >= awaited):
+            del self._sent[key]
+        self._wake.set()
+
+    def saw_topic(self, before: Topic | None, after: Topic | None) -> None:
+        """Also for a tombstone, as ``before``."""
+        topic = after or before
+        if topic is not None:
+            self.known.mark(_keys_of(topic))
+            self.known.is_plan_old = True
+            self._wake.set()
+
+    def _on_drain_change(self, key: str, _before: bool | None, after: bool | None) -> None:
+        try:
+            node = node_of(key)
+        except Damaged as error:
+            log.warning("a wish cannot be read", extra={"why": str(error)})
+            return
+        if after:
+            self._draining.add(node)
+        else:
+            self._draining.discard(node)
+        self.known.see_draining(self._draining)
+        self._wake.set()
+
+    def _on_place_change(
+        self, path: str, _before: PlaceWish | None, after: PlaceWish | None
+    ) -> None:
+        try:
+            key = partition_of(path)
+        except Damaged as error:
+            log.warning("a wish cannot be read", extra={"why": str(error)})
+            return
+        if after is UNREADABLE:
+            log.warning("a wish cannot be read", extra={"partition": str(key)})
+        wish = (
+            Wish(self._places.version(path), after.replicas) if after and after.replicas else None
+        )
+        self.known.see_wish(key, wish)
+        self._wake.set()
+
+    def _answered(self, keys: Sequence[PartitionKey], is_said: bool) -> None:
+        if is_said:
+            self._look_again(keys)
+        elif keys:
+            self._failed.add(keys)
+
+    def _look_again(self, keys: Iterable[PartitionKey]) -> None:
+        self.known.mark(keys)
+        self._wake.set()
+
+    # ── Of one partition ─────────────────────────────────────────────────────────────────────
+
+    async def _decide(self) -> None:
+        known = self.known
+        while known.due and not self._is_deposed:
+            await self._carrier.room()
+            decisions = []
+            for key in list(islice(known.due, KEYS_PER_TURN)):
+                del known.due[key]
+                if key in self._sent:
+                    continue  # it is looked at again when that has come to an end
+                found = due(known, key, self._catalog, self._policy, self._asking.standings)
+                if isinstance(found, Ask):
+                    self._asking.want(key, found.nodes)
+                elif found is not None:
+                    decisions.append(found)
+                    if found.why is Why.CREATED and found.change is not None:
+                        known.launch(key, found.change.row.replicas)
+            self._send(decisions)
+            await asyncio.sleep(0)
+
+    def _send(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            self._sent[decision.key] = 0
+        self._carrier.send(decisions)
+
+    def _ended(self, decision: Decision, end: End, revision: int) -> None:
+        key = decision.key
+        del self._sent[key]
+        if end is End.DONE:
+            self._done(decision, revision)
+        elif revision:
+            self._await(decision, revision)
+        else:
+            self.known.land(key)
+            self.known.is_plan_old = True
+            (self._refused if end is End.REFUSED else self._failed).add((key,))
+        self._wake.set()
+
+    def _done(self, decision: Decision, revision: int) -> None:
+        key = decision.key
+        self._counts[decision.why] += 1
+        if decision.why is Why.RECOVERED and decision.change is not None:
+            log.warning(
+                "everybody in sync had lost something; whoever has most leads",
+                extra={"partition": str(key), "node": decision.change.row.leader},
+            )
+        if decision.wish is not None:
+            self._places.apply(place_key(key), PlaceWish(decision.wish), version=revision)
+        elif decision.is_wish_dropped:
+            self._places.apply(place_key(key), None, version=revision)
+        if decision.change is not None or decision.is_row_dropped:
+            self._await(decision, revision)
+        self.known.mark((key,))
+
+    def _await(self, decision: Decision, revision: int) -> None:
+        """What is known to have happened is looked at when the watch has shown it."""
+        view = self.known.rows.get(decision.key)
+        if view is None:
+            is_seen = decision.why is not Why.CREATED
+        else:
+            is_seen = not decision.is_row_dropped and view.version >= revision
+        if not is_seen:
+            self._sent[decision.key] = revision
+
+    # ── Of all partitions ────────────────────────────────────────────────────────────────────
+
+    def _next_plan_ms(self) -> int:
+        return max(self._plan_at_ms, self._settled_at_ms)
+
+    def _plan_if_due(self) -> None:
+        is_due = self.known.is_plan_old and self._clock.mono_ms() >= self._next_plan_ms()
+        if is_due and self._planning is None:
+            self.known.is_plan_old = False
+            self._planning = asyncio.create_task(self._plan(), name="manager plan")
+            self._planning.add_done_callback(self._planned)
+
+    def _planned(self, task: asyncio.Task[None]) -> None:
+        self._planning = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("planning failed", exc_info=error)
+        self._wake.set()
+
+    async def _plan(self) -> None:
+        policy = self._policy
+        begun_ms = self._clock.mono_ms()
+        now = moving.situation(self.known, self._catalog, policy)
+        # In a thread: it may take longer than clients of this node should wait.
+        planned = await asyncio.to_thread(moving.targets, now)
+        await self._carrier.room()
+        decisions = moving.beginnings(self.known, now, planned, policy)
+        if policy.is_balancing:
+            decisions += moving.preferred(self.known, count_max=policy.leader_changes_max)
+        free = {one.key: one for one in reversed(decisions) if one.key not in self._sent}
+        self._send(list(free.values()))
+        ended_ms = self._clock.mono_ms()
+        pause_ms = max(self._times.plan_ms_min, (ended_ms - begun_ms) * PLAN_SHARE)
+        self._plan_at_ms = ended_ms + pause_ms
+
+    def _tell(self) -> None:
+        """One line for all that has happened since the last one, once it has come to rest."""
+        if not self._sent and self._told != self._counts:
+            done = {
+                f"{why.value}_count": count for why, count in (self._counts - self._told).items()
+            }
+            self._told = Counter(self._counts)
+            log.info("partitions managed", extra=done)
+
+
+class _Later:
+    """Partitions to be looked at again after a while, all with one timer."""
+
+    def __init__(self, look: Callable[[Iterable[PartitionKey]], None], delay_ms: int) -> None:
+        self._look = look
+        self._delay_seconds = delay_ms / 1_000
+        self._keys: dict[PartitionKey, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, keys: Iterable[PartitionKey]) -> None:
+        self._keys.update(dict.fromkeys(keys))
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._delay_seconds, self._fire)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _fire(self) -> None:
+        self._timer = None
+        keys, self._keys = self._keys, {}
+        self._look(keys)
+
+
+def _keys_of(topic: Topic) -> Iterable[PartitionKey]:
+    if topic.is_share:
+        return ()
+    return (PartitionKey(topic.topic_id, index) for index in range(topic.partition_count))
+
+
+def _decode_place(value: bytes) -> PlaceWish:
+    try:
+        return decode_wish("", value)
+    except Damaged:
+        return UNREADABLE
