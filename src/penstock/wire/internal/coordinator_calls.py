@@ -1,0 +1,41 @@
+"""Calls between coordinators of groups and of transactions on different nodes: 0x0400-0x04FF.
+
+A group and a transaction that commits its offsets may be coordinated by different nodes, and so may
+a transaction and the partitions it writes to. Clients know whom to ask about either; what the two
+say to each other is here. Codes are Kafka's."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.wire.internal.calls import Call
+
+
+class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
+    """Partitions join a transaction; with ``is_check`` they are only looked for in it."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: Sequence[tuple[str, int]]
+    is_check: bool = False
+
+
+class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
+    """A transaction has ended: offsets that it committed for a group count, or do not."""
+
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    is_commit: bool
+
+
+class CodeTold(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+
+
+TRANSACTION_ADD: Final = Call(
+    0x0400, "transaction.add", TransactionAdd, CodeTold, is_idempotent=True
+)
+GROUP_COMPLETE: Final = Call(0x0401, "group.complete", GroupComplete, CodeTold, is_idempotent=True)

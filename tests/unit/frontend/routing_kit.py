@@ -1,0 +1,451 @@
+"""A few real brokers in one process, real sockets between them, one real store, and leaders that a
+test moves by hand.
+
+Brokers here do not replicate: what a partition holds stays with the node that led it. That is all
+that routing needs, for it never looks into a partition. A broker is made to refuse what its node
+does not lead (``Owned``), as one of a cluster does.
+"""
+
+import asyncio
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from tests.unit.broker.stage import HandClock, claim
+
+from penstock.broker.calls import Broker
+from penstock.broker.disk import DiskBudget
+from penstock.broker.service import BrokerService
+from penstock.broker.surroundings import Surroundings
+from penstock.frontend.bulkhead import Bulkhead
+from penstock.frontend.routing import BrokerCalls, Joined, Routed
+from penstock.log.log import LogConfig
+from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.moves import MoveTasks
+from penstock.metadata.sqlite import SqliteStore
+from penstock.model.errors import InFlightLimit, NotLeader
+from penstock.model.message import Delivery
+from penstock.model.ports import LeaseRequest
+from penstock.model.topic import Fsync, Kind, QueueSettings, Topic
+from penstock.net.internal import InternalClient, InternalConfig, InternalListener
+from penstock.net.remote import RemoteBroker
+from penstock.telemetry.clock import SystemClock
+from penstock.telemetry.metrics import Meter
+from penstock.wire.internal.calls import Answers
+from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
+
+CLUSTER = "test"
+WIRE = InternalConfig(retry_seconds_min=0.01, retry_seconds_max=0.05)
+CALLS_MAX = 64
+
+ONE_PARTITION = (
+    "append",
+    "ack",
+    "extend",
+    "peek",
+    "append_batches",
+    "append_marker",
+    "is_in_transaction",
+    "producers",
+    "ends",
+    "fetch",
+    "find_time",
+    "max_timestamp",
+    "delete_records",
+    "log_bytes",
+    "acquire",
+    "finish",
+    "prolong",
+    "share_start",
+    "share_lag",
+    "restart_share",
+    "on_advance",
+    "on_available",
+)
+
+
+class HandRoutes:
+    """Implements ``Routes``."""
+
+    def __init__(self, nodes: Sequence[int]) -> None:
+        self._nodes = list(nodes)
+        self._led: dict[tuple[str, int], tuple[int, int]] = {}
+        self._epochs: dict[tuple[str, int], int] = {}
+        self._waiting: set[asyncio.Future[None]] = set()
+        self.listeners: list[Callable[[], None]] = []
+        self.hints: list[tuple[str, int, int]] = []
+
+    def leader(self, topic: Topic, partition: int) -> tuple[int, int] | None:
+        return self._led.get((topic.source_id or topic.topic_id, partition))
+
+    def leaders(self, topic: Topic) -> Mapping[int, int]:
+        found = {}
+        for partition in range(topic.partition_count):
+            led = self.leader(topic, partition)
+            if led is not None:
+                found[partition] = led[0]
+        return found
+
+    def nodes(self) -> Sequence[int]:
+        return self._nodes
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait((waiting,), timeout=timeout_s)
+        finally:
+            self._waiting.discard(waiting)
+
+    def note_leader(self, place: str, leader: int, epoch: int) -> None:
+        self.hints.append((place, leader, epoch))
+        topic_id, _, partition = place.rpartition("/")
+        key = (topic_id, int(partition))
+        if epoch > self._epochs.get(key, -1):
+            self._epochs[key] = epoch
+            self._led[key] = (leader, epoch)
+            self.tell()
+
+    # ── By hand ──────────────────────────────────────────────────────────────────────────────
+
+    def move(self, topic: Topic, partition: int, node: int | None) -> None:
+        key = (topic.topic_id, partition)
+        epoch = self._epochs[key] = self._epochs.get(key, 0) + 1
+        if node is None:
+            self._led.pop(key, None)
+        else:
+            self._led[key] = (node, epoch)
+        self.tell()
+
+    def copy(self) -> "HandRoutes":
+        """As somebody knows it who hears of nothing from now on."""
+        other = HandRoutes(self._nodes)
+        other._led = dict(self._led)
+        other._epochs = dict(self._epochs)
+        return other
+
+    def tell(self) -> None:
+        for waiting in tuple(self._waiting):
+            if not waiting.done():
+                waiting.set_result(None)
+        for listener in self.listeners:
+            listener()
+
+
+class Owned(Joined):
+    """A broker that serves only what its node leads."""
+
+    def __init__(self, broker: Broker, node: int, truth: HandRoutes) -> None:
+        super().__init__(broker, broker, broker.shares)
+        self._broker = broker
+        self._node = node
+        self._truth = truth
+        self.begun: list[str] = []  # calls that came this far
+        self._releasing: set[asyncio.Future[Any]] = set()
+        self.done: list[str] = []  # those that are held
+        self.held: dict[str, asyncio.Event] = {}  # what is done, and not answered before this
+        truth.listeners.append(self._moved)
+        for name in ONE_PARTITION:
+            setattr(self, name, self._guarded(name, getattr(self, name)))
+        self._lease = self.lease
+        self.lease = self._lease_own
+
+    def _guarded(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(call)
+
+        def check(*args: Any, **named: Any) -> None:
+            bound = signature.bind(*args, **named).arguments
+            topic = bound.get("topic") or bound["share"]
+            led = self._truth.leader(topic, bound["partition"])
+            if led is None or led[0] != self._node:
+                place = f"{topic.source_id or topic.topic_id}/{bound['partition']}"
+                raise NotLeader(place, leader=led[0] if led else -1, epoch=led[1] if led else -1)
+            self.begun.append(name)
+
+        if inspect.iscoroutinefunction(call):
+
+            async def ask(*args: Any, **named: Any) -> Any:
+                check(*args, **named)
+                answer = await call(*args, **named)
+                if name in self.held:
+                    self.done.append(name)
+                    await self.held[name].wait()
+                return answer
+
+            return ask
+
+        def tell(*args: Any, **named: Any) -> Any:
+            check(*args, **named)
+            return call(*args, **named)
+
+        return tell
+
+    async def _lease_own(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
+        self._check_any(topic)
+        self.begun.append("lease")
+        now = LeaseRequest(request.count, request.lease_ms, 0, request.attempt_id)
+        look = asyncio.ensure_future(self._lease(topic, now))
+        try:
+            deliveries = await asyncio.shield(look)
+        except asyncio.CancelledError:
+            # As the port promises: who is cancelled here has consumed nothing.
+            look.add_done_callback(lambda done: self._release(topic, done.result()))
+            raise
+        except InFlightLimit:
+            deliveries = ()
+            if request.wait_ms <= 0:
+                raise
+        return deliveries or (await self._lease(topic, request) if request.wait_ms > 0 else ())
+
+    def _release(self, topic: Topic, deliveries: Sequence[Delivery]) -> None:
+        for each in deliveries:
+            claims = [(claim(each), 0)]
+            task = asyncio.ensure_future(self._broker.extend(topic, each.partition, claims))
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
+
+    def _check_any(self, topic: Topic) -> None:
+        if self._node not in self._truth.leaders(topic).values():
+            led = self._truth.leader(topic, 0)
+            place = f"{topic.source_id or topic.topic_id}/0"
+            raise NotLeader(place, leader=led[0] if led else -1, epoch=led[1] if led else -1)
+
+    def _moved(self) -> None:
+        for queue in self._broker.partitions.queues():
+            try:
+                self._check_any(queue.topic)
+            except NotLeader as error:
+                queue.waits.fail(error)
+
+
+class Node:
+    def __init__(
+        self,
+        cluster: "Cluster",
+        number: int,
+        broker: Broker,
+        catalog: StoredCatalog,
+        tasks: MoveTasks,
+    ) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.broker = broker
+        self.catalog = catalog
+        self.tasks = tasks
+        self.owned = Owned(broker, number, cluster.truth)
+        self.service = BrokerService(
+            cast(Any, self.owned),
+            cast(Any, self.owned),
+            catalog,
+            node=number,
+            led=cluster.truth.leader,
+            catch_up_seconds=0.3,
+        )
+        self.port = 0
+        self.listener: InternalListener | None = None
+
+    def waits(self, topic: Topic) -> int:
+        """Receives that are parked here."""
+        queue = self.broker.partitions.find(topic)
+        return 0 if queue is None else len(queue.waits)
+
+    def in_flight(self, topic: Topic) -> int:
+        queue = self.broker.partitions.find(topic)
+        return 0 if queue is None else queue.stats().in_flight
+
+    async def listen(self, config: InternalConfig = WIRE) -> None:
+        answers = Answers()
+        self.service.register(answers)
+        self.listener = InternalListener(
+            answers, node_id=str(self.number), cluster_id=CLUSTER, config=config
+        )
+        bound = await self.listener.start("127.0.0.1", self.port)
+        self.port = int(bound.rpartition(":")[2])
+
+    async def vanish(self) -> None:
+        """All connections break at once and nobody answers any more."""
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            await listener.drain(seconds_max=0.0)
+
+
+class Cluster:
+    def __init__(self, store: SqliteStore, clock: HandClock, numbers: Sequence[int]) -> None:
+        self.store = store
+        self.clock = clock
+        self.truth = HandRoutes(numbers)
+        self.nodes: dict[int, Node] = {}
+        self._ending = AsyncExitStack()
+
+    async def topic(
+        self,
+        name: str = "q",
+        *,
+        led_by: Sequence[int | None] = (1,),
+        kind: Kind = Kind.STANDARD,
+        settings: QueueSettings | None = None,
+    ) -> Topic:
+        """One partition for each of these nodes. Known to all catalogs when this returns."""
+        topic = Topic(
+            topic_id=secrets.token_hex(16),
+            account="000000000000",
+            region="us-east-1",
+            name=name,
+            kind=kind,
+            partition_count=len(led_by),
+            created_at_ms=self.clock.wall,
+            modified_at_ms=self.clock.wall,
+            receipt_key=b"k" * 32,
+            fsync=Fsync.NEVER,
+            settings=settings or QueueSettings(),
+        )
+        await next(iter(self.nodes.values())).catalog.create(topic)
+        await self.known(topic)
+        for partition, node in enumerate(led_by):
+            if node is not None:
+                self.truth.move(topic, partition, node)
+        return topic
+
+    async def known(self, topic: Topic) -> None:
+        await until(
+            lambda: all(
+                node.catalog.find_id(topic.topic_id) is not None for node in self.nodes.values()
+            )
+        )
+
+    def client(self, to: int, own_id: str, config: InternalConfig = WIRE) -> InternalClient:
+        client = InternalClient(
+            "127.0.0.1",
+            self.nodes[to].port,
+            own_id=own_id,
+            cluster_id=CLUSTER,
+            node_id=str(to),
+            config=config,
+        )
+        self._ending.push_async_callback(client.close)
+        return client
+
+    def remote(self, to: int, routes: HandRoutes | None = None, **more: Any) -> RemoteBroker:
+        known = routes or self.truth
+
+        def epoch_of(topic: Topic, partition: int) -> int:
+            led = known.leader(topic, partition)
+            return -1 if led is None else led[1]
+
+        node = self.nodes[to]
+        remote = RemoteBroker(
+            self.client(to, "frontend"),
+            moves=node.owned.moves,
+            find_share=node.owned.find_share,
+            epoch_of=epoch_of,
+            led_there=lambda topic: [
+                (partition, epoch_of(topic, partition))
+                for partition, node in known.leaders(topic).items()
+                if node == to
+            ],
+            **more,
+        )
+        self._ending.push_async_callback(remote.close)
+        return remote
+
+    def routed(
+        self, own: int, routes: HandRoutes | None = None, *, retry_seconds_max: float = 5.0
+    ) -> Routed:
+        """The frontend of a node, which believes in these routes."""
+        known = routes or self.truth
+        remotes: dict[int, RemoteBroker] = {}
+        bulkheads: dict[int, Bulkhead] = {}
+
+        def remote(number: int) -> BrokerCalls:
+            if number not in remotes:
+                remotes[number] = self.remote(number, known)
+            return remotes[number]
+
+        def bulkhead(number: int) -> Bulkhead:
+            if number not in bulkheads:
+                bulkheads[number] = Bulkhead(
+                    f"node {number}",
+                    SystemClock(),
+                    calls_max=CALLS_MAX,
+                    deadline_ms=15_000,
+                    lost=(Unreachable, DeadlineExceeded),
+                )
+            return bulkheads[number]
+
+        routed = Routed(
+            self.nodes[own].owned,
+            own_node=own,
+            routes=known,
+            remote=remote,
+            bulkhead=bulkhead,
+            find_arn=self.nodes[own].catalog.find_arn,
+            retry_seconds_max=retry_seconds_max,
+        )
+        self._ending.push_async_callback(routed.close)
+        return routed
+
+    async def end(self) -> None:
+        await self._ending.aclose()
+
+
+@asynccontextmanager
+async def on_nodes(
+    folder: Path, *numbers: int, in_flight_max: int = 120_000
+) -> AsyncIterator[Cluster]:
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = HandClock()
+    store = await SqliteStore.open(folder / "metadata.sqlite3")
+    cluster = Cluster(store, clock, numbers)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        for number in numbers:
+            node = await _start(stack, cluster, number, folder / str(number), in_flight_max)
+            cluster.nodes[number] = node
+        stack.push_async_callback(cluster.end)
+        yield cluster
+
+
+async def _start(
+    stack: AsyncExitStack, cluster: Cluster, number: int, folder: Path, in_flight_max: int
+) -> Node:
+    folder.mkdir()
+    catalog, tasks = StoredCatalog(cluster.store), MoveTasks(cluster.store)
+    await catalog.start()
+    stack.push_async_callback(catalog.stop)
+    await tasks.start()
+    stack.push_async_callback(tasks.stop)
+    pool = ThreadPoolExecutor(2)
+    stack.callback(pool.shutdown)
+    surroundings = Surroundings(
+        folder=folder,
+        clock=cluster.clock,
+        pool=pool,
+        disk=DiskBudget(folder, cluster.clock, reserve_bytes_max=0),
+        catalog=catalog,
+        meter=Meter(),
+        log=LogConfig(),
+        fsync_interval_ms=1_000,
+        clean_interval_ms=3_600_000,
+        in_flight_max=in_flight_max,
+        grain_ms=0,
+        is_elapsed_trusted=True,
+    )
+    broker = Broker(surroundings, tasks, entropy=secrets.token_bytes)
+    await broker.start()
+    stack.push_async_callback(broker.stop)
+    node = Node(cluster, number, broker, catalog, tasks)
+    stack.callback(node.service.close)
+    await node.listen()
+    stack.push_async_callback(node.vanish)
+    return node
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """For what another node does, which has no event here to wait for."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.002)
