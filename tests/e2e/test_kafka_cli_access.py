@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.compat.kafka.locked import ROOT_KEY, ROOT_SECRET, Operator, allow, locked_server
+from tests.compat.kafka.locked import (
+    ROOT_KEY,
+    ROOT_SECRET,
+    Operator,
+    allow,
+    locked_server,
+    running_site,
+)
 from tests.compat.test_tls import arguments, make_certificates
 from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command, stable_port
@@ -63,16 +70,8 @@ def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    ca = None
-    more: list[str] = []
-    if request.param == "tls":
-        make_certificates(folder / "tls")
-        ca, more = folder / "tls" / "ca.pem", arguments(folder / "tls")
-    with locked_server(folder, *more) as running:
-        yield Site(running, ca)
-        assert running.stop() == 0, running.stderr_tail()
-        running.assert_no_traceback()
-        assert ROOT_SECRET not in running.stderr
+    with running_site(folder, is_tls=request.param == "tls") as (server, ca):
+        yield Site(server, ca)
 
 
 def test_topics_records_and_groups_with_a_key(site: Site) -> None:

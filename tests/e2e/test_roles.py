@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.credentials import Credentials
 from confluent_kafka import Consumer, KafkaError, Producer
 from tests.attacks.kit import EVERYTHING, ROOT, Operator, code_of, sqs_as
 from tests.compat.conftest import sqs_client
@@ -50,6 +51,18 @@ def nodes(tmp_path: Path, metadata: MetadataServer) -> Iterator[tuple[Server, Se
         for node in (here, there):
             assert node.stop() == 0, node.stderr_tail()
             node.assert_no_traceback()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> dict[str, str]:
+    """Authentication is on, and root is whom the tests know."""
+    file = tmp_path / "secret"
+    file.write_text(ROOT.secret_key)
+    return {
+        "PENSTOCK_AUTH__MODE": "on",
+        "PENSTOCK_ROOT_KEY_ID": ROOT.access_key,
+        "PENSTOCK_ROOT_SECRET_FILE": str(file),
+    }
 
 
 def produce(node: Server, topic: str, count: int) -> None:
@@ -168,18 +181,11 @@ def test_a_change_made_through_one_node_is_seen_by_another(nodes: tuple[Server, 
 
 
 def test_a_revoked_key_stops_working_everywhere_within_five_seconds(
-    tmp_path: Path, metadata: MetadataServer
+    tmp_path: Path, metadata: MetadataServer, secret: dict[str, str]
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(ROOT.secret_key)
-    env = {
-        "PENSTOCK_AUTH__MODE": "on",
-        "PENSTOCK_ROOT_KEY_ID": ROOT.access_key,
-        "PENSTOCK_ROOT_SECRET_FILE": str(secret),
-    }
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(attached(tmp_path / name, metadata.listen, env=env))
+            stack.enter_context(attached(tmp_path / name, metadata.listen, env=secret))
             for name in ("here", "there")
         ]
         operator = Operator(nodes[0])
@@ -199,6 +205,91 @@ def test_a_revoked_key_stops_working_everywhere_within_five_seconds(
             assert code_of(sqs_as(node, ROOT).list_queues) == ""
             assert node.stop() == 0, node.stderr_tail()
             node.assert_no_traceback()
+
+
+# ── What a tenant may, at all of them together ───────────────────────────────────────────────
+
+RATE_PER_S = 30  # of a tenant, and as many at once
+FLOOD_SECONDS = 3.0
+SLACK = 1.2  # of a machine that has other things to do
+
+
+class Flood:
+    """Asks without a pause for a while, and counts what is let through."""
+
+    def __init__(self, node: Server, key: Credentials, *, seconds: float = FLOOD_SECONDS) -> None:
+        self.passed = 0
+        self._sqs = sqs_as(node, key)
+        self._seconds = seconds
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        ends_at = time.monotonic() + self._seconds
+        while time.monotonic() < ends_at:
+            self.passed += may_list(self._sqs)
+
+    def count(self) -> int:
+        self._thread.join()
+        return self.passed
+
+
+def gets_the_whole(node: Server, key: Credentials) -> bool:
+    return Flood(node, key, seconds=1.0).count() > RATE_PER_S / SLACK
+
+
+def test_a_limit_is_divided_among_the_nodes_that_are_alive(
+    tmp_path: Path, metadata: MetadataServer, secret: dict[str, str]
+) -> None:
+    here = attached(tmp_path / "here", metadata.listen, env=secret)
+    there = attached(tmp_path / "there", metadata.listen, env=secret)
+    most = (RATE_PER_S + RATE_PER_S * FLOOD_SECONDS) * SLACK
+    with here:
+        operator = Operator(here)
+        account = operator.tenant()
+        _, key = operator.user(EVERYTHING, tenant=account)
+        rate = {"per_s": RATE_PER_S, "burst": RATE_PER_S}
+        operator.ask("PATCH", f"quotas/{account}", {"limits": {"tenant_requests": rate}})
+        alone = Flood(here, key).count()
+        assert RATE_PER_S * FLOOD_SECONDS / SLACK < alone < most, "one has the whole limit"
+        with there:
+            both = [Flood(node, key) for node in (here, there)]
+            passed = [each.count() for each in both]
+            assert sum(passed) < most, "what two let through is what one would"
+            assert min(passed) > RATE_PER_S * FLOOD_SECONDS / 2 / SLACK, "each its part"
+            there.kill()
+        eventually(
+            partial(gets_the_whole, here, key), seconds=20, what="the part of who was killed"
+        )
+        there.start()
+        assert Flood(there, key).count() < most / 2, "whoever comes takes a part from the start"
+        for node in (here, there):
+            assert node.stop() == 0, node.stderr_tail()
+            node.assert_no_traceback()
+
+
+def test_queues_made_through_several_nodes_count_together(
+    tmp_path: Path, metadata: MetadataServer, secret: dict[str, str]
+) -> None:
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(attached(tmp_path / name, metadata.listen, env=secret))
+            for name in ("here", "there")
+        ]
+        operator = Operator(nodes[0])
+        account = operator.tenant()
+        _, key = operator.user(EVERYTHING, tenant=account)
+        operator.ask("PATCH", f"quotas/{account}", {"quotas": {"queues_max": 2}})
+        here, there = (sqs_as(node, key) for node in nodes)
+        eventually(partial(may_list, there), seconds=WATCH_SECONDS_MAX, what="the new key")
+        here.create_queue(QueueName="one")
+        eventually(partial(is_there, there, "one"), seconds=WATCH_SECONDS_MAX, what="the first")
+        there.create_queue(QueueName="two")
+        eventually(partial(is_there, here, "two"), seconds=WATCH_SECONDS_MAX, what="the second")
+        for client in (here, there):
+            assert code_of(client.create_queue, QueueName="three") == "OverLimit"
+        for node in nodes:
+            assert node.stop() == 0, node.stderr_tail()
 
 
 # ── When the service hangs, or is killed ─────────────────────────────────────────────────────

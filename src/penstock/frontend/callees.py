@@ -1,6 +1,7 @@
-"""Everybody this frontend calls, each behind a bulkhead of its own: the metadata, and every node
-that serves partitions. What a state means to an operator is here too: for the metrics and the
-admin API."""
+"""Everybody this frontend calls, each behind a bulkhead of its own: the metadata, every node that
+serves partitions, and the coordinators of groups and of transactions there, for a log of one of
+these may hang while everything else goes on. What a state means to an operator is here too: for the
+metrics and the admin API."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -25,6 +26,9 @@ BACKEND_DEADLINE_MS: Final = 15_000
 # Half of the connections there may be, of which each has one call under way: a node that hangs
 # leaves the other half to those who ask another.
 BACKEND_CALLS_MAX: Final = CONNECTIONS_MAX // 2
+# A client has one call under way on each connection, and its coordinators are one of several places
+# that it calls.
+COORDINATOR_CALLS_MAX: Final = CONNECTIONS_MAX // 4
 _STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
@@ -45,11 +49,13 @@ class Callees:
         *,
         backend_calls_max: int = BACKEND_CALLS_MAX,
         backend_deadline_ms: int = BACKEND_DEADLINE_MS,
+        coordinator_calls_max: int = COORDINATOR_CALLS_MAX,
         metadata_deadline_ms: int = METADATA_DEADLINE_MS,
     ) -> None:
         self._clock = clock
         self._backend_calls_max = backend_calls_max
         self._backend_deadline_ms = backend_deadline_ms
+        self._coordinator_calls_max = coordinator_calls_max
         self.metadata = Bulkhead(
             METADATA,
             clock,
@@ -57,7 +63,11 @@ class Callees:
             deadline_ms=metadata_deadline_ms,
             lost=(Unreachable, DeadlineExceeded),
         )
-        self._backends: dict[str, Bulkhead] = {}  # by node: as many as a cluster has
+        # By node: as many as a cluster has.
+        self._backends: dict[str, Bulkhead] = {}
+        self._remotes: dict[str, Bulkhead] = {}
+        self._groups: dict[str, Bulkhead] = {}
+        self._transactions: dict[str, Bulkhead] = {}
 
     def backend(self, node: str) -> Bulkhead:
         found = self._backends.get(node)
@@ -70,8 +80,45 @@ class Callees:
             )
         return found
 
+    def remote(self, node: str) -> Bulkhead:
+        """Another node of the cluster, for what it leads."""
+        found = self._remotes.get(node)
+        if found is None:
+            found = self._remotes[node] = Bulkhead(
+                f"remote:{node}",
+                self._clock,
+                calls_max=self._backend_calls_max,
+                deadline_ms=self._backend_deadline_ms,
+                lost=(Unreachable, DeadlineExceeded),
+            )
+        return found
+
+    def groups(self, node: str) -> Bulkhead:
+        return self._coordinator(self._groups, "groups", node)
+
+    def transactions(self, node: str) -> Bulkhead:
+        return self._coordinator(self._transactions, "transactions", node)
+
+    def _coordinator(self, known: dict[str, Bulkhead], kind: str, node: str) -> Bulkhead:
+        found = known.get(node)
+        if found is None:
+            # They write to logs as backends do, so they may take as long.
+            found = known[node] = Bulkhead(
+                f"{kind}:{node}",
+                self._clock,
+                calls_max=self._coordinator_calls_max,
+                deadline_ms=self._backend_deadline_ms,
+            )
+        return found
+
     def all(self) -> Sequence[Bulkhead]:
-        return (self.metadata, *self._backends.values())
+        return (
+            self.metadata,
+            *self._backends.values(),
+            *self._remotes.values(),
+            *self._groups.values(),
+            *self._transactions.values(),
+        )
 
     def states(self) -> Sequence[CalleeState]:
         return [

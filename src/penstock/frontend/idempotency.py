@@ -15,8 +15,9 @@ Remembering is on the path of every send, so it is kept cheap: an SDK's first at
 not looked up, and of the content there is a checksum, which is compared when the token comes again:
 the same token with another content, or from somebody else, is another request. Answers are written
 on small sheets, one after the other, and forgotten by the sheet: adding one touches little memory,
-and what comes again, which is seldom, is looked for on all of them. The memory is lost with the
-process, and bounded: at full load it holds seconds instead of minutes."""
+letting go of a sheet holds nobody up, and what comes again, which is seldom, is looked for on all
+of them. The memory is lost with the process, and bounded: at full load it holds seconds instead of
+minutes."""
 
 import asyncio
 from collections import deque
@@ -31,7 +32,7 @@ from penstock.net.exchange import HttpRequest
 from penstock.record.crc32c import crc32c
 from penstock.wire.aws import query
 from penstock.wire.aws.faults import Fault, invalid_value
-from penstock.wire.aws.shapes import QueueRequest, SendMessageBatchReply
+from penstock.wire.aws.shapes import SendMessageBatchReply
 
 HEADER_OWN: Final = "x-penstock-request-token"
 HEADER_SDK: Final = "amz-sdk-invocation-id"
@@ -39,9 +40,9 @@ HEADER_ATTEMPT: Final = "amz-sdk-request"
 TOKEN_CHARS_MAX: Final = 128
 WINDOW_SECONDS: Final = 300.0
 MESSAGES_MAX: Final = 50_000  # answers, and the messages in those to batches; 500 bytes each
-SHEETS: Final = 50  # that these are spread over; so many are looked through at most, and some more
+SHEETS: Final = 250  # that these are spread over; so many are looked through at most, and some more
 SHEET_SECONDS: Final = 10.0  # what is forgotten for its age goes by so much at once
-FREED_AT_ONCE: Final = 2  # of what is forgotten: one more than is added, so it comes to an end
+AGED_AT_ONCE: Final = 2  # sheets; one more than is filled, so it comes to an end
 
 _BATCH: Final = "SendMessageBatch"
 _SENDS: Final = frozenset(("SendMessage", _BATCH))
@@ -59,6 +60,7 @@ REPEATABLE: Final = _SENDS | frozenset(
 # An SDK's token is drawn from so many that no two are the same. One that somebody thought of is
 # only good together with who that is and what it is for.
 Key = str | tuple[str, str, str, int]
+Found = tuple[Key, bool]
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
@@ -81,34 +83,28 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def key_of(call: Call, action: str) -> tuple[Key, bool] | None:
+def found_by(call: Call, action: str) -> Found | None:
     """What the request is found by, and whether its client says that it is the first of its kind:
-    there is nothing to look for then. None: it is not one to remember. For an action that is
-    ``REPEATABLE``."""
+    there is nothing to look for then. None: it is not one to remember, as nothing is whose client
+    would not say so if it came again. For an action that is ``REPEATABLE``."""
     headers = call.request.headers
-    asked = call.asked
-    if action in _SENDS and isinstance(asked, QueueRequest):
-        url = asked.queue_url
-        if url is not None and url.endswith(".fifo"):
-            return None
+    token = headers.get(HEADER_SDK)
     own = headers.get(HEADER_OWN)
+    if token is None and own is None:
+        return None
+    url = getattr(call.asked, "queue_url", None)
+    if url is not None and url.endswith(".fifo") and action in _SENDS:
+        return None
     if own is not None:
         if not 1 <= len(own) <= TOKEN_CHARS_MAX:
             reason = f"Must be 1 to {TOKEN_CHARS_MAX} characters long."
             raise invalid_value(own, HEADER_OWN, reason)
         caller = call.caller
         return (caller.account, caller.user, own, _content_of(call.request)), False
-    token = headers.get(HEADER_SDK)
     if token is None or len(token) > TOKEN_CHARS_MAX:
         return None
     attempt = headers.get(HEADER_ATTEMPT, "")
     return token, attempt == "attempt=1" or _is_first(attempt)
-
-
-def is_marked(request: HttpRequest) -> bool:
-    """Whether its client would say so if it came again. Who does not is not remembered at all."""
-    headers = request.headers
-    return HEADER_SDK in headers or HEADER_OWN in headers
 
 
 def outlives(request: HttpRequest) -> bool:
@@ -125,11 +121,12 @@ def outlives(request: HttpRequest) -> bool:
 class _Sheet:
     """Answers that were given one after the other."""
 
-    __slots__ = ("answers", "begun_s", "last_s", "messages")
+    __slots__ = ("answers", "full_s", "last_s", "messages")
 
     def __init__(self, now_s: float) -> None:
         self.answers: dict[Key, _Kept] = {}
-        self.begun_s = self.last_s = now_s
+        self.full_s = now_s + SHEET_SECONDS  # from then on it takes no more
+        self.last_s = now_s
         self.messages = 0
 
 
@@ -144,20 +141,16 @@ class Answers:
         self._sheet = _Sheet(0.0)
         self._filled: deque[_Sheet] = deque()  # oldest first
         self._filled_messages = 0
-        self._forgotten: list[dict[Key, _Kept]] = []  # freed bit by bit
         self.repeated_count = 0
 
     def __len__(self) -> int:
         return len(self._sheet.answers) + sum(len(sheet.answers) for sheet in self._filled)
 
-    async def once(self, context: Context, call: Call, *, now_s: float) -> Any:
+    async def once(self, context: Context, call: Call, found: Found, now_s: float) -> Any:
         """Carry the call out, unless that has been done. ``now_s``: when the request came, by a
         clock that only goes forward."""
         action = call.action
         assert action is not None, "decode found an action or raised"
-        found = key_of(call, action.name)
-        if found is None:
-            return await action.run(context, call, call.asked)
         key, is_first = found
         if not is_first:
             kept = await self._find(key)
@@ -166,23 +159,26 @@ class Answers:
                 return kept.answer
             call.topic = None  # it may have changed meanwhile
         under_way = self._under_way
-        if key not in under_way:  # else two call themselves the first
-            under_way[key] = None
+        under_way.setdefault(key, None)  # it may be there: two call themselves the first
         try:
             answer = await action.run(context, call, call.asked)
         except BaseException:
             self._ended(key)  # whoever waits, or comes again, tries again
             raise
         sheet = self._sheet
-        sheet.answers[key] = _Kept(
-            answer, now_s, call.caller, action.name, call.region, _content_of(call.request)
-        )
-        self._ended(key)
-        sheet.messages += 1 if action.name != _BATCH else 1 + _messages_in(answer)
-        if sheet.messages >= self._sheet_max or now_s - sheet.begun_s >= SHEET_SECONDS:
+        request = call.request
+        content = crc32c(request.body)
+        if request.path != "/" or request.query:
+            content = _content_of(request)
+        name = action.name
+        sheet.answers[key] = _Kept(answer, now_s, call.caller, name, call.region, content)
+        waited_for = under_way.pop(key, None)
+        if waited_for is not None:
+            waited_for.set_result(None)
+        messages = sheet.messages + (1 if name != _BATCH else 1 + _messages_in(answer))
+        sheet.messages = messages
+        if messages >= self._sheet_max or now_s >= sheet.full_s:
             self._turn_over(now_s)
-        if self._forgotten:
-            self._free_some()
         return answer
 
     def _ended(self, key: Key) -> None:
@@ -215,20 +211,13 @@ class Answers:
         filled.append(sheet)
         self._filled_messages += sheet.messages
         self._sheet = _Sheet(now_s)
+        aged = 0
         while filled and (
-            self._filled_messages > self._filled_max or now_s - filled[0].last_s >= WINDOW_SECONDS
+            self._filled_messages > self._filled_max
+            or (aged < AGED_AT_ONCE and now_s - filled[0].last_s >= WINDOW_SECONDS)
         ):
-            oldest = filled.popleft()
-            self._filled_messages -= oldest.messages
-            self._forgotten.append(oldest.answers)
-
-    def _free_some(self) -> None:
-        """A sheet at once would hold everybody up."""
-        answers = self._forgotten[-1]
-        for _ in range(min(FREED_AT_ONCE, len(answers))):
-            answers.popitem()
-        if not answers:
-            self._forgotten.pop()
+            aged += 1
+            self._filled_messages -= filled.popleft().messages
 
 
 def _content_of(request: HttpRequest) -> int:

@@ -16,13 +16,18 @@ class LeakyBucket:
     def __init__(self, rate: Rate, *, share: float = 1.0) -> None:
         """``share``: the part of the rate that is ours when several share the limit."""
         assert rate.per_s > 0, "a bucket without a rate is no limit: do not make one"
-        assert 0 < share <= 1
         self.rate = rate
+        self.empty_at_ms = 0.0
+        self.take_share(share)
+
+    def take_share(self, share: float) -> None:
+        """Of the rate and the burst alike: the bucket stays as full as it is, by parts of it."""
+        assert 0 < share <= 1
+        rate = self.rate
         self.ms_per_unit = 1_000.0 / (rate.per_s * share)
         # At least one second's worth, so that a low rate lets single requests through at all.
         self.burst_ms = max(rate.burst * share * self.ms_per_unit, 1_000.0, self.ms_per_unit)
         self.room_ms = self.burst_ms - self.ms_per_unit  # one more fits up to this level
-        self.empty_at_ms = 0.0
 
     def wait_ms(self, cost: float, *, now_ms: float) -> int:
         """How long until ``cost`` fits; 0: now. Something larger than the whole bucket fits when

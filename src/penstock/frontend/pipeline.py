@@ -24,7 +24,7 @@ from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
 from penstock.frontend.decode import decode, has_action
-from penstock.frontend.idempotency import REPEATABLE, Answers, is_marked, outlives
+from penstock.frontend.idempotency import REPEATABLE, Answers, found_by, outlives
 from penstock.frontend.metering import DENIALS, Metering, Tally
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.protocols import REQUEST_ID, codec_of
@@ -133,10 +133,11 @@ class Frontend:
             if action.name in AUDITED and self._audit is not None:
                 await self._audit.admit()
                 audit = self._audit
-            if action.name in REPEATABLE and is_marked(request):
-                answer = await self._answers.once(context, call, now_s=started)
-            else:
+            found = found_by(call, action.name) if action.name in REPEATABLE else None
+            if found is None:
                 answer = await action.run(context, call, call.asked)
+            else:
+                answer = await self._answers.once(context, call, found, started)
             if action.name in WAITING:
                 call.owed_from_ms = context.clock.mono_ms()
                 if not call.caller.is_trusted:

@@ -1,5 +1,5 @@
 """How much: the queues, the stored bytes, the connections and the parked long polls that a tenant
-may have. A tenant nobody has entered has no quotas.
+may have, at all frontends together. A tenant nobody has entered has no quotas.
 
 Nothing is counted up when a request asks: topics are counted as the catalog changes, connections
 and long polls as they come and go. What is stored is summed up by a job every few seconds, from
@@ -7,7 +7,10 @@ numbers that the logs have at hand; between two rounds each append takes its siz
 was left. A queue belongs to the owner of its account, who pays for what others are allowed there:
 bytes and long polls are the owner's, connections those of whoever asks on them.
 
-The limit of a tenant is one for all nodes; for now each frontend counts what it sees itself."""
+Queues are counted where all frontends see them, in the catalog; several that are made at the same
+moment at several frontends may be more by so many. Of the rest each frontend gives out its part by
+how many are alive: of connections and long polls, and of the bytes that there was room for at the
+last look. A part is one at least, or a tenant would be served at some frontends only."""
 
 import asyncio
 import logging
@@ -41,6 +44,7 @@ class TenantQuotas:
         self._wait_counts: dict[str, int] = {}
         self._connection_counts: dict[str, int] = {}
         self._accounts_on: dict[Peer, set[str]] = {}  # those counted for a connection
+        self._frontend_count = 1
         self._task: asyncio.Task[None] | None = None
         for topic in catalog.all_topics():
             self._count(None, topic)
@@ -53,6 +57,14 @@ class TenantQuotas:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def share_among(self, frontend_count: int) -> None:
+        """So many are alive, this one included. Who is there already stays; room for bytes is
+        divided anew with the next look."""
+        self._frontend_count = max(1, frontend_count)
+
+    def _part_of(self, most: int) -> int:
+        return max(1, most // self._frontend_count)
 
     # ── Topics ───────────────────────────────────────────────────────────────────────────────
 
@@ -98,7 +110,7 @@ class TenantQuotas:
         self.rooms[account] = left - size_bytes
 
     async def refresh(self, streams: Streams) -> None:
-        """Sum up anew what accounts with such a quota store."""
+        """Sum up anew what accounts with such a quota store. ``streams`` knows all partitions."""
         limited = {
             tenant.account: tenant.quotas.stored_bytes_max
             for tenant in self._identities.tenants()
@@ -114,7 +126,7 @@ class TenantQuotas:
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account]
         for account, most in limited.items():
-            self.rooms[account] = most - stored[account]
+            self.rooms[account] = (most - stored[account]) // self._frontend_count
 
     async def _keep_summing(self, streams: Streams) -> None:
         while True:
@@ -132,10 +144,10 @@ class TenantQuotas:
         if tenant is None or not tenant.quotas.waits_max:
             return False
         count = self._wait_counts.get(account, 0)
-        if count >= tenant.quotas.waits_max:
+        if count >= self._part_of(tenant.quotas.waits_max):
             self._refuse(account, "waits")
             raise Throttled(
-                f"{count} receive calls of this account wait already: more must not.",
+                f"{count} receive calls of this account wait here already: more must not.",
                 retry_after_ms=WAIT_RETRY_MS,
             )
         self._wait_counts[account] = count + 1
@@ -153,11 +165,11 @@ class TenantQuotas:
         if accounts is not None and tenant.account in accounts:
             return
         count = self._connection_counts.get(tenant.account, 0)
-        if count >= tenant.quotas.connections_max:
+        if count >= self._part_of(tenant.quotas.connections_max):
             self._refuse(tenant.account, "connections")
             connection.close_when_answered()
             raise Throttled(
-                f"This account has {count} connections: more must not be open.",
+                f"This account has {count} connections here: more must not be open.",
                 retry_after_ms=CONNECTION_RETRY_MS,
             )
         if accounts is None:

@@ -14,7 +14,7 @@ yields None for others to have their turn, or the place of a data key to be look
 """
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.frontend.seal import (
     NONCE_BYTES,
@@ -35,6 +35,7 @@ from penstock.record.message import (
     group_of,
 )
 from penstock.record.record import records_blob
+from penstock.record.slices import RecordSlice, slices_of
 from penstock.record.varint import decode_varint, encode_varint
 
 STEP_RECORDS: Final = 128  # about a millisecond
@@ -46,19 +47,6 @@ _NO_VALUE: Final = b"\x01"
 _NO_HEADERS: Final = b"\x00"
 _SEALED_NAME: Final = encode_varint(len(SEALED_HEADER)) + SEALED_HEADER
 _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its name
-
-
-class _Slice(NamedTuple):
-    """Where a record's parts lie among the bytes of all."""
-
-    offset_delta: int
-    time_delta: int
-    key: bytes | None
-    start: int  # of the length in front
-    fields_at: int
-    key_at: int
-    value_at: int
-    end: int
 
 
 def records_of(batch: bytes | memoryview, header: BatchHeader) -> bytes:
@@ -76,7 +64,7 @@ def seal_records(
     """The batch of these records. Raises MalformedBatch."""
     sealed: list[bytes] = []
     nonces, nonce_at = b"", 0
-    for one in _slices(blob, header):
+    for one in slices_of(blob, header):
         if nonce_at == len(nonces):
             if sealed:
                 yield None
@@ -89,7 +77,7 @@ def seal_records(
     return repacked(header._replace(attributes=attributes), sealed)
 
 
-def _sealed(blob: bytes, one: _Slice, key: TopicKey, nonce: bytes) -> bytes:
+def _sealed(blob: bytes, one: RecordSlice, key: TopicKey, nonce: bytes) -> bytes:
     value_at = one.value_at
     content = blob[value_at : one.end]
     if content == _NOTHING:
@@ -121,7 +109,7 @@ def open_batch(
     header = parse_header(batch)
     blob = records_blob(batch, header)
     opened: list[bytes] = []
-    for number, one in enumerate(_slices(blob, header), 1):
+    for number, one in enumerate(slices_of(blob, header), 1):
         if number % STEP_RECORDS == 0:
             yield None
         try:
@@ -150,7 +138,7 @@ def open_batch(
     return repacked(header._replace(attributes=attributes), opened)
 
 
-def _sealed_part(blob: bytes, one: _Slice) -> tuple[bytes | None, bool]:
+def _sealed_part(blob: bytes, one: RecordSlice) -> tuple[bytes | None, bool]:
     """What is sealed of a record, None if nothing is, and whether a producer has made it. Others
     are messages, and say so in their header."""
     size, at = decode_varint(blob, one.value_at)
@@ -165,53 +153,13 @@ def _sealed_part(blob: bytes, one: _Slice) -> tuple[bytes | None, bool]:
     return message.body if message.is_sealed else None, False
 
 
-def _opened_message(blob: bytes, one: _Slice, key: TopicKey, owner: bytes) -> bytes:
+def _opened_message(blob: bytes, one: RecordSlice, key: TopicKey, owner: bytes) -> bytes:
     message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED)
     return encode_message(
         open_message(message, key, owner),
         offset_delta=one.offset_delta,
         timestamp_delta=one.time_delta,
     )
-
-
-def _slices(blob: bytes, header: BatchHeader) -> Iterator[_Slice]:
-    """One loop with the short varints inlined: a call per field would double the time."""
-    last_delta, total = header.last_offset_delta, len(blob)
-    make, position = tuple.__new__, 0
-    try:
-        for _ in range(header.count):
-            start = position
-            size, fields_at = decode_varint(blob, start)
-            end = fields_at + size
-            if size < 0 or end > total:
-                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-            time_delta, position = blob[fields_at + 1], fields_at + 2
-            if time_delta < 0x80:
-                time_delta = (time_delta >> 1) ^ -(time_delta & 1)
-            else:
-                time_delta, position = decode_varint(blob, fields_at + 1)
-            delta = blob[position]
-            if delta < 0x80:
-                delta, key_at = (delta >> 1) ^ -(delta & 1), position + 1
-            else:
-                delta, key_at = decode_varint(blob, position)
-            if not 0 <= delta <= last_delta:
-                raise MalformedBatch(f"offset delta {delta} is outside of the batch")
-            key_size, value_at = decode_varint(blob, key_at)
-            key = None
-            if key_size >= 0:
-                key = blob[value_at : value_at + key_size]
-                value_at += key_size
-            value_size, headers_at = decode_varint(blob, value_at)
-            if min(key_size, value_size) < -1 or headers_at + max(0, value_size) >= end:
-                raise MalformedBatch("a record's fields do not add up to its length")
-            fields = (delta, time_delta, key, start, fields_at, key_at, value_at, end)
-            yield make(_Slice, fields)
-            position = end
-    except IndexError:
-        raise MalformedBatch("a record runs past the end of the batch") from None
-    if position != total:
-        raise MalformedBatch(f"{total - position} bytes behind the last record")
 
 
 def sealed_stretches(

@@ -3,13 +3,13 @@
 A request passes all its buckets or none: they are asked first and filled afterwards, so that one
 that is refused has cost nobody anything. Bytes are known only when a reply is made; they are poured
 in then and hold back the next request. Limits are a tenant's and shared by all frontends: each
-takes its part of them by how many are alive.
+takes its part of them by how many are alive, which it is told when that changes.
 
 Which buckets a request has to pass is the same for all requests of one sort, so this way is worked
 out once and remembered until the tenant's limits change; who keeps it (``passes.py``) asks before
 going it again whether it still leads on."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
 from penstock.frontend.leaky_bucket import LeakyBucket
@@ -39,11 +39,8 @@ class Way(NamedTuple):
 
 
 class Throttler:
-    def __init__(self, *, frontends: Callable[[], int] | None = None) -> None:
-        """``frontends``: how many of them are alive, this one included; None: it is the only
-        one."""
-        self._frontends = frontends
-        self._frontend_count = 1
+    def __init__(self) -> None:
+        self._share = 1.0  # of every limit
         self._serial = 0  # raised when buckets go
         self._buckets: dict[Hashable, LeakyBucket] = {}
         self._ways: dict[tuple[str, str, str, str | None], Way] = {}
@@ -55,6 +52,13 @@ class Throttler:
     def refused(self) -> Mapping[tuple[str, str], int]:
         """How many requests, by account and which limit it was."""
         return self._refused
+
+    def share_among(self, frontend_count: int) -> None:
+        """So many are alive, this one included. What a bucket holds stays in it, or another
+        frontend that comes or goes would be a burst for everybody."""
+        self._share = 1.0 / max(1, frontend_count)
+        for bucket in self._buckets.values():
+            bucket.take_share(self._share)
 
     def check(
         self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
@@ -68,8 +72,6 @@ class Throttler:
     def way_of(
         self, tenant: Tenant, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> Way:
-        if self._frontends is not None and self._frontends() != self._frontend_count:
-            self._share_anew(self._frontends())
         way = self._ways.get((tenant.account, caller.user, action, arn))
         if way is None or way.limits is not tenant.limits:
             way = self._work_out(tenant, caller, action, arn, now_ms)
@@ -77,9 +79,7 @@ class Throttler:
 
     def leads_on(self, way: Way) -> bool:
         """Whether it is still one, as long as its tenant's limits are the same."""
-        return way.serial == self._serial and (
-            self._frontends is None or self._frontends() == self._frontend_count
-        )
+        return way.serial == self._serial
 
     def enter(self, way: Way, *, now_ms: float) -> LeakyBucket | None:
         """``check``, for who has kept the way."""
@@ -185,16 +185,8 @@ class Throttler:
         if bucket is None or bucket.rate != rate:
             if len(self._buckets) >= BUCKETS_MAX:
                 self._drop_idle(now_ms)
-            share = 1.0 / max(1, self._frontend_count)
-            bucket = self._buckets[key] = LeakyBucket(rate, share=share)
+            bucket = self._buckets[key] = LeakyBucket(rate, share=self._share)
         return bucket
-
-    def _share_anew(self, frontend_count: int) -> None:
-        """Another frontend came or went: all parts are new."""
-        self._frontend_count = frontend_count
-        self._serial += 1
-        self._buckets.clear()
-        self._ways.clear()
 
     def _drop_idle(self, now_ms: float) -> None:
         self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}

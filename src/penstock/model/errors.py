@@ -144,7 +144,7 @@ class NotLeader(Overloaded):
         super().__init__(
             f"{place} is led by node {leader}."
             if leader >= 0
-            else f"{place} has no leader at the moment."
+            else f"{place} is not led by this node."
         )
         self.place = place  # topic id and partition
         self.leader = leader

@@ -28,6 +28,8 @@ INTERNAL_NAMES = frozenset(
         "__transaction_state",
     }
 )
+# Made and written by programs of operators, and by nobody else: what stands there moves partitions.
+OPERATOR_NAMES = frozenset({"__plans"})
 
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
@@ -70,6 +72,11 @@ def split_share(name: str) -> tuple[str, str] | None:
 
 def is_internal(name: str) -> bool:
     return name in INTERNAL_NAMES
+
+
+def is_for_operators(name: str) -> bool:
+    """Whether a topic of this name is for nobody else to see or to write."""
+    return name in INTERNAL_NAMES or name in OPERATOR_NAMES
 
 
 def queue_arn(account: str, region: str, name: str) -> str:

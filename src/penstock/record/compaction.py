@@ -15,8 +15,7 @@ What cannot be opened is kept as it is: a producer's batch is stored unopened, a
 no sense must not stop the compaction of the rest. Control batches are kept as they are.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import (
@@ -36,7 +35,8 @@ from penstock.record.compression import compress
 from penstock.record.crc32c import crc32c
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import records_blob
-from penstock.record.varint import decode_varint, encode_varint
+from penstock.record.slices import RecordSlice, slices_of
+from penstock.record.varint import encode_varint
 
 SPAN_MAX = 2**31  # offsets that one batch can cover: the delta of its last one is an i32
 _CRC_AT = 17
@@ -46,25 +46,17 @@ _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
 Wanted = Callable[[bytes, int], bool]
 
 
-class _Slice(NamedTuple):
-    """Where a record lies among the decompressed bytes, and what decides about it."""
-
-    offset: int
-    time_delta: int
-    key: bytes | None
-    is_tombstone: bool
-    start: int
-    fields_at: int  # behind the length
-    offset_at: int  # behind the time delta
-    end: int
-
-
 def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
     """Key and offset of every record that has a key; nothing of a batch that cannot be opened."""
     header = parse_header(batch)
     try:
         blob = records_blob(batch, header)
-        return [(one.key, one.offset) for one in _slices(blob, header) if one.key is not None]
+        base_offset = header.base_offset
+        return [
+            (one.key, base_offset + one.offset_delta)
+            for one in slices_of(blob, header)
+            if one.key is not None
+        ]
     except MalformedBatch:
         return []
 
@@ -77,7 +69,7 @@ def compact_batch(batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms:
         return batch
     try:
         blob = records_blob(batch, header)
-        records = list(_slices(blob, header))
+        records = list(slices_of(blob, header))
     except MalformedBatch:
         return batch
     horizon_ms = header.base_timestamp if header.attributes & ATTR_DELETE_HORIZON else None
@@ -86,7 +78,10 @@ def compact_batch(batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms:
         one
         for one in records
         if one.key is None
-        or (is_wanted(one.key, one.offset) and not (one.is_tombstone and is_past))
+        or (
+            is_wanted(one.key, header.base_offset + one.offset_delta)
+            and not (one.is_tombstone and is_past)
+        )
     ]
     if not kept:
         return empty_batch(header, with_producer=True)
@@ -134,48 +129,8 @@ def is_bare(header: BatchHeader) -> bool:
     return not header.count and not header.is_control and header.producer_id == NO_PRODUCER
 
 
-def _slices(blob: bytes, header: BatchHeader) -> Iterator[_Slice]:
-    """One loop with the short varints inlined: a round opens every record of a log, twice."""
-    base_offset, last_delta, total = header.base_offset, header.last_offset_delta, len(blob)
-    make, position = tuple.__new__, 0
-    try:
-        for _ in range(header.count):
-            start = position
-            size, fields_at = decode_varint(blob, start)
-            end = fields_at + size
-            if size < 0 or end > total:
-                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
-            time_delta, offset_at = blob[fields_at + 1], fields_at + 2
-            if time_delta < 0x80:
-                time_delta = (time_delta >> 1) ^ -(time_delta & 1)
-            else:
-                time_delta, offset_at = decode_varint(blob, fields_at + 1)
-            delta, position = blob[offset_at], offset_at + 1
-            if delta < 0x80:
-                delta = (delta >> 1) ^ -(delta & 1)
-            else:
-                delta, position = decode_varint(blob, offset_at)
-            if not 0 <= delta <= last_delta:
-                raise MalformedBatch(f"offset delta {delta} is outside of the batch")
-            key_size, position = decode_varint(blob, position)
-            key = None
-            if key_size >= 0:
-                key = blob[position : position + key_size]
-                position += key_size
-            value_size, position = decode_varint(blob, position)
-            if min(key_size, value_size) < -1 or position + max(0, value_size) >= end:
-                raise MalformedBatch("a record's fields do not add up to its length")
-            fields = (time_delta, key, value_size < 0, start, fields_at, offset_at, end)
-            yield make(_Slice, (base_offset + delta, *fields))
-            position = end
-    except IndexError:
-        raise MalformedBatch("a record runs past the end of the batch") from None
-    if position != total:
-        raise MalformedBatch(f"{total - position} bytes behind the last record")
-
-
 def _encode(
-    header: BatchHeader, blob: bytes, kept: list[_Slice], *, horizon_ms: int | None = None
+    header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
     """None when it cannot be done: times too far apart for a delta, or a batch that has grown too
     large because its producer compresses better than we do."""

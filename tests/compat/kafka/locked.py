@@ -1,5 +1,5 @@
-"""The admin API of a server that asks everybody who they are, as root uses it: tenants, users, keys
-and passwords for the tests of Kafka clients."""
+"""A server that asks everybody who they are, and its admin API as root uses it: tenants, users,
+keys and passwords for the tests of Kafka clients."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import http.client
 import json
 import ssl
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from scramp import ScramMechanism  # type: ignore[import-untyped]
+from tests.compat.test_tls import arguments, make_certificates
 from tests.harness.server import Server
 
 ROOT_KEY = "PENSTOCKTESTROOTKEY1"
@@ -20,7 +23,7 @@ ROOT_SECRET = "root-secret/with+signs=0123456789abcdef"
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
-def locked_server(folder: Path, *arguments: str) -> Server:
+def locked_server(folder: Path, *more: str) -> Server:
     """Not started yet."""
     folder.mkdir(parents=True, exist_ok=True)
     secret = folder / "secret"
@@ -30,9 +33,25 @@ def locked_server(folder: Path, *arguments: str) -> Server:
         folder / "data",
         fsync="never",
         kafka_port=0,
-        arguments=["--auth", "on", *arguments],
+        arguments=["--auth", "on", *more],
         env={"PENSTOCK_ROOT_KEY_ID": ROOT_KEY, "PENSTOCK_ROOT_SECRET_FILE": str(secret)},
     )
+
+
+@contextmanager
+def running_site(folder: Path, *, is_tls: bool) -> Iterator[tuple[Server, Path | None]]:
+    """A server, and the authority to believe if it speaks TLS; ended without a word of what it must
+    not say."""
+    ca = None
+    more: list[str] = []
+    if is_tls:
+        make_certificates(folder / "tls")
+        ca, more = folder / "tls" / "ca.pem", arguments(folder / "tls")
+    with locked_server(folder, *more) as running:
+        yield running, ca
+        assert running.stop() == 0, running.stderr_tail()
+        running.assert_no_traceback()
+        assert ROOT_SECRET not in running.stderr
 
 
 def allow(*actions: str, resource: str = "*") -> dict[str, Any]:

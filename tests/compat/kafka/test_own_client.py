@@ -15,8 +15,8 @@ from tests.compat.kafka.locked import (
     Operator,
     allow,
     locked_server,
+    running_site,
 )
-from tests.compat.test_tls import arguments, make_certificates
 from tests.harness.server import Server
 
 from penstock.net.kafka_client import (
@@ -75,15 +75,8 @@ def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("own")
-    ca = None
-    more: list[str] = []
-    if request.param == "tls":
-        make_certificates(folder / "tls")
-        ca, more = folder / "tls" / "ca.pem", arguments(folder / "tls")
-    with locked_server(folder, *more) as running:
-        yield Site(running, ca)
-        assert running.stop() == 0, running.stderr_tail()
-        running.assert_no_traceback()
+    with running_site(folder, is_tls=request.param == "tls") as (server, ca):
+        yield Site(server, ca)
 
 
 def batch(*values: bytes) -> bytes:

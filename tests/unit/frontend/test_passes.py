@@ -169,18 +169,19 @@ async def test_new_limits_count_with_the_next_request() -> None:
     assert await client.code("SendMessage", **SEND) == "OK"
 
 
-def test_a_way_leads_on_until_the_buckets_are_shared_anew() -> None:
-    frontends = 1
-    throttler = Throttler(frontends=lambda: frontends)
-    of = Tenant(OWN, "one", 0, limits=Limits(tenant_requests=Rate(4, 8)))
+def test_a_way_leads_on_until_its_buckets_may_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.frontend.throttle.BUCKETS_MAX", 2)
+    throttler = Throttler()
+    of = Tenant(OWN, "one", 0, limits=Limits(queue_requests=Rate(4, 8)))
     caller = Caller(OWN, "root")
     way = throttler.way_of(of, caller, "sqs:SendMessage", arn("q"), now_ms=0)
-    assert throttler.leads_on(way)
-    frontends = 2
+    throttler.share_among(2)
+    assert throttler.leads_on(way), "to the same buckets, of which less is ours"
+    for name in ("r", "s"):
+        throttler.way_of(of, caller, "sqs:SendMessage", arn(name), now_ms=0)
     assert not throttler.leads_on(way)
     new = throttler.way_of(of, caller, "sqs:SendMessage", arn("q"), now_ms=0)
     assert throttler.leads_on(new)
-    assert not throttler.leads_on(way)
     assert new.buckets[0] is not way.buckets[0]
 
 

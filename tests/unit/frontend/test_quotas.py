@@ -170,6 +170,34 @@ async def test_long_polls_beyond_the_quota_are_refused_and_those_who_leave_make_
         assert world.quotas._wait_counts == {}
 
 
+async def test_frontends_divide_what_is_not_counted_in_the_catalog(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic()
+        world = World(stage, queues_max=3, stored_bytes_max=90_000, waits_max=4)
+        world.quotas.share_among(3)
+        await world.quotas.refresh(stage.broker)
+        assert world.quotas.rooms[NODE] == 30_000
+        request = LeaseRequest(wait_ms=20_000)
+        waiting = asyncio.create_task(world.backend.lease(topic, request))
+        await asyncio.sleep(0)
+        with pytest.raises(Throttled, match="1 receive calls"):
+            await world.backend.lease(topic, request)
+        await world.create("second")
+        await world.create("third")
+        with pytest.raises(QuotaExceeded, match="3 queues"):
+            await world.create("fourth")
+        world.quotas.share_among(1)
+        more = asyncio.create_task(world.backend.lease(topic, request))
+        await asyncio.sleep(0)
+        await world.backend.append(topic, 0, (message(1), message(1)))
+        assert len(await waiting) == len(await more) == 1
+        await world.quotas.refresh(stage.broker)
+        assert world.quotas.rooms[NODE] > 80_000
+        world.quotas.share_among(50)
+        assert world.quotas.begin_wait(NODE), "one each, however many there are"
+        world.quotas.end_wait(NODE)
+
+
 def test_a_topic_that_is_made_and_fails_leaves_its_place() -> None:
     identities = MemoryIdentities()
     identities.enter(Tenant(NODE, "node", 0, quotas=Quotas(queues_max=1)))

@@ -143,12 +143,37 @@ def test_many_sorts_of_requests_are_forgotten_without_losing_their_buckets(
 
 
 def test_several_frontends_divide_a_limit_among_them() -> None:
-    alive = 1
-    throttler = Throttler(frontends=lambda: alive)
-    of = tenant(tenant_requests=Rate(100, 100))
-    assert admitted(throttler, of, count=1_000, now_ms=0) == 100
-    alive = 4
-    assert admitted(throttler, of, count=1_000, now_ms=0) == 25
+    of = tenant(tenant_requests=Rate(100, 200), tenant_bytes=Rate(1_000, 1_000))
+    throttlers = [Throttler() for _ in range(4)]
+    for throttler in throttlers:
+        throttler.share_among(4)
+    for second in range(3):
+        passed = [admitted(one, of, count=999, now_ms=second * 1_000) for one in throttlers]
+        assert passed == [50 if second == 0 else 25] * 4
+    throttlers[0].share_among(1)
+    assert admitted(throttlers[0], of, count=999, now_ms=3_000) == 100, "the others have ended"
+    for throttler in throttlers[:2]:
+        throttler.note_bytes(of, 1_500, now_ms=3_000)
+    assert admitted(throttlers[0], of, count=1, now_ms=4_000) == 1, "half a second of its bytes"
+    assert admitted(throttlers[1], of, count=1, now_ms=4_000) == 0, "five seconds of a quarter"
+
+
+@given(
+    counts=st.lists(st.integers(1, 8), min_size=1, max_size=20),
+    per_s=st.floats(1, 1_000),
+    burst=st.floats(0, 1_000),
+)
+def test_frontends_that_come_and_go_let_nothing_through_that_the_limit_would_not(
+    counts: list[int], per_s: float, burst: float
+) -> None:
+    """Whoever makes frontends come and go gets no burst for it."""
+    throttler, of = Throttler(), tenant(tenant_requests=Rate(per_s, burst))
+    passed = 0
+    for number, count in enumerate(counts):
+        throttler.share_among(count)
+        passed += admitted(throttler, of, count=10_000, now_ms=number * 100)
+    # One more for each: a part of a bucket holds one request at least.
+    assert passed <= max(burst, per_s) + per_s * len(counts) / 10 + len(counts)
 
 
 def test_a_changed_limit_holds_at_once() -> None:

@@ -12,7 +12,8 @@ from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.stage import PASSWORD, Client, House, allow, codes
 
 from penstock.frontend.kafka.pipeline import is_produce
-from penstock.model.identity import Limits, Rate
+from penstock.frontend.quotas import WAIT_RETRY_MS
+from penstock.model.identity import Limits, Quotas, Rate
 from penstock.net.kafka import KafkaConfig, KafkaListener
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
@@ -214,6 +215,43 @@ async def test_an_api_may_have_a_limit_of_its_own(house: House) -> None:
     client = await house.client("ann")
     assert (await client.ask(HEARTBEAT, BEAT)).throttle_time_ms > 0
     assert (await client.ask(METADATA, MetadataRequest(None))).throttle_time_ms == 0
+
+
+def long_poll(topic_id: str) -> FetchRequest:
+    partition = FetchPartition(0, 0, 100_000)
+    return FetchRequest(30_000, 1, [FetchTopic("", bytes.fromhex(topic_id), [partition])])
+
+
+async def test_fetches_that_wait_are_long_polls_and_one_too_many_is_paused(house: House) -> None:
+    topic = await house.topic()
+    await house.tenant(quotas=Quotas(waits_max=2))
+    await house.user("ann", allow("*"))
+    clients = [await house.client("ann") for _ in range(3)]
+    asked = long_poll(topic.topic_id)
+    waiting = [asyncio.create_task(each.ask(1, asked)) for each in clients[:2]]
+    parked = house.context.parked
+    async with asyncio.timeout(SECONDS_MAX):
+        while len(parked) < 2:
+            await asyncio.sleep(0)
+        found = await clients[2].ask(1, asked)
+    assert found.throttle_time_ms == WAIT_RETRY_MS
+    assert clients[2].connection._held_back is not None, "or it would ask again at once"
+    assert len(parked) == 2
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    third = asyncio.create_task(clients[2].ask(1, asked))
+    async with asyncio.timeout(SECONDS_MAX):
+        while len(parked) < 2:
+            await asyncio.sleep(0)
+    await house.stage.broker.append_batches(topic, 0, (batch(b"at last"),), acks=1)
+    for answer in await asyncio.gather(waiting[1], third):
+        ((one,),) = (each.partitions for each in answer.topics)
+        assert one.records
+        assert answer.throttle_time_ms == 0
+    quotas = house.context.quotas
+    assert quotas is not None
+    assert quotas._wait_counts == {}
+    assert quotas.refused == {("000000000000", "waits"): 1}
 
 
 async def test_one_tenant_does_not_pause_another(house: House) -> None:

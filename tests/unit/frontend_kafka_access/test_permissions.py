@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.asks import (
     ASKS,
     CLUSTER,
@@ -43,6 +44,7 @@ from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, Fetc
 from penstock.wire.kafka.generated import (
     add_partitions_to_txn,
     consumer_group_heartbeat,
+    create_topics,
     delete_topics,
     describe_cluster,
     describe_groups,
@@ -61,6 +63,7 @@ from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupD
 from penstock.wire.kafka.generated.describe_topic_partitions import DescribeTopicPartitionsRequest
 from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.kafka.primitives import ZERO_UUID
+from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
 REFUSALS = {NO_TOPIC, NO_GROUP, NO_TXN, NO_CLUSTER}
 EVERYTHING = allow("*")
@@ -248,6 +251,23 @@ async def test_topics_of_the_node_are_for_operators(house: House) -> None:
     assert NO_TOPIC not in set(codes(await root.ask(1, fetch, 12)))
     listed = await root.ask(3, metadata.MetadataRequest(topics=None))
     assert "__groups" in [each.name for each in listed.topics]
+
+
+async def test_what_moves_partitions_is_written_by_programs_of_operators_alone(
+    house: House,
+) -> None:
+    await house.user("ann", EVERYTHING)
+    ann, root = await house.client("ann"), await house.root()
+    wanted = create_topics.CreatableTopic("__plans", 1, -1)
+    make = create_topics.CreateTopicsRequest([wanted], timeout_ms=1_000)
+    records = memoryview(batch(b"plan"))
+    write = ProduceRequest(
+        None, -1, 1_000, [ProduceTopic("__plans", ZERO_UUID, [ProducePartition(0, records)])]
+    )
+    assert NO_TOPIC in set(codes(await ann.ask(19, make)))
+    assert set(codes(await root.ask(19, make))) == {0}
+    assert set(codes(await ann.ask(0, write, 12))) == {NO_TOPIC}
+    assert set(codes(await root.ask(0, write, 12))) == {0}
 
 
 # ── What is not told ─────────────────────────────────────────────────────────────────────────

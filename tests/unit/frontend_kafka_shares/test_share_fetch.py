@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.frontend.memory import MemoryIdentities
 from tests.unit.frontend_kafka_shares.stage import only, shares, values
 
 from penstock.frontend.kafka.share_sessions import ShareSessions
+from penstock.frontend.quotas import WAIT_RETRY_MS, TenantQuotas
+from penstock.model.identity import Quotas, Tenant
 from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -166,6 +169,23 @@ async def test_a_fetch_waits_for_records_and_not_longer(tmp_path: Path) -> None:
         await until(lambda: len(rig.context.parked))
         await rig.send(topic, b"a")
         assert values(await asyncio.wait_for(waiting, 10)) == [b"a"]
+
+
+async def test_a_fetch_that_waits_is_a_long_poll_of_its_tenant(tmp_path: Path) -> None:
+    async with shares(tmp_path) as rig:
+        topic = await rig.stream()
+        identities = MemoryIdentities()
+        identities.enter(Tenant(topic.account, "node", 0, quotas=Quotas(waits_max=1)))
+        quotas = rig.context.quotas = TenantQuotas(identities, rig.stage.catalog)
+        one, two = await rig.joined("t", name="one"), await rig.joined("t", name="two")
+        waiting = asyncio.create_task(one.fetch(topic, max_wait_ms=30_000))
+        await until(lambda: len(rig.context.parked))
+        found = await asyncio.wait_for(two.fetch(topic, max_wait_ms=30_000), 10)
+        assert (rig.acquired(found), found.throttle_time_ms) == ([], WAIT_RETRY_MS)
+        assert two.connection._held_back is not None, "or it would ask again at once"
+        await rig.send(topic, b"a")
+        assert rig.acquired(await waiting) == [(0, 0, 1)]
+        assert quotas._wait_counts == {}
 
 
 async def test_a_fetch_waits_for_what_others_release(tmp_path: Path) -> None:

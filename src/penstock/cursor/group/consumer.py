@@ -11,7 +11,8 @@ one ever waits for all.
 What a member is told to give up it must give up within its rebalance time, or it is out; and it
 must be heard of within the session time.
 
-``consumer_fold.py`` has the state; topics come in with each call, as a value with an epoch.
+``consumer_fold.py`` has the state, ``sight.py`` knows which topics a pattern finds; topics come in
+with each call, as a value with an epoch.
 """
 
 from collections import Counter
@@ -39,6 +40,7 @@ from penstock.cursor.group.records import (
     TargetValue,
 )
 from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.group.sight import Finds, Sight
 
 JOIN = 0
 LEAVE = -1
@@ -96,8 +98,7 @@ class ConsumerGroup(ConsumerFold):
         # This node's own.
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._seen_topics: int | None = None  # epoch of the topics last looked at
-        self._patterns: dict[str, Pattern] = {}
-        self._matches: dict[str, frozenset[str]] = {}
+        self._finds = Finds(patterns_max=settings.members_max)
 
     def arm(self, *, now_ms: int) -> None:
         """After replay: everyone has its full time once more."""
@@ -167,10 +168,12 @@ class ConsumerGroup(ConsumerFold):
         topics: Topics,
         draft: Draft,
         *,
+        sight: Sight | None = None,
         ticket: int,
         now_ms: int,
         wall_ms: int,
     ) -> None:
+        """``sight``: which topics the member may see; None: all of them."""
         refusal = self._malformed(request) or self._refusal(request)
         if refusal is not None:
             draft.answer(ticket, refusal)
@@ -185,6 +188,10 @@ class ConsumerGroup(ConsumerFold):
             before = None
             has_changed = self._admit(request, draft)
         has_changed |= self._update_member(request, draft)
+        regex = self._members[member_id].topic_regex
+        has_changed |= self._finds.look(
+            member_id, regex, topics.by_name, epoch=topics.epoch, sight=sight
+        )
         self._refresh(topics, draft, has_changed=has_changed, wall_ms=wall_ms)
         if self._value.epoch > self._target_epoch:
             self._assign(topics, draft)
@@ -285,6 +292,7 @@ class ConsumerGroup(ConsumerFold):
         current = Current(assigned=self._currents[old_id].assigned)
         self._forget(draft, old_id)
         self._drop_deadlines(old_id)
+        self._finds.forget(old_id)
         self._put(draft, MemberKey(self.group_id, member_id), old)
         if target is not None:
             self._put_target(draft, member_id, target)
@@ -343,6 +351,7 @@ class ConsumerGroup(ConsumerFold):
     def _remove(self, member_id: str, draft: Draft, wall_ms: int) -> None:
         self._forget(draft, member_id)
         self._drop_deadlines(member_id)
+        self._finds.forget(member_id)
         self._seen_topics = None  # it may have been the last to subscribe to something
         value = ConsumerValue(self._value.epoch + 1, self._value.topics, wall_ms)
         self._put(draft, ConsumerKey(self.group_id), value)
@@ -357,12 +366,10 @@ class ConsumerGroup(ConsumerFold):
         """Raise the group's epoch if anything an assignment depends on has changed."""
         if not has_changed and topics.epoch == self._seen_topics:
             return
-        if topics.epoch != self._seen_topics:
-            self._matches.clear()
         self._seen_topics = topics.epoch
         names: set[str] = set()
-        for member in self._members.values():
-            names.update(self._names(member, topics))
+        for member_id, member in self._members.items():
+            names.update(self._names(member_id, member, topics))
         rows = tuple(
             (name, *topics.by_name[name]) for name in sorted(names) if name in topics.by_name
         )
@@ -370,17 +377,10 @@ class ConsumerGroup(ConsumerFold):
             value = ConsumerValue(self._value.epoch + 1, rows, wall_ms)
             self._put(draft, ConsumerKey(self.group_id), value)
 
-    def _names(self, member: MemberValue, topics: Topics) -> frozenset[str]:
-        regex = member.topic_regex
-        if not regex:
+    def _names(self, member_id: str, member: MemberValue, topics: Topics) -> frozenset[str]:
+        if not member.topic_regex:
             return frozenset(member.topic_names)
-        found = self._matches.get(regex)
-        if found is None:
-            if len(self._patterns) > self._settings.members_max:
-                self._patterns.clear()
-            pattern = self._patterns.setdefault(regex, Pattern(regex))
-            found = frozenset(name for name in topics.by_name if pattern.matches(name))
-            self._matches[regex] = found
+        found = self._finds.names(member_id, member.topic_regex, topics.by_name, epoch=topics.epoch)
         return found.union(member.topic_names)
 
     def _assign(self, topics: Topics, draft: Draft) -> None:
@@ -389,7 +389,9 @@ class ConsumerGroup(ConsumerFold):
         members = [
             MemberSpec(
                 member_id,
-                frozenset(ids[name] for name in self._names(member, topics) if name in ids),
+                frozenset(
+                    ids[name] for name in self._names(member_id, member, topics) if name in ids
+                ),
                 self._targets.get(member_id, frozenset()),
                 member.instance_id,
             )

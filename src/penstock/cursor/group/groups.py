@@ -42,6 +42,7 @@ from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.records import CODEC, ConfigsKey, ConfigsValue
 from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, ShareSettings, share_settings
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
+from penstock.cursor.group.sight import Sight
 from penstock.cursor.group.table import Group, GroupTable
 
 
@@ -126,6 +127,7 @@ class Groups(GroupTable):
         request: ConsumerHeartbeat,
         topics: Topics,
         *,
+        sight: Sight | None = None,
         ticket: int,
         now_ms: int,
         wall_ms: int,
@@ -143,7 +145,9 @@ class Groups(GroupTable):
             draft.answer(ticket, ConsumerReply(code, text, request.member_id, request.member_epoch))
             return draft.decide(self._wakes.next_ms())
         consumer = group.consumer or ConsumerGroup(group_id, self._settings)
-        consumer.heartbeat(request, topics, draft, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms)
+        consumer.heartbeat(
+            request, topics, draft, sight=sight, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms
+        )
         if consumer.epoch:  # a refused first join leaves no group behind
             group.consumer = consumer
         return self._finish(group, draft)

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.frontend.admin import audited, browser
 from penstock.frontend.admin.audited import Noted, Subject
+from penstock.frontend.admin.cluster_port import ClusterPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
@@ -59,6 +60,7 @@ class AdminApi:
         everything: Catalog | None = None,
         sealing: Sealing | None = None,
         callees: Callees | None = None,
+        cluster: ClusterPort | None = None,
         is_auth_on: bool = False,
         is_audited: bool = False,
         sleep: Sleep = asyncio.sleep,
@@ -80,6 +82,7 @@ class AdminApi:
             decisions=None if identities is None else Decisions(identities),
             sealing=sealing,
             callees=callees,
+            cluster=cluster,
         )
         self._gate = Gate(
             token=token, identities=identities, account=info.account, is_required=is_auth_on

@@ -1,7 +1,8 @@
 """Which calls of the admin API the audit trail is about, and what it says of them: log-ins, and
-whatever changes tenants, limits, users, passwords, keys, policies or data keys. Secrets never get
-here: of a log-in the key's id is noted, of a password that there was one, of a new key its id. Of
-what was not done only names are noted that exist, for people type passwords into the wrong field.
+whatever changes tenants, limits, users, passwords, keys, policies, data keys or the cluster.
+Secrets never get here: of a log-in the key's id is noted, of a password that there was one, of a
+new key its id. Of what was not done only names are noted that exist, for people type passwords into
+the wrong field.
 
 What a call is about is found out before it is carried out, because afterwards it may be gone.
 """
@@ -26,6 +27,7 @@ KEY: Final = "key"
 POLICY: Final = "policy"
 QUEUE: Final = "queue"
 NODE: Final = "node"
+CLUSTER: Final = "cluster"
 
 
 class Noted(NamedTuple):
@@ -52,6 +54,10 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
         given = str(body.get("key_id", ""))
         key = None if identities is None else identities.key(given)
         return Subject("", "", "", {}, {} if key is None else {"access_key": key.key_id})
+    if noted.kind == CLUSTER:  # a node by its number, or partitions that the body names
+        number = call.path[4] if len(call.path) > 4 else ""
+        known = f"node/{int(number[:10])}" if number.isdecimal() else "partitions"
+        return Subject(context.info.account, known, known, params)
     if noted.kind == TENANT:
         account = account_named(context, named or str(body.get("account", ""))) or ""
         tenant = None if identities is None else identities.tenant(account)

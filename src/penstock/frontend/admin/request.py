@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from penstock.frontend.admin.cluster_port import ClusterPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.callees import Callees
@@ -67,6 +68,7 @@ class Context(msgspec.Struct, frozen=True):
     decisions: Decisions | None = None  # there when identities are
     sealing: Sealing | None = None
     callees: Callees | None = None
+    cluster: ClusterPort | None = None
 
 
 class Call(msgspec.Struct, frozen=True):

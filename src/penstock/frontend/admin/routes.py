@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.frontend.admin import (
+    cluster,
     data_key,
     keys,
     metrics,
@@ -22,6 +23,7 @@ from penstock.frontend.admin import (
     users,
 )
 from penstock.frontend.admin.audited import (
+    CLUSTER,
     KEY,
     LOG_IN,
     NODE,
@@ -63,6 +65,35 @@ class Route(NamedTuple):
         )
 
 
+# Of the cluster as a whole; those about one node name it in the path.
+_CLUSTER_CHANGES = (
+    *(
+        Route(
+            "POST",
+            (*_API, "cluster", "nodes", ANY, verb),
+            resource,
+            OPERATOR,
+            Noted(f"admin:{action}", CLUSTER),
+        )
+        for verb, resource, action in (
+            ("drain", cluster.drain, "DrainNode"),
+            ("undrain", cluster.undrain, "UndrainNode"),
+            ("decommission", cluster.decommission, "DecommissionNode"),
+        )
+    ),
+    *(
+        Route(
+            "POST", (*_API, "cluster", verb), resource, OPERATOR, Noted(f"admin:{action}", CLUSTER)
+        )
+        for verb, resource, action in (
+            ("rebalance", cluster.rebalance, "RebalanceLeaders"),
+            ("place", cluster.place, "PlacePartition"),
+            ("unclean-elect", cluster.unclean_elect, "ElectUncleanly"),
+        )
+    ),
+)
+
+
 def routes(log_in: Resource) -> Sequence[Route]:
     """Of one node: the tail of messages counts those who wait on it."""
     return (
@@ -75,6 +106,10 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", (*_API, "info"), node.info, KNOWN),
         Route("GET", (*_API, "config"), node.config, OPERATOR),
         Route("GET", (*_API, "callees"), node.callees, OPERATOR),
+        Route("GET", (*_API, "cluster"), cluster.state, OPERATOR),
+        Route("GET", (*_API, "cluster", "partitions"), cluster.partitions, OPERATOR),
+        Route("GET", (*_API, "cluster", "safety"), cluster.safety, OPERATOR),
+        *_CLUSTER_CHANGES,
         Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
         Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),

@@ -258,9 +258,10 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         "min.insync.replicas",
         1,
         "min.insync.replicas",
-        "How many replicas must have a record before acks=all is answered. There is one node.",
+        "How many replicas must have a record before acks=all is answered, at least. A node by "
+        "itself has one.",
         low=1,
-        high=1,
+        high=9,
     ),
     _bool("preallocate", "log.preallocate", "Kept: segments grow as they are written."),
     _long(
@@ -345,14 +346,18 @@ def row_of(name: str) -> TopicConfig:
 
 def read_value(name: str, text: str | None) -> str:
     """The text to store for what a client gave. Raises Refusal."""
-    row = row_of(name)
+    return read_by(row_of(name), text)
+
+
+def read_by(row: TopicConfig, text: str | None) -> str:
+    """The same for a row of any table."""
     if text is None:
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"{row.name} needs a value.")
     try:
         return row.read(text.strip())
     except ValueError as error:
         raise Refusal(
-            ErrorCode.INVALID_CONFIG, f"{name} must be {error}, not {text[:100]!r}."
+            ErrorCode.INVALID_CONFIG, f"{row.name} must be {error}, not {text[:100]!r}."
         ) from None
 
 

@@ -1,10 +1,12 @@
 """ConsumerGroupHeartbeat: everything a member of a group says that the coordinator assigns
 (KIP-848), and what it is told. Version 0 lets the coordinator choose the member's id, which is done
-here; later clients bring their own."""
+here; later clients bring their own. A pattern finds no topic that the caller may not read: with
+each heartbeat the coordinator is told how to find that out."""
 
 from penstock.cursor.group.assignors import Partitions
 from penstock.cursor.group.consumer import JOIN, ConsumerHeartbeat
 from penstock.cursor.group.consumer_fold import to_map
+from penstock.cursor.group.sight import Sight
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.model.names import uuid_text
@@ -29,7 +31,9 @@ async def run(
             error_code=refusal, error_message=refusal.message, member_id=asked.member_id or None
         )
     request = _request(context, call, asked)
-    reply = await context.groups.consumer_heartbeat(asked.group_id, request)
+    reply = await context.groups.consumer_heartbeat(
+        asked.group_id, request, sight=_sight(context, call)
+    )
     return ConsumerGroupHeartbeatResponse(
         error_code=reply.code,
         error_message=reply.message,
@@ -49,6 +53,14 @@ def _refusal(
         if not on_topic(context, call, Operation.DESCRIBE, name):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return None
+
+
+def _sight(context: KafkaContext, call: KafkaCall) -> Sight | None:
+    if call.caller.is_trusted:
+        return None
+    return Sight(
+        context.identities.epoch, lambda name: on_topic(context, call, Operation.READ, name)
+    )
 
 
 def _request(

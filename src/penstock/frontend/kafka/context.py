@@ -22,6 +22,7 @@ import msgspec
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.context import Meter
 from penstock.frontend.decisions import Decisions
+from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.identity_changes import IdentityChanges
@@ -57,6 +58,7 @@ class KafkaConfig:
     region: str = REGION_DEFAULT
     auto_create: bool = True
     partitions_default: int = 1
+    replicas_default: int = 1
     # What DescribeLogDirs shows; a label for people, nothing is opened by it.
     log_dir: str = "data"
     is_auth_on: bool = False  # off: every client is believed, logged in or not
@@ -101,13 +103,16 @@ class KafkaContext:
     fetch_sessions: FetchSessions = field(default_factory=FetchSessions)
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
+    nodes: Brokers | None = None  # None: this node is the only one
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
+    brokers: Brokers = field(init=False)
     decisions: Decisions = field(init=False)
     logins: Logins = field(init=False)  # by the pipeline
 
     def __post_init__(self) -> None:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
+        self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
 
     def of(self, account: str) -> KafkaContext:
         """The same, as an account sees it. To be asked of the node's own context only."""

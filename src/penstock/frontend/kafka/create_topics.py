@@ -1,11 +1,13 @@
 """CreateTopics: new streams, or queues where their configs say so. Each topic of the request is
 made or refused on its own.
 
-There is one node, so there is one replica; who asks for more is told so, because a topic that
-pretends to have three replicas would be believed. Who may not see the configs of what it has made
-is told nothing of them."""
+Who asks for more replicas than there are nodes is told so, because a topic that pretends to have
+three replicas would be believed. Where replicas go is the cluster's to say. Who may not see the
+configs of what it has made is told nothing of them."""
 
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from penstock.frontend.kafka.configs import entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
@@ -14,6 +16,7 @@ from penstock.frontend.kafka.new_topic import new_stream
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.errors import TopicExists
+from penstock.model.names import OPERATOR_NAMES
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_topics import (
@@ -28,8 +31,8 @@ from penstock.wire.kafka.generated.create_topics import (
 from penstock.wire.kafka.primitives import ZERO_UUID
 
 KEY = 19
+REPLICATION_FACTOR = "replication.factor"  # as the manager of a cluster reads it
 DEFAULT = -1  # leaves the number to the node
-REPLICAS = 1
 _UNTOLD = -1
 
 
@@ -44,11 +47,11 @@ async def run(
             continue  # told once that it is there twice
         try:
             check_not_repeated(wanted.name, twice)
-            if not may_create_any:
+            if not may_create_any or wanted.name in OPERATOR_NAMES:
                 check_topic(context, call, Operation.CREATE, wanted.name)
             topic = await _create(context, wanted, is_dry=asked.validate_only)
             is_told = on_topic(context, call, Operation.DESCRIBE_CONFIGS, topic.name, topic)
-            made = _created(topic, is_dry=asked.validate_only)
+            made = _created(context, topic, is_dry=asked.validate_only)
             results[wanted.name] = made if is_told else _without_configs(made)
         except REFUSALS as error:
             refusal = refusal_of(error)
@@ -61,6 +64,10 @@ async def run(
 async def _create(context: KafkaContext, wanted: CreatableTopic, *, is_dry: bool) -> Topic:
     partition_count = _partition_count(context, wanted)
     topic = new_stream(context, wanted.name, partition_count, _configs(wanted.configs))
+    replicas = _replicas(context, wanted)
+    if replicas is not None:
+        configs = {**topic.configs, REPLICATION_FACTOR: str(replicas)}
+        topic = msgspec.structs.replace(topic, configs=configs)
     if context.catalog.find(topic.account, topic.region, topic.name) is not None:
         raise TopicExists(wanted.name)
     return topic if is_dry else await context.catalog.create(topic)
@@ -76,15 +83,27 @@ def _partition_count(context: KafkaContext, wanted: CreatableTopic) -> int:
             )
         _check_assignments(context, wanted.assignments)
         return len(wanted.assignments)
-    if wanted.replication_factor not in (DEFAULT, REPLICAS):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"The replication factor must be 1, for there is one node; it is "
-            f"{wanted.replication_factor}.",
-        )
     if wanted.num_partitions == DEFAULT:
         return context.config.partitions_default
     return wanted.num_partitions
+
+
+def _replicas(context: KafkaContext, wanted: CreatableTopic) -> int | None:
+    """Where it is not what the cluster would give anyway."""
+    nodes = len(context.brokers.all())
+    if wanted.replication_factor == DEFAULT:
+        return None
+    if not 1 <= wanted.replication_factor <= nodes:
+        there_are = "there is one node" if nodes == 1 else f"there are {nodes} nodes"
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor must be 1 to {nodes}, for {there_are}; it is "
+            f"{wanted.replication_factor}."
+            if nodes > 1
+            else f"The replication factor must be 1, for {there_are}; it is "
+            f"{wanted.replication_factor}.",
+        )
+    return None if nodes == 1 else wanted.replication_factor
 
 
 def _check_assignments(
@@ -110,13 +129,15 @@ def _configs(configs: Sequence[CreatableTopicConfig]) -> Mapping[str, str | None
     return {config.name: config.value for config in configs}
 
 
-def _created(topic: Topic, *, is_dry: bool) -> CreatableTopicResult:
+def _created(context: KafkaContext, topic: Topic, *, is_dry: bool) -> CreatableTopicResult:
     return CreatableTopicResult(
         name=topic.name,
         topic_id=ZERO_UUID if is_dry else bytes.fromhex(topic.topic_id),
         error_message=None,
         num_partitions=topic.partition_count,
-        replication_factor=REPLICAS,
+        replication_factor=int(
+            topic.configs.get(REPLICATION_FACTOR, context.config.replicas_default)
+        ),
         configs=tuple(
             CreatableTopicConfigs(
                 name=entry.name,

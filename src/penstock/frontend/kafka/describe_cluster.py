@@ -25,11 +25,10 @@ async def run(
         )
         return DescribeClusterResponse(error_code=code, error_message=code.message)
     config = context.config
-    host, port = config.advertised()
     return DescribeClusterResponse(
         cluster_id=config.cluster_id,
-        controller_id=config.node_id,
-        brokers=(DescribeClusterBroker(config.node_id, host, port),),
+        controller_id=context.brokers.controller,
+        brokers=[DescribeClusterBroker(*broker) for broker in context.brokers.all()],
         cluster_authorized_operations=(
             cluster_operations(context, call)
             if asked.include_cluster_authorized_operations

@@ -9,7 +9,6 @@ from penstock.frontend.kafka.permissions import Operation, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.share_groups import check_share_group, shared_topics
 from penstock.frontend.kafka.topics import (
-    LEADER_EPOCH,
     code_for,
     has_partition,
     id_of,
@@ -99,7 +98,8 @@ async def _partition(
         return _failed(index, refusal.code, refusal.message)
     except PenstockError as error:
         return _failed(index, code_for(error), str(error))
-    return DescribeShareGroupOffsetsResponsePartition(index, start_offset, LEADER_EPOCH, lag)
+    epoch = context.brokers.place(topic, index).epoch
+    return DescribeShareGroupOffsetsResponsePartition(index, start_offset, epoch, lag)
 
 
 def _failed(

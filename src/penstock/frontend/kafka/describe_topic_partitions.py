@@ -3,10 +3,11 @@ and the cursor of a page names the first partition of the next."""
 
 from collections.abc import Sequence
 
+from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
 from penstock.frontend.kafka.permissions import Operation, on_topic, topic_operations
-from penstock.frontend.kafka.topics import LEADER_EPOCH, find_name, id_of, is_of_node
+from penstock.frontend.kafka.topics import find_name, id_of, is_of_node
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_topic_partitions import (
@@ -76,21 +77,29 @@ def _missing(name: str) -> ErrorCode:
 def _described(
     context: KafkaContext, call: KafkaCall, topic: Topic, indexes: range
 ) -> DescribeTopicPartitionsResponseTopic:
-    node_id = context.config.node_id
-    nodes = (node_id,)
     return DescribeTopicPartitionsResponseTopic(
         0,
         topic.name,
         id_of(topic),
         is_of_node(topic),
-        [
-            # The Java client does not bear null where there are no eligible leaders.
-            DescribeTopicPartitionsResponsePartition(
-                0, index, node_id, LEADER_EPOCH, nodes, nodes, (), ()
-            )
-            for index in indexes
-        ],
+        [_partition(index, context.brokers.place(topic, index)) for index in indexes],
         topic_operations(context, call, topic),
+    )
+
+
+def _partition(index: int, place: Place) -> DescribeTopicPartitionsResponsePartition:
+    code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NOBODY else ErrorCode.NONE
+    # The Java client does not bear null where there are no eligible leaders.
+    return DescribeTopicPartitionsResponsePartition(
+        code,
+        index,
+        place.leader,
+        place.epoch,
+        place.replicas,
+        place.in_sync,
+        (),
+        (),
+        place.offline,
     )
 
 

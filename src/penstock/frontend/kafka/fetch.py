@@ -30,7 +30,7 @@ from penstock.frontend.kafka.topics import (
     locate_id,
     locate_name,
 )
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
@@ -75,6 +75,8 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
         await fetch.look()
         if asked.wait_ms_max > 0 and not fetch.is_enough:
             await fetch.wait(min(asked.wait_ms_max, WAIT_MS_MAX))
+            if fetch.pause_ms:
+                call.connection.hold_back(fetch.pause_ms / 1_000)
             if context.identities.epoch != rights_turn:
                 # While it waited the caller may have lost the right to what has come.
                 session.wanted.find_again(find)
@@ -117,6 +119,7 @@ class _Fetch:
         "_takes_slices",
         "_wanted",
         "_watches",
+        "pause_ms",
     )
 
     def __init__(
@@ -143,6 +146,8 @@ class _Fetch:
         self._takes_slices = takes_slices
         self._size = 0
         self._is_failed = False
+        # For its client, who must not wait here: without a pause it would ask again at once.
+        self.pause_ms = 0
 
     @property
     def is_enough(self) -> bool:
@@ -245,6 +250,13 @@ class _Fetch:
     # ── Waiting ──────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, wait_ms: int) -> None:
+        """Not at all if its tenant has as many that wait as it may."""
+        quotas, account = self._context.quotas, self._context.account
+        try:
+            is_counted = quotas is not None and quotas.begin_wait(account)
+        except Throttled as refusal:
+            self.pause_ms = refusal.retry_after_ms
+            return
         wanted, parked = self._wanted, self._context.parked
         waker = _Waker()
         wanted.wake = waker.wake
@@ -265,6 +277,8 @@ class _Fetch:
                     waker.renew()
         finally:
             timer.cancel()
+            if quotas is not None and is_counted:
+                quotas.end_wait(account)
 
     # ── Answering ────────────────────────────────────────────────────────────────────────────
 
@@ -272,7 +286,9 @@ class _Fetch:
         self._count()
         session = self._session
         if not self._is_full:
-            return FetchResponse(self._news(), session_id=session.session_id)
+            return FetchResponse(
+                self._news(), session_id=session.session_id, throttle_time_ms=self.pause_ms
+            )
         topics = [
             self._topic(each.place, each.partitions.values())
             for each in self._wanted.topics.values()
@@ -285,7 +301,7 @@ class _Fetch:
                 chance=lambda: int.from_bytes(context.entropy(4), "big"),
             )
             self._epoch = session.epoch
-        return FetchResponse(topics, session_id=session.session_id)
+        return FetchResponse(topics, session_id=session.session_id, throttle_time_ms=self.pause_ms)
 
     def _news(self) -> Sequence[FetchTopicResponse]:
         places: dict[Place, list[Sought]] = {}

@@ -1,6 +1,8 @@
 """FindCoordinator: which node keeps a group, a transactional id, or a share group's place in one
-partition. There is one node, so it is this one, for ids that nobody has used as well."""
+partition: whoever leads the partition of the internal topic that its id belongs to. That is so for
+ids that nobody has used as well."""
 
+from penstock.frontend.kafka.brokers import GROUPS_TOPIC, TRANSACTIONS_TOPIC
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import (
     Operation,
@@ -8,6 +10,7 @@ from penstock.frontend.kafka.permissions import (
     on_group,
     on_transaction,
 )
+from penstock.model.tenancy import scoped_id
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.find_coordinator import (
     Coordinator,
@@ -47,8 +50,21 @@ def _of(context: KafkaContext, call: KafkaCall, key_type: int, key: str) -> Coor
     refusal = _refusal(context, call, key_type, key)
     if refusal is not None:
         return _nowhere(key, refusal, refusal.message)
-    host, port = context.config.advertised()
-    return Coordinator(key, context.config.node_id, host, port, 0, None)
+    internal, scoped = _place_of(context, key_type, key)
+    found = context.brokers.coordinator(internal, scoped)
+    if found is None:
+        code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return _nowhere(key, code, code.message)
+    return Coordinator(key, found.node_id, found.host, found.port, 0, None)
+
+
+def _place_of(context: KafkaContext, key_type: int, key: str) -> tuple[str, str]:
+    """The internal topic that keeps it, and its key there: a tenant's own."""
+    own = context.config.account
+    if key_type == _SHARE:
+        key = key.partition(":")[0]  # group, topic id and partition
+    scoped = scoped_id(context.account, key, own_account=own)
+    return (TRANSACTIONS_TOPIC if key_type == _TRANSACTION else GROUPS_TOPIC), scoped
 
 
 def _refusal(context: KafkaContext, call: KafkaCall, key_type: int, key: str) -> ErrorCode | None:

@@ -26,6 +26,7 @@ from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
+from penstock.cursor.group.sight import Sight
 
 
 class GroupCalls(Protocol):
@@ -49,8 +50,11 @@ class GroupCalls(Protocol):
     ) -> LeaveReply: ...
 
     async def consumer_heartbeat(
-        self, group_id: str, request: ConsumerHeartbeat
-    ) -> ConsumerReply: ...
+        self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
+    ) -> ConsumerReply:
+        """``sight``: which topics the member may see, and so be assigned by a pattern; None: all of
+        its account."""
+        ...
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply: ...
 

@@ -27,6 +27,7 @@ from penstock.frontend.kafka.configs import (
     TopicConfig,
     ValueType,
     choice,
+    read_by,
     whole,
 )
 from penstock.frontend.kafka.context import KafkaContext
@@ -100,7 +101,9 @@ async def alter_group(
     is_dry: bool,
 ) -> None:
     """``given`` is set and ``removed`` goes back to its default. Raises Refusal."""
-    changes: dict[str, str | None] = {name: _read(name, text) for name, text in given.items()}
+    changes: dict[str, str | None] = {
+        name: read_by(_row(name), text) for name, text in given.items()
+    }
     for name in removed:
         _row(name)
         changes[name] = None
@@ -184,15 +187,3 @@ def _row(name: str) -> TopicConfig:
     if row is None:
         raise Refusal(ErrorCode.INVALID_CONFIG, f"There is no group config {name[:100]!r} to set.")
     return row
-
-
-def _read(name: str, text: str | None) -> str:
-    row = _row(name)
-    if text is None:
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
-    try:
-        return row.read(text.strip())
-    except ValueError as error:
-        raise Refusal(
-            ErrorCode.INVALID_CONFIG, f"{name} must be {error}, not {text[:100]!r}."
-        ) from None

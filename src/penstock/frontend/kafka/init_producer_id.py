@@ -37,7 +37,10 @@ async def run(
     try:
         producer_id = await context.producer_ids.next_id()
     except PenstockError as error:
-        return _refused(code_of(error))
+        code = code_of(error)
+        # Producers give up upon codes that they do not expect here; upon this one they ask again.
+        is_later = code is ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        return _refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_later else code)
     return InitProducerIdResponse(producer_id=producer_id)
 
 

@@ -80,6 +80,9 @@ async def _listed(
         code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)
         if code:
             return ListOffsetsPartitionResponse(index, code)
+        if not ends.is_settled and asked.timestamp < 0:
+            # Its leader has just changed, and may not know its end yet.
+            return ListOffsetsPartitionResponse(index, ErrorCode.OFFSET_NOT_AVAILABLE)
         offset, timestamp = await _found(context, topic, asked, ends, is_committed)
     except PenstockError as error:
         return ListOffsetsPartitionResponse(index, code_for(error))

@@ -7,6 +7,7 @@ all, and is told nothing of it by any name or id."""
 
 from collections.abc import Sequence
 
+from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name, new_stream
 from penstock.frontend.kafka.permissions import (
@@ -19,14 +20,13 @@ from penstock.frontend.kafka.permissions import (
 )
 from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
 from penstock.frontend.kafka.topics import (
-    LEADER_EPOCH,
     find_id,
     find_name,
     id_of,
     is_of_node,
 )
 from penstock.model.errors import TopicExists, TopicNotFound
-from penstock.model.names import is_internal
+from penstock.model.names import is_for_operators
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.metadata import (
@@ -64,11 +64,10 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
         for each in asked.topics:
             one = await _asked_for(context, call, each, may_create)
             topics.append(shown(one) if isinstance(one, Topic) else one)
-    host, port = config.advertised()
     return MetadataResponse(
-        brokers=(MetadataResponseBroker(config.node_id, host, port),),
+        brokers=[MetadataResponseBroker(*broker) for broker in context.brokers.all()],
         cluster_id=config.cluster_id or None,
-        controller_id=config.node_id,
+        controller_id=context.brokers.controller,
         topics=topics,
         cluster_authorized_operations=(
             cluster_operations(context, call)
@@ -91,7 +90,7 @@ async def _asked_for(
         return topic
     if not is_topic_name(asked.name):
         return MetadataResponseTopic(ErrorCode.INVALID_TOPIC_EXCEPTION, asked.name)
-    if not may_create or is_internal(asked.name):
+    if not may_create or is_for_operators(asked.name):
         return MetadataResponseTopic(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, asked.name)
     if not on_cluster(context, call, Operation.CREATE) and not on_topic(
         context, call, Operation.CREATE, asked.name
@@ -126,14 +125,19 @@ async def _created(context: KafkaContext, name: str) -> Topic:
 
 
 def _described(context: KafkaContext, topic: Topic, operations: int) -> MetadataResponseTopic:
-    node_id = context.config.node_id
-    nodes = (node_id,)
     partitions: Sequence[MetadataResponsePartition] = [
-        MetadataResponsePartition(0, index, node_id, LEADER_EPOCH, nodes, nodes)
+        _partition(index, context.brokers.place(topic, index))
         for index in range(topic.partition_count)
     ]
     return MetadataResponseTopic(
         0, topic.name, id_of(topic), is_of_node(topic), partitions, operations
+    )
+
+
+def _partition(index: int, place: Place) -> MetadataResponsePartition:
+    code = ErrorCode.LEADER_NOT_AVAILABLE if place.leader == NOBODY else ErrorCode.NONE
+    return MetadataResponsePartition(
+        code, index, place.leader, place.epoch, place.replicas, place.in_sync, place.offline
     )
 
 

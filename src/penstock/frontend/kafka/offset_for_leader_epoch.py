@@ -53,6 +53,8 @@ async def _end(
     except PenstockError as error:
         return EpochEndOffset(code_for(error), index)
     code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)
+    if not code and (known := context.brokers.epoch_end(topic, index, asked.leader_epoch)):
+        return EpochEndOffset(0, index, *known)
     if code or asked.leader_epoch != ends.leader_epoch:
         # Of an epoch that never was, neither number is known.
         return EpochEndOffset(code, index)

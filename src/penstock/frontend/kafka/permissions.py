@@ -10,7 +10,7 @@ a policy of its own, which counts as well. As with Kafka, who may read, write, d
 something may describe it, unless that is denied by name; and who may alter configs may see them.
 
 Topics of the node's own hold what belongs to all accounts, so they are for operators, whatever a
-policy says of their names.
+policy says of their names; and so are those that operators' own programs write.
 
 A caller who is believed (authentication is off) may do everything, and nothing is looked up for it.
 Which access rules there are, and what becomes of a rule that changes, is ``frontend.decisions``'.
@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.model.names import is_internal, queue_arn
+from penstock.model.names import is_for_operators, queue_arn
 from penstock.model.topic import Topic
 from penstock.wire.aws.access import Kind, MalformedPolicy, compile_policy
 
@@ -76,7 +76,8 @@ def on_topic(
         return True
     if topic is None:
         topic = context.catalog.find(context.account, context.config.region, name)
-    if is_internal(name) and (topic is None or not topic.is_queue) and not call.caller.is_operator:
+    is_theirs = is_for_operators(name) and (topic is None or not topic.is_queue)
+    if is_theirs and not call.caller.is_operator:
         return False
     if topic is None:
         return _may(context, call, operation, topic_arn(context, name), None)

@@ -148,7 +148,7 @@ class KafkaFrontend:
             pause_ms = self._charge(call, login.payer, received_bytes, buffers)
             if pause_ms:
                 call.connection.hold_back(pause_ms / 1_000)
-                if hasattr(response, "throttle_time_ms"):
+                if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
                     told = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
                     buffers = _encoded(call, codec, told)
         return OK if response is None else _code_of(response), buffers

@@ -24,6 +24,7 @@ from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
+from penstock.cursor.group.sight import Sight
 from penstock.cursor.transactions import TopicPartition as Place
 from penstock.cursor.transactions import TxnReply, TxnValue
 from penstock.frontend.kafka.group_calls import GroupCalls
@@ -72,8 +73,10 @@ class ScopedGroups(_Scope):
     async def leave(self, group_id: str, leavers: Sequence[tuple[str, str | None]]) -> LeaveReply:
         return await self._calls.leave(self._in(group_id), leavers)
 
-    async def consumer_heartbeat(self, group_id: str, request: ConsumerHeartbeat) -> ConsumerReply:
-        return await self._calls.consumer_heartbeat(self._in(group_id), request)
+    async def consumer_heartbeat(
+        self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
+    ) -> ConsumerReply:
+        return await self._calls.consumer_heartbeat(self._in(group_id), request, sight=sight)
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         return await self._calls.share_heartbeat(self._in(group_id), request)

@@ -33,7 +33,7 @@ from penstock.frontend.kafka.share_sessions import (
     ShareSession,
 )
 from penstock.frontend.kafka.topics import code_for, find_id
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
@@ -66,13 +66,15 @@ async def run(context: KafkaContext, call: KafkaCall, asked: ShareFetchRequest) 
     if not look.is_enough and is_patient and not context.parked.is_draining:
         rights_turn = context.identities.epoch
         await _wait(context, look, min(asked.max_wait_ms, WAIT_MS_MAX))
+        if look.pause_ms:
+            call.connection.hold_back(look.pause_ms / 1_000)
         if context.identities.epoch != rights_turn:
             await look.give_back_forbidden(call)
     if not session.is_open:
         code = ErrorCode.SHARE_SESSION_NOT_FOUND
         return ShareFetchReply(error_code=code, error_message=code.message)
     look.count()
-    return _reply(session, acked, look.sought, asked.batch_size)
+    return _reply(session, acked, look.sought, asked.batch_size, pause_ms=look.pause_ms)
 
 
 # ── The session ──────────────────────────────────────────────────────────────────────────────
@@ -154,6 +156,7 @@ class _Look:
         "_records_max",
         "_session",
         "live",
+        "pause_ms",
         "size",
         "sought",
         "taken",
@@ -172,6 +175,7 @@ class _Look:
         self._records_max = asked.max_records
         self.size = 0
         self.taken = 0  # records
+        self.pause_ms = 0  # for its client, who must not wait here and would ask again at once
         places = session.places()
         self.sought = [
             _Sought(
@@ -281,6 +285,13 @@ class _Waker:
 
 
 async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
+    """Not at all if its tenant has as many that wait as it may."""
+    quotas = context.quotas
+    try:
+        is_counted = quotas is not None and quotas.begin_wait(context.account)
+    except Throttled as refusal:
+        look.pause_ms = refusal.retry_after_ms
+        return
     waker = _Waker()
     timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, waker.time_up)
     endings: list[Callable[[], None]] = []
@@ -302,6 +313,8 @@ async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
         timer.cancel()
         for end in endings:
             end()
+        if quotas is not None and is_counted:
+            quotas.end_wait(context.account)
 
 
 # ── The answer ───────────────────────────────────────────────────────────────────────────────
@@ -310,6 +323,8 @@ def _reply(
     acked: dict[Place, ErrorCode],
     sought: Sequence[_Sought],
     batch_size: int,
+    *,
+    pause_ms: int = 0,
 ) -> ShareFetchReply:
     """Partitions about which there is nothing to say are left out."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
@@ -341,6 +356,7 @@ def _reply(
     return ShareFetchReply(
         [ShareTopicReply(topic_id, partitions) for topic_id, partitions in topics.items()],
         lock_ms=session.lock_ms,
+        throttle_time_ms=pause_ms,
     )
 
 

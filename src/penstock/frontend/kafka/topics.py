@@ -16,8 +16,6 @@ from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode, code_of
 
 NO_EPOCH = -1  # a client that does not care which leader answers
-# One node leads all partitions and always has: there was never a second epoch.
-LEADER_EPOCH = 0
 
 
 def find_name(context: KafkaContext, name: str) -> Topic | None:
