@@ -7,7 +7,20 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
+
+
+class SqsClient(Protocol):
+    """What a load needs of a client: the calls, and their ends told apart."""
+
+    seconds: float  # the deadline of a call
+    is_calling: bool
+
+    def call(
+        self, operation: str, request: Mapping[str, object], *, wait_seconds: float = 0.0
+    ) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class Refused(Exception):
@@ -20,6 +33,10 @@ class Unanswered(Exception):
 
 class Hanging(Unanswered):
     """No answer within the deadline."""
+
+    def __init__(self, reason: str, *, where: str = "") -> None:
+        super().__init__(reason)
+        self.where = where  # host:port, for a client that knows several servers
 
 
 class Fault(Exception):

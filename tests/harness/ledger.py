@@ -175,6 +175,8 @@ class Hung(Event, frozen=True, tag="HUNG"):
 
     call: str
     seconds: float
+    invoked_at: int = 0
+    where: str = ""  # host:port of the server that was asked, where there are several
 
 
 class Drained(Event, frozen=True, tag="DRAINED"):

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from tests.harness import ledger as L  # noqa: N812  (every event class is used)
-from tests.harness.client import Fault, Hanging, RawClient, Refused, Unanswered
+from tests.harness.client import Fault, Hanging, RawClient, Refused, SqsClient, Unanswered
 from tests.harness.ledger import Body, Key, Ledger, now_ns
 
 WAIT_SECONDS = 1  # of every long poll
@@ -55,6 +55,10 @@ class Gate:
     def wait_up(self) -> None:
         self._up.wait(1.0)
 
+    @property
+    def done_count(self) -> int:
+        return self._done_count
+
     def count(self, calls: int = 1) -> None:
         with self._progress:
             self._done_count += calls
@@ -70,11 +74,11 @@ class Gate:
 class Worker:
     """What producer and consumer share: a thread, a client, a ledger, a source of chance."""
 
-    def __init__(self, name: str, port: int, folder: Path, gate: Gate, seed: str) -> None:
+    def __init__(self, name: str, client: SqsClient, folder: Path, gate: Gate, seed: str) -> None:
         self.name = name
         self.gate = gate
         self.chance = Random(f"{seed}-{name}")
-        self.client = RawClient(port)
+        self.client = client
         self.ledger = Ledger(folder / f"{name}.jsonl")
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._guard, name=name, daemon=True)
@@ -109,6 +113,7 @@ class Worker:
         wait_seconds: float = 0.0,
     ) -> bool:
         """One call and exactly one of the three ends; True when it was answered well."""
+        invoked_at = now_ns()
         try:
             reply = self.client.call(operation, request, wait_seconds=wait_seconds)
         except Refused as error:
@@ -116,7 +121,8 @@ class Worker:
             self.gate.wait_up()
             return False
         except Hanging as error:
-            self.ledger.write(L.Hung(now_ns(), operation, self.client.seconds + wait_seconds))
+            seconds = self.client.seconds + wait_seconds
+            self.ledger.write(L.Hung(now_ns(), operation, seconds, invoked_at, error.where))
             on_info(str(error))
             return False
         except Unanswered as error:
@@ -137,7 +143,7 @@ class Producer(Worker):
     def __init__(
         self,
         name: str,
-        port: int,
+        client: SqsClient,
         folder: Path,
         gate: Gate,
         seed: str,
@@ -147,7 +153,7 @@ class Producer(Worker):
         groups: int = 0,
         payload_bytes: int | None = None,
     ) -> None:
-        super().__init__(name, port, folder, gate, seed)
+        super().__init__(name, client, folder, gate, seed)
         self.queue = queue
         self.run_id = run
         self.payload_bytes = payload_bytes  # None: by chance
@@ -243,7 +249,7 @@ class Consumer(Worker):
     def __init__(
         self,
         name: str,
-        port: int,
+        client: SqsClient,
         folder: Path,
         gate: Gate,
         seed: str,
@@ -252,7 +258,7 @@ class Consumer(Worker):
         run: str,
         drop_share: float = 0.03,
     ) -> None:
-        super().__init__(name, port, folder, gate, seed)
+        super().__init__(name, client, folder, gate, seed)
         self.queue = queue
         self.run_id = run
         self.drop_share = drop_share
@@ -397,7 +403,7 @@ class Consumer(Worker):
             attributes = self.client.call(
                 "GetQueueAttributes", {"QueueUrl": self.queue.url, "AttributeNames": list(names)}
             )["Attributes"]
-        except Fault:
+        except (Fault, Refused, Unanswered):
             return UNKNOWN_COUNTS  # a queue that cannot say is not drained
         visible, in_flight, delayed = (int(attributes[name]) for name in names)
         return visible, in_flight, delayed
@@ -430,8 +436,16 @@ class Drainer(Consumer):
 class Load:
     """A run: queues, workers over them, and the folder of their ledgers."""
 
-    def __init__(self, port: int, folder: Path, *, seed: str) -> None:
-        self.port = port
+    def __init__(
+        self,
+        port: int,
+        folder: Path,
+        *,
+        seed: str,
+        connect: Callable[[], SqsClient] | None = None,
+    ) -> None:
+        """``connect`` makes each worker's client, if not for the one server at ``port``."""
+        self._connect = connect or (lambda: RawClient(port))
         self.folder = folder
         self.seed = seed
         self.gate = Gate()
@@ -442,7 +456,7 @@ class Load:
 
     def create_queue(self, name: str, **attributes: str) -> Queue:
         is_fifo = name.endswith(".fifo")
-        client = RawClient(self.port)
+        client = self._connect()
         if is_fifo:
             attributes["FifoQueue"] = "true"
         reply = client.call("CreateQueue", {"QueueName": name, "Attributes": attributes})
@@ -455,7 +469,7 @@ class Load:
         self, name: str, queue: Queue, *, groups: int = 0, payload_bytes: int | None = None
     ) -> Producer:
         producer = Producer(
-            name, self.port, self.folder, self.gate, self.seed,
+            name, self._connect(), self.folder, self.gate, self.seed,
             queue=queue, run=self.run_id, groups=groups, payload_bytes=payload_bytes,
         )  # fmt: skip
         self.workers.append(producer)
@@ -463,7 +477,7 @@ class Load:
 
     def consumer(self, name: str, queue: Queue, *, drop_share: float = 0.03) -> Consumer:
         consumer = Consumer(
-            name, self.port, self.folder, self.gate, self.seed,
+            name, self._connect(), self.folder, self.gate, self.seed,
             queue=queue, run=self.run_id, drop_share=drop_share,
         )  # fmt: skip
         self.workers.append(consumer)
@@ -492,7 +506,7 @@ class Load:
     def drain(self, *, no_progress_seconds: float = NO_PROGRESS_SECONDS_MAX) -> None:
         drainers = [
             Drainer(
-                f"drain-{queue.name}", self.port, self.folder, self.gate, self.seed,
+                f"drain-{queue.name}", self._connect(), self.folder, self.gate, self.seed,
                 queue=queue, run=self.run_id,
             )
             for queue in self.queues

@@ -16,6 +16,7 @@ from penstock.model.limits import PURGE_INTERVAL_MS
 from penstock.model.message import Appended, Claim, Delivery, Message
 from penstock.model.names import is_internal
 from penstock.model.ports import (
+    Backend,
     BatchAppended,
     Fetched,
     LeaseRequest,
@@ -41,6 +42,7 @@ class Broker:
         is_clustered: bool = False,
     ) -> None:
         self._surroundings = surroundings
+        self._is_clustered = is_clustered
         self._disk = surroundings.disk
         self._redriver = Redriver(self, surroundings.catalog)
         self.partitions = Partitions(
@@ -53,9 +55,24 @@ class Broker:
         self._mover = Mover(self, surroundings.catalog, tasks, entropy=entropy)
         self._purged_at_ms: dict[str, int] = {}
 
+    def go_through(self, backend: Backend) -> None:
+        """In a cluster: what this broker sends to other queues goes to whoever leads them."""
+        self._redriver.backend = backend
+        self._mover.backend = backend
+
     async def start(self) -> None:
         await self.partitions.start()
-        self._mover.resume()
+        if self._is_clustered:
+            self.partitions.on_led(self._led)
+        else:
+            self._mover.resume()
+
+    def _led(self, partition: Partition, is_led: bool) -> None:
+        """Tasks are where the first partition of their source is led."""
+        if partition.index == 0 and is_led:
+            self._mover.resume_of(partition.topic.arn)
+        elif partition.index == 0:
+            self._mover.leave(partition.topic.arn)
 
     async def stop(self) -> None:
         await self._mover.stop()

@@ -16,9 +16,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from penstock.broker.alarm import Alarm
 from penstock.broker.group_log import GroupLog
 from penstock.broker.row_keeper import RowKeeper
+from penstock.cursor.group.codes import Code
 from penstock.cursor.group.decision import Answer, Decision
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.rows import Row
@@ -69,6 +72,14 @@ class Coordinator:
         """Returns when the groups are known, or when they cannot be: ``trouble`` says."""
         await self._keeper.start()
 
+    def stand_by(self) -> None:
+        """Another node leads the log and coordinates: those who wait are sent there."""
+        self._keeper.stand_by()
+
+    def take_over(self) -> None:
+        """This node coordinates, as soon as it has read what the others left."""
+        self._keeper.take_over()
+
     def end_waits(self) -> None:
         """Answer those who wait for other members: their clients find a coordinator elsewhere, or
         here again. Who waits for the log is answered when that has come so far."""
@@ -111,7 +122,7 @@ class Coordinator:
     async def ask(self, failed: ReplyT, decide: Callable[[Groups, int], Decision]) -> ReplyT:
         """Wait for the answer to one decision. ``failed`` is the answer if there is none."""
         if not self._keeper.ready():
-            return failed
+            return self._unready(failed)
         self._ticket += 1
         ticket = self._ticket
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -125,9 +136,12 @@ class Coordinator:
     async def look(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
         """Read what memory has, shown once the log has it too."""
         if not self._keeper.ready():
-            return failed
+            return self._unready(failed)
         found = read(self._groups)
-        return found if await self._keeper.committed() else failed
+        return found if await self._keeper.committed() else self._unready(failed)
+
+    def _unready(self, failed: ReplyT) -> ReplyT:
+        return cast(ReplyT, elsewhere(failed)) if self._keeper.is_standing_by else failed
 
     def note(self, decide: Callable[[Groups], Decision], *, is_divisible: bool = False) -> None:
         """A decision that nobody waits for, nor hears of when it fails. ``is_divisible``: a crash
@@ -160,7 +174,7 @@ class Coordinator:
     def _fail(self, ticket: int) -> None:
         waiter = self._waiters.get(ticket)
         if waiter is not None:
-            self._answer(ticket, waiter[1])
+            self._answer(ticket, self._unready(waiter[1]))
 
     def _answer(self, ticket: int, reply: object) -> None:
         waiter = self._waiters.get(ticket)
@@ -204,3 +218,11 @@ class Coordinator:
         """Do what is due by the clock."""
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         self.note(lambda groups: groups.tick(now_ms=now_ms, wall_ms=wall_ms))
+
+
+def elsewhere(failed: object) -> object:
+    """The same answer, for a coordinator that is another node: clients look for it then."""
+    if isinstance(failed, tuple):
+        return (Code.NOT_COORDINATOR, *failed[1:])
+    assert isinstance(failed, msgspec.Struct)
+    return msgspec.structs.replace(failed, code=Code.NOT_COORDINATOR)

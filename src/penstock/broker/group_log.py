@@ -16,6 +16,7 @@ the rows before (``Newest.read_up_to``).
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
@@ -27,6 +28,7 @@ from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records
 
 ACKS_ALL = -1
+SETTLE_SECONDS = 1.0  # then a new leader is asked again whether it knows its end
 READ_BYTES_MAX = 128 * KIB  # decoded in one go: some ten milliseconds of the loop
 BATCH_ROWS_BYTES_MAX = 256 * KIB  # a batch is closed behind the decision that exceeds this
 # Members of a group send nearly the same bytes, so large rows shrink well; small ones do not.
@@ -78,12 +80,26 @@ def _encode(records: list[bytes], size: int, wall_ms: int) -> bytes:
 class GroupLog:
     def __init__(self, streams: Streams, topic: Topic, partition: int, clock: Clock) -> None:
         self.partition = partition
+        self.epoch = 0  # of the leader, when it was last asked for its ends
         self._streams = streams
         self._topic = topic
         self._clock = clock
 
     async def ends(self) -> tuple[int, int]:
+        """Where it begins, and where what is committed ends. A leader that has just begun may not
+        know of all that is: then this waits until it does (R19)."""
         ends = await self._streams.ends(self._topic, self.partition)
+        while not ends.is_settled:
+            moved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            ignore = self._streams.on_advance(
+                self._topic, self.partition, partial(_settle_once, moved)
+            )
+            try:
+                await asyncio.wait((moved,), timeout=SETTLE_SECONDS)
+            finally:
+                ignore()
+            ends = await self._streams.ends(self._topic, self.partition)
+        self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
     async def read(self, start: int, end: int) -> AsyncIterator[tuple[Sequence[Row], int]]:
@@ -134,6 +150,11 @@ class GroupLog:
             total_bytes += await self.append((rows,))
         await self._streams.delete_records(self._topic, self.partition, end)
         return total_bytes
+
+
+def _settle_once(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Newest:

@@ -33,6 +33,7 @@ from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import GroupSettings, ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
+from penstock.cursor.group.sight import Sight
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_internal
 from penstock.model.partitioning import partition_of_group
@@ -91,6 +92,7 @@ class GroupHost:
         self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[Coordinator] = []
+        self._led: set[int] | None = None  # in a cluster: partitions that this node leads
         self._is_draining = False
         self._job: asyncio.Task[None] | None = None
         # Topics as groups see them, by account: kept up to date in place, the epoch tells of a
@@ -109,8 +111,27 @@ class GroupHost:
             self._catalog_changed(None, found)
         self._catalog.on_change(self._catalog_changed)
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
-        await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+        if self._led is None:
+            await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+        else:
+            for partition, coordinator in enumerate(self._coordinators):
+                if partition not in self._led:
+                    coordinator.stand_by()
+                else:
+                    coordinator.take_over()
         self._job = asyncio.create_task(self._expire_forever(), name="group expiry")
+
+    def by_leadership(self) -> None:
+        """In a cluster: groups are coordinated where their partition is led. Before ``start``."""
+        self._led = set()
+
+    def led(self, partition: int, is_led: bool) -> None:
+        """This node leads a partition of the groups' topic from now on, or no more."""
+        assert self._led is not None, "a node by itself leads all"
+        (self._led.add if is_led else self._led.discard)(partition)
+        if partition < len(self._coordinators):
+            coordinator = self._coordinators[partition]
+            coordinator.take_over() if is_led else coordinator.stand_by()
 
     def end_waits(self) -> None:
         """The node drains: who is parked is answered, and nobody is parked any more. Commits and
@@ -156,7 +177,7 @@ class GroupHost:
                 by_name.pop(topic.name, None)
             else:
                 entry = (after.topic_id, after.partition_count)
-                if by_name.get(after.name) == entry:
+                if by_name.get(after.name) == entry and not _is_policy_new(before, after):
                     return
                 by_name[after.name] = entry
             self._topics_epoch += 1
@@ -245,7 +266,9 @@ class GroupHost:
             ),
         )
 
-    async def consumer_heartbeat(self, group_id: str, request: ConsumerHeartbeat) -> ConsumerReply:
+    async def consumer_heartbeat(
+        self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
+    ) -> ConsumerReply:
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         return await self._at(group_id).ask(
             _CONSUMER_FAILED,
@@ -253,6 +276,7 @@ class GroupHost:
                 group_id,
                 request,
                 self._topics_of(group_id),
+                sight=sight,
                 ticket=ticket,
                 now_ms=now_ms,
                 wall_ms=wall_ms,
@@ -354,7 +378,9 @@ class GroupHost:
     ) -> tuple[Code, Sequence[Listing]]:
         """All or nothing: a list that quietly lacks a part of the groups misleads."""
         found: list[Listing] = []
-        for coordinator in self._coordinators:
+        for partition, coordinator in enumerate(self._coordinators):
+            if self._led is not None and partition not in self._led:
+                continue  # of these another node tells
             code, listings = await coordinator.look(
                 _NOT_LISTED,
                 lambda groups: (Code.NONE, groups.list_groups(states=states, kinds=kinds)),
@@ -372,3 +398,8 @@ class GroupHost:
         return await self._at(group_id).ask(
             _FAILED, lambda groups, ticket: groups.delete_group(group_id, ticket=ticket)
         )
+
+
+def _is_policy_new(before: Topic | None, after: Topic) -> bool:
+    """Then others may see it than before."""
+    return before is not None and before.settings.policy != after.settings.policy

@@ -136,6 +136,11 @@ class Flush:
         self.written = Stage(loop)
         self.committed = Stage(loop)  # the events are committed
 
+    def succeed(self) -> None:
+        self.sent.settle()
+        self.written.settle()
+        self.committed.settle()
+
     def fail(self, error: PenstockError) -> None:
         """Nobody knows what became of it."""
         self.sent.settle(error)
@@ -315,9 +320,7 @@ class Journal:
         flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
-        flush.sent.settle()
-        flush.written.settle()
-        flush.committed.settle()
+        flush.succeed()
         self._on_committed(flush.size_bytes, perf_counter() - flush.started)
 
     def _append(self, append: Callable[[], None]) -> PenstockError | None:
@@ -403,9 +406,9 @@ class Journal:
             self._fail(f"fdatasync failed: {error}")
             return
         self._on_synced(task.result())
+        self.log.finish_sync(job)
         if self.failure is not None:
             return
-        self.log.finish_sync(job)
         self._advance(self.log.durable_offset)
         if self._committing:
             self._sync()
@@ -444,12 +447,23 @@ class Journal:
             flush = self._committing.popleft()
             flush.fail(self.failure)
 
+    def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
+        """Refuse everything from now on, what has not been written included. What has been, and is
+        not committed yet, is the caller's to settle."""
+        flush = self._flush
+        is_written = flush is not None and flush.size_bytes > 0  # batches of it are in the log
+        self.failure = unknown if is_written else reason
+        self.flush()
+        self.failure = reason
+        pending = [one for one in self._committing if is_written or one is not flush]
+        self._committing.clear()
+        if flush is not None and not is_written:
+            flush.fail(reason)
+        return pending
+
     async def end(self, reason: PenstockError) -> None:
         """Refuse everything from now on, and return when no sync is using the files."""
-        self.failure = reason
-        self.flush()
-        while self._committing:
-            flush = self._committing.popleft()
+        for flush in self.hand_over(reason, reason):
             flush.fail(reason)
         while self._sync_task is not None:
             await asyncio.wait([self._sync_task])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from penstock.metadata.moves import MoveTasks
+from penstock.metadata.moves import UNFINISHED, MoveTasks
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.message import Claim, Delivery, Message
 from penstock.model.names import uuid_text
@@ -41,19 +41,32 @@ class Mover:
         *,
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._catalog = catalog
         self._tasks = tasks
         self._entropy = entropy
         self._running: dict[str, asyncio.Task[None]] = {}
         self._states: dict[str, MoveTask] = {}  # newer than the store's by at most a few hundred
         self._cancelled: set[str] = set()
+        self._left: set[str] = set()  # sources that another node leads, with tasks that run on
         self._stopping = asyncio.Event()
 
     def resume(self) -> None:
         """Go on with what an earlier process left unfinished."""
         for task in self._tasks.unfinished():
             self._run(task)
+
+    def resume_of(self, source_arn: str) -> None:
+        """Go on with what another node has begun: this one leads the source now."""
+        self._left.discard(source_arn)
+        for task in self._tasks.list(source_arn):
+            if task.status in UNFINISHED and task.task_id not in self._running:
+                self._run(task)
+
+    def leave(self, source_arn: str) -> None:
+        """Another node goes on with it."""
+        if any(task.source_arn == source_arn for task in self._states.values()):
+            self._left.add(source_arn)
 
     async def start(self, task: MoveTask) -> None:
         await self._tasks.put(task)
@@ -93,6 +106,10 @@ class Mover:
             self._running.pop(task_id, None)
         if status == STOPPED:
             await self._tasks.put(state)
+            if state.source_arn in self._left:
+                self._states.pop(task_id, None)
+                if not any(one.source_arn == state.source_arn for one in self._states.values()):
+                    self._left.discard(state.source_arn)
             return
         ended = msgspec.structs.replace(state, status=status, failure_reason=reason)
         await self._tasks.put(ended)
@@ -107,13 +124,13 @@ class Mover:
             task = self._states[task_id]
             if task_id in self._cancelled:
                 return "CANCELLED", None
-            if self._stopping.is_set():
+            if self._stopping.is_set() or task.source_arn in self._left:
                 return STOPPED, None
             source = self._catalog.find_arn(task.source_arn)
             if source is None:
                 return "FAILED", QUEUE_GONE
             count = min(STEP_RECORDS, task.rate_per_s or STEP_RECORDS)
-            deliveries = await self._backend.lease(source, LeaseRequest(count, LEASE_MS))
+            deliveries = await self.backend.lease(source, LeaseRequest(count, LEASE_MS))
             if not deliveries:
                 return "COMPLETED", None
             reason = await self._move_step(task_id, source, deliveries)
@@ -162,17 +179,17 @@ class Mover:
         key = message.group or uuid_text(message.message_id)
         partition = partition_of_group(key, target.partition_count)
         try:
-            await self._backend.append(target, partition, [fresh])
+            await self.backend.append(target, partition, [fresh])
         except TopicNotFound:
             return QUEUE_GONE
         claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
-        await self._backend.ack(source, delivery.partition, [claim])
+        await self.backend.ack(source, delivery.partition, [claim])
         return ""
 
     async def _give_back(self, source: Topic, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
-            await self._backend.extend(source, delivery.partition, [(claim, 0)])
+            await self.backend.extend(source, delivery.partition, [(claim, 0)])
 
     async def _pace(self, task_id: str, elapsed_s: float, moved_before: int) -> None:
         """Wait until the rate allows the next step."""

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from penstock.broker.journal import Replication
+from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
 from penstock.broker.queue import AttemptsMax, MoveDead, Queue
 from penstock.broker.restore import Restored, restore
@@ -25,7 +25,6 @@ from penstock.broker.waits import Waits
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.ports import EARLIEST
-from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
@@ -44,6 +43,7 @@ class Partitions:
     ) -> None:
         self._surroundings = surroundings
         self._is_clustered = is_clustered
+        self._on_led: list[Callable[[Partition, bool], None]] = []
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._queues: dict[str, Queue] = {}
@@ -121,6 +121,11 @@ class Partitions:
 
     # ── leading, in a cluster ────────────────────────────────────────────────────────────────
 
+    def on_led(self, listener: Callable[[Partition, bool], None]) -> None:
+        """Call ``listener`` with each partition that this node begins to lead (True) and that it
+        leads no more (False)."""
+        self._on_led.append(listener)
+
     async def lead(
         self, topic: Topic, index: int, log: Log, restored: Restored, replication: Replication
     ) -> Partition:
@@ -143,10 +148,14 @@ class Partitions:
             reader = self._queues.get(share.topic_id)
             if reader is not None and share.topic_id in partition.shares:
                 reader.add(partition)
+        for listener in self._on_led:
+            listener(partition, True)
         return partition
 
     async def release(self, partition: Partition, reason: PenstockError) -> None:
         """Another node leads it. Whoever waits for an answer gets the reason."""
+        for listener in self._on_led:
+            listener(partition, False)
         queues = [self._queues.get(partition.topic.topic_id)]
         queues += [self._queues.get(share_id) for share_id in partition.shares]
         for queue in queues:
@@ -245,31 +254,8 @@ class Partitions:
 
     def _open_log(self, topic: Topic, index: int, shares: Sequence[Topic]) -> tuple[Log, Restored]:
         surroundings = self._surroundings
-        now_ms = surroundings.clock.wall_ms()
-        folder = self._folder() / topic.topic_id / str(index)
-        stream = settings_of(topic)
-        config = replace(
-            surroundings.log,
-            segment_bytes_max=min(surroundings.log.segment_bytes_max, stream.segment_bytes),
-            segment_age_ms_max=min(surroundings.log.segment_age_ms_max, stream.segment_ms),
-        )
-        log = Log.open(folder, config, now_ms=now_ms)
-        report = log.recovery
-        if report.truncated_bytes:
-            log_.warning(
-                "torn tail truncated",
-                extra={
-                    "topic": topic.name,
-                    "partition": index,
-                    "bytes": report.truncated_bytes,
-                    "reason": report.reason,
-                },
-            )
-        for damage in report.damage:
-            log_.error(
-                "damage found",
-                extra={"topic": topic.name, "partition": index, "reason": str(damage)},
-            )
+        log = open_log(topic, index, self._folder(), surroundings)
+        log.settle()  # what recovery had to do has been said; there is nobody else to be told
         restored = restore(log, topic, index, shares=shares, surroundings=surroundings)
         return log, restored
 

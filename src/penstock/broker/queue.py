@@ -120,7 +120,7 @@ class Queue:
             if wait.taken.done() and not wait.taken.cancelled() and not wait.taken.exception():
                 taken = wait.taken.result()
                 if taken is not None:
-                    self._spawn(self._give_back(taken), "give back")
+                    self._spawn(self._give_back(taken.deliveries), "give back")
             raise
         finally:
             timer.cancel()
@@ -145,11 +145,16 @@ class Queue:
                 )
             taken = leases.take(wanted, attempts_max=attempts_max, in_flight_max=self._room(leases))
             is_over_limit = is_over_limit or taken.is_over_limit
-            if taken.dead:
-                # Finished before the answer, so that who saw nothing here finds them there.
-                await self._move_dead(leases, taken.dead)
-            await self._settled(taken)
             deliveries.extend(taken.deliveries)
+            try:
+                if taken.dead:
+                    # Finished before the answer, so that who saw nothing here finds them there.
+                    await self._move_dead(leases, taken.dead)
+                await self._settled(taken)
+            except asyncio.CancelledError:
+                if deliveries:
+                    self._spawn(self._give_back(deliveries), "give back")
+                raise
             if len(deliveries) >= request.count:
                 break
         if is_over_limit and not deliveries and request.wait_ms <= 0 and not self.topic.is_fifo:
@@ -185,8 +190,8 @@ class Queue:
         else:
             await flush.written.wait()
 
-    async def _give_back(self, taken: Taken) -> None:
-        for delivery in taken.deliveries:
+    async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
             claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
             with contextlib.suppress(Exception):
                 await self.leases[delivery.partition].extend([(claim, 0)])

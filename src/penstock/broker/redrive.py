@@ -27,7 +27,7 @@ ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 class Redriver:
     def __init__(self, backend: Backend, catalog: Catalog) -> None:
-        self._backend = backend
+        self.backend = backend
         self._catalog = catalog
 
     def attempts_max(self, topic: Topic) -> int | None:
@@ -69,7 +69,7 @@ class Redriver:
                 is_fifo=target.is_fifo,
             )
             try:
-                await self._backend.append(target, _partition_for(letter, target), [letter])
+                await self.backend.append(target, _partition_for(letter, target), [letter])
             except PenstockError as error:
                 log_.warning(
                     "dead letter not moved", extra={"topic": topic.name, "reason": str(error)}

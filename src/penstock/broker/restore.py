@@ -7,12 +7,12 @@ lengthen a lease but never shorten one.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from penstock.broker.stream import replay_producers
+from penstock.broker.stream import fold_producers
 from penstock.broker.surroundings import Surroundings
 from penstock.cursor.dedup import DedupTable, dedup_key
 from penstock.cursor.events import (
@@ -81,8 +81,9 @@ def write_checkpoint(
 ) -> None:
     wall_ms = surroundings.clock.wall_ms()
     checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares)
-    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
+    # In this order: producers are read from the cursors' checkpoint on.
     log.write_checkpoint(PRODUCERS_NAME, producers)
+    log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
 
 
 def read_checkpoint(log: Log) -> Checkpoint | None:
@@ -100,6 +101,15 @@ def read_checkpoint(log: Log) -> Checkpoint | None:
     return checkpoint
 
 
+def forget_beyond(log: Log, offset: int) -> None:
+    """The log is about to be cut here: what was taken down of more than is left must not be found
+    again. Safe in a thread."""
+    checkpoint = read_checkpoint(log)
+    if checkpoint is None or checkpoint.offset > offset:
+        log.remove_checkpoint(CHECKPOINT_NAME)
+        log.remove_checkpoint(PRODUCERS_NAME)
+
+
 def origin_of(topic: Topic, index: int) -> bytes:
     """What message ids are derived from where a record brought none."""
     return f"{topic.topic_id}-{index}".encode("ascii")
@@ -108,24 +118,133 @@ def origin_of(topic: Topic, index: int) -> bytes:
 def restore(
     log: Log, topic: Topic, index: int, *, shares: Sequence[Topic], surroundings: Surroundings
 ) -> Restored:
-    checkpoint = read_checkpoint(log)
-    cursors = _open_cursors(log, topic, shares, checkpoint, surroundings)
-    if cursors is None:
-        checkpoint = None
-        cursors = _open_cursors(log, topic, shares, None, surroundings)
-    assert cursors is not None
-    cursor, of_shares = cursors
-    start = log.start_offset if checkpoint is None else checkpoint.offset
-    by_id = {bytes.fromhex(share.topic_id): found for share, found in of_shares}
-    replayed, damage = _replay(log, cursor, by_id, start, surroundings)
-    origin = origin_of(topic, index)
-    for found in (cursor, *by_id.values()):
-        _hydrate(log, found, origin, surroundings)
-    dedup = DedupTable()
-    if topic.is_fifo:
-        _remember_recent(log, dedup, topic, origin, surroundings)
-    producers = replay_producers(log, log.read_checkpoint(PRODUCERS_NAME), surroundings.clock)
-    return Restored(cursor, of_shares, dedup, producers, replayed, damage)
+    fold = Fold(log, topic, index, shares=shares, surroundings=surroundings)
+    fold.advance(log.end_offset)
+    return fold.finish()
+
+
+class Fold:
+    """The views of a partition as they are after a part of its log. Begins at a checkpoint, goes on
+    as far as it is told (a follower goes as far as is committed), and is finished when somebody
+    leads with it."""
+
+    def __init__(
+        self,
+        log: Log,
+        topic: Topic,
+        index: int,
+        *,
+        shares: Sequence[Topic],
+        surroundings: Surroundings,
+    ) -> None:
+        self._log = log
+        self._surroundings = surroundings
+        self.topic = topic
+        self.index = index
+        checkpoint = read_checkpoint(log)
+        cursors = _open_cursors(log, topic, shares, checkpoint, surroundings)
+        if cursors is None:
+            checkpoint = None
+            cursors = _open_cursors(log, topic, shares, None, surroundings)
+        assert cursors is not None
+        self._cursor, self._shares = cursors
+        self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self._shares}
+        self._cursors = (self._cursor, *self._by_id.values())
+        start = log.start_offset if checkpoint is None else checkpoint.offset
+        self._cursors_from = start
+        # A snapshot of producers is written before the one of cursors: it knows at least as much.
+        producers = self._open_producers(start)
+        self.offset = log.start_offset if producers is None else start
+        self._producers = Producers() if producers is None else producers
+        self.replayed_bytes = 0
+        self.damage: Damaged | None = None
+
+    def _open_producers(self, start: int) -> Producers | None:
+        """None: everything has to be read for them."""
+        data = self._log.read_checkpoint(PRODUCERS_NAME)
+        if data is None:
+            return Producers() if start == self._log.start_offset else None
+        try:
+            found = Producers.restore(data, wall_ms=self._surroundings.clock.wall_ms())
+        except Damaged:
+            return None
+        return None if found.next_offset > self._log.end_offset else found
+
+    @property
+    def share_ids(self) -> frozenset[str]:
+        return frozenset(share.topic_id for share, _ in self._shares)
+
+    def advance(self, up_to: int, *, bytes_max: int | None = None) -> bool:
+        """On to an offset, or a little on; whether it is there, or can never be."""
+        read = 0
+        while self.offset < up_to and self.damage is None:
+            try:
+                batches = self._log.read(self.offset, bytes_max=REPLAY_READ_BYTES, up_to=up_to)
+            except Damaged as damage:
+                self.damage = damage
+                break
+            if not batches:
+                break  # up_to lies within a batch
+            for batch in batches:
+                self._apply(batch)
+                read += len(batch)
+            self.replayed_bytes += read
+            if bytes_max is not None and read >= bytes_max:
+                return self.offset >= up_to
+        return True
+
+    def _apply(self, batch: bytes) -> None:
+        header = parse_header(batch)
+        self.offset = header.next_offset
+        producers = self._producers
+        clock = self._surroundings.clock
+        if header.base_offset >= producers.next_offset:
+            # Producers' own times say nothing of when they were last heard of: take them for just
+            # heard, and remember them a day longer rather than store a batch twice.
+            fold_producers(producers, batch, header, clock.wall_ms())
+        if header.next_offset <= self._cursors_from:
+            return
+        if header.is_control:
+            _replay_events(batch, header, self._cursor, self._by_id, self._surroundings)
+        elif header.count:  # what compaction has emptied may begin before the checkpoint
+            now_ms = clock.mono_ms()
+            for one in self._cursors:
+                one.appended(
+                    header.base_offset,
+                    header.count,
+                    next_offset=header.next_offset,
+                    now_ms=now_ms,
+                )
+
+    def checkpoint(self) -> Callable[[], None]:
+        """Take down what is known; what is returned writes it, in any thread. Only of what is
+        committed: the log may end differently for another leader."""
+        clock, surroundings, log, offset = (
+            self._surroundings.clock,
+            self._surroundings,
+            self._log,
+            self.offset,
+        )
+        now_ms = clock.mono_ms()
+        snapshot = self._cursor.snapshot(now_ms=now_ms)
+        shares = {share.topic_id: one.snapshot(now_ms=now_ms) for share, one in self._shares}
+        producers = self._producers.snapshot(wall_ms=clock.wall_ms())
+        return lambda: write_checkpoint(
+            log, offset, snapshot, shares, producers, surroundings=surroundings
+        )
+
+    def finish(self) -> Restored:
+        """What the events do not say is read from the records themselves."""
+        log, surroundings = self._log, self._surroundings
+        origin = origin_of(self.topic, self.index)
+        for found in self._cursors:
+            _hydrate(log, found, origin, surroundings)
+        dedup = DedupTable()
+        if self.topic.is_fifo:
+            _remember_recent(log, dedup, self.topic, origin, surroundings)
+        return Restored(
+            self._cursor, self._shares, dedup, self._producers, self.replayed_bytes, self.damage
+        )
 
 
 def _open_cursors(
@@ -168,39 +287,6 @@ def _elapsed(since_ms: int, surroundings: Surroundings) -> int:
     if not surroundings.is_elapsed_trusted:
         return 0
     return max(0, surroundings.clock.wall_ms() - since_ms - surroundings.grain_ms)
-
-
-def _replay(
-    log: Log,
-    cursor: LeaseCursor,
-    shares: Mapping[bytes, LeaseCursor],
-    start: int,
-    surroundings: Surroundings,
-) -> tuple[int, Damaged | None]:
-    offset = start
-    replayed = 0
-    cursors = (cursor, *shares.values())
-    while offset < log.end_offset:
-        try:
-            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
-        except Damaged as damage:
-            return replayed, damage
-        for batch in batches:
-            header = parse_header(batch)
-            if header.is_control:
-                _replay_events(batch, header, cursor, shares, surroundings)
-            elif header.count:  # what compaction has emptied may begin before the checkpoint
-                now_ms = surroundings.clock.mono_ms()
-                for one in cursors:
-                    one.appended(
-                        header.base_offset,
-                        header.count,
-                        next_offset=header.next_offset,
-                        now_ms=now_ms,
-                    )
-            offset = header.next_offset
-            replayed += len(batch)
-    return replayed, None
 
 
 def _replay_events(

@@ -90,6 +90,8 @@ class RowKeeper:
         self._loop = asyncio.get_running_loop()
         self._log: GroupLog | None = None  # None: memory does not know what the log says
         self._is_stopping = False
+        self.is_standing_by = False  # another node leads the log, and decides
+        self.epoch = 0  # of the log's leader when it was read: this node, for as long as it leads
         # Appends: collected, under way.
         self._next = _Append()
         self._flying: _Append | None = None
@@ -127,6 +129,21 @@ class RowKeeper:
         if self._log is not None:
             self._log = None
             self._fold.lost()
+
+    def stand_by(self) -> None:
+        """Another node leads the log: it decides. What is known here counts no more."""
+        self.is_standing_by = True
+        self._alarm.clear()
+        if self._loader is not None:
+            self._loader.cancel()
+        self.lose("another node leads")
+        self.trouble = None
+
+    def take_over(self) -> None:
+        """This node leads the log: read what the others have left."""
+        self.is_standing_by = False
+        self._reload_ms = 0
+        self._want_load()
 
     def ready(self) -> bool:
         """Whether decisions may be made now. If not, asking makes it read when that is due."""
@@ -166,7 +183,8 @@ class RowKeeper:
         """Memory and log have parted."""
         if self._log is None:
             return
-        log_.warning("rows are read anew", extra={"of": self._label, "reason": reason})
+        if not self.is_standing_by:
+            log_.warning("rows are read anew", extra={"of": self._label, "reason": reason})
         self._log = None
         self.trouble = f"{self._label}: {reason}"
         self._newest = None
@@ -260,6 +278,8 @@ class RowKeeper:
     def _want_load(self) -> None:
         if self._log is not None or self._loader is not None or self._is_stopping:
             return
+        if self.is_standing_by:
+            return
         if self._appender is not None:
             return  # what is under way would be read, or not, by chance; its end brings us back
         now_ms = self._clock.mono_ms()
@@ -293,8 +313,9 @@ class RowKeeper:
 
     async def _read(self, log: GroupLog) -> int:
         """Everything, into the fold; returns the bytes it takes in the log."""
-        self._fold.reset()
         start, end = await log.ends()
+        self.epoch = log.epoch
+        self._fold.reset()
         total_bytes = 0
         async for rows, size in log.read(start, end):
             total_bytes += size

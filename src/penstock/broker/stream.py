@@ -14,8 +14,7 @@ from penstock.broker.journal import Flush, Journal
 from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.log import Log
 from penstock.log.stretch import Stretch
-from penstock.model import limits
-from penstock.model.errors import Damaged, OffsetOutOfRange, ProducerRefused
+from penstock.model.errors import OffsetOutOfRange, ProducerRefused
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
 from penstock.record.batch import (
     ATTR_TRANSACTIONAL,
@@ -25,7 +24,6 @@ from penstock.record.batch import (
 )
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 
-REPLAY_READ_BYTES = 4 * limits.MIB
 EMPTY_READS_MAX = 16  # in search of a batch with records, for one fetch
 
 
@@ -210,32 +208,8 @@ class Stream:
         return self._producers.snapshot(wall_ms=wall_ms)
 
 
-def replay_producers(log: Log, snapshot: bytes | None, clock: Clock) -> Producers:
-    """Producers as the log's headers tell, from a snapshot on where there is a good one."""
-    producers = Producers()
-    if snapshot is not None:
-        try:
-            producers = Producers.restore(snapshot, wall_ms=clock.wall_ms())
-        except Damaged:
-            producers = Producers()
-    offset = max(producers.next_offset, log.start_offset)
-    if offset > log.end_offset:  # ahead of a log that lost its tail
-        producers, offset = Producers(), log.start_offset
-    while offset < log.end_offset:
-        try:
-            batches = log.read(offset, bytes_max=REPLAY_READ_BYTES)
-        except Damaged:
-            break
-        for batch in batches:
-            header = parse_header(batch)
-            # Producers' own times say nothing of when they were last heard of: take them for
-            # just heard, and remember them a day longer rather than store a batch twice.
-            _fold(producers, batch, header, clock.wall_ms())
-            offset = header.next_offset
-    return producers
-
-
-def _fold(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
+def fold_producers(producers: Producers, batch: bytes, header: BatchHeader, at_ms: int) -> None:
+    """What a batch tells of its producer."""
     if header.is_control and header.attributes & ATTR_TRANSACTIONAL:
         for _, kind, value in iter_control(batch):
             if kind in (TYPE_ABORT, TYPE_COMMIT):

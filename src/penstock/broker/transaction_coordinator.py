@@ -41,6 +41,7 @@ COMPLETION_SECONDS_MAX = 2.0  # that a call waits for the transaction before it
 MARKER_RETRY_MS = 1_000
 
 UNAVAILABLE = TxnReply(Code.COORDINATOR_NOT_AVAILABLE)
+ELSEWHERE = TxnReply(Code.NOT_COORDINATOR)
 _PREPARED = (TxnState.PREPARE_COMMIT, TxnState.PREPARE_ABORT)
 
 Place = tuple[str, str, int]  # transactional id, topic id, partition
@@ -89,6 +90,14 @@ class TransactionCoordinator:
     async def start(self) -> None:
         await self._keeper.start()
 
+    def stand_by(self) -> None:
+        """Another node leads the log and coordinates. Markers under way may arrive: they say what
+        is decided."""
+        self._keeper.stand_by()
+
+    def take_over(self) -> None:
+        self._keeper.take_over()
+
     async def stop(self) -> None:
         """Markers that are not written now are written after the next start."""
         self._is_stopping = True
@@ -105,7 +114,8 @@ class TransactionCoordinator:
     # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
-        self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
+        # Markers of an earlier coordinator that come late are refused by their partitions.
+        self._txns = Transactions(coordinator_epoch=max(COORDINATOR_EPOCH, self._keeper.epoch))
 
     def replay(self, rows: Sequence[Row]) -> None:
         for key, value in rows:
@@ -148,14 +158,17 @@ class TransactionCoordinator:
             if needs_id and not await self._has_spare_id():
                 return UNAVAILABLE
             if not self._keeper.ready():
-                return UNAVAILABLE
+                return self._unready()
             reply = self._decide(transactional_id, decide)
             if not await self._keeper.committed():
-                return UNAVAILABLE
+                return self._unready()
             if reply.code is not Code.CONCURRENT_TRANSACTIONS:
                 return reply
             if not await self._completed(transactional_id, until - self._loop.time()):
                 return reply
+
+    def _unready(self) -> TxnReply:
+        return ELSEWHERE if self._keeper.is_standing_by else UNAVAILABLE
 
     def _decide(
         self, transactional_id: str, decide: Callable[[Transactions, int], TxnOutcome]
@@ -194,7 +207,7 @@ class TransactionCoordinator:
                 return code
             if not await self._completed(transactional_id, until - self._loop.time()):
                 return code
-        return Code.COORDINATOR_NOT_AVAILABLE
+        return self._unready().code
 
     async def describe(self, transactional_id: str) -> tuple[Code, TxnValue | None]:
         """As memory has it, shown once the log has it too."""
@@ -202,14 +215,14 @@ class TransactionCoordinator:
             found = self._txns.describe(transactional_id)
             if await self._keeper.committed():
                 return Code.NONE, found
-        return Code.COORDINATOR_NOT_AVAILABLE, None
+        return self._unready().code, None
 
     async def all_ids(self) -> tuple[Code, dict[str, TxnValue]]:
         if self._keeper.ready():
             found = self._txns.view()
             if await self._keeper.committed():
                 return Code.NONE, found
-        return Code.COORDINATOR_NOT_AVAILABLE, {}
+        return self._unready().code, {}
 
     # ── Decisions ────────────────────────────────────────────────────────────────────────────
 

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.groups import TOPIC_NAME as GROUPS
 from penstock.broker.groups import GroupHost
 from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
@@ -33,6 +34,7 @@ from penstock.model.limits import MINUTE_MS
 from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Clock, Streams
 from penstock.model.topic import Topic
+from penstock.wire.internal.coordinator_calls import TransactionAdd
 
 log_ = logging.getLogger(__name__)
 
@@ -61,7 +63,14 @@ class TransactionHost:
         region: str,
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
+        others: OtherCoordinators | None = None,
+        markers: Streams | None = None,
     ) -> None:
+        """In a cluster: ``others`` coordinate what this node does not, and ``markers`` reaches
+        partitions wherever they are led."""
+        self._others = others
+        self._led: set[int] | None = None if others is None else set()
+        self._markers = markers or streams
         self._streams = streams
         self._groups = groups
         self._catalog = catalog
@@ -88,7 +97,11 @@ class TransactionHost:
         completed then. What cannot be read is in ``troubles`` and answers so."""
         topic = await self._internal.find_or_make()
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
-        await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+        if self._led is None:
+            await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+        else:
+            for partition, coordinator in enumerate(self._coordinators):
+                coordinator.take_over() if partition in self._led else coordinator.stand_by()
         self._job = asyncio.create_task(self._expire_forever(), name="transactional id expiry")
 
     async def stop(self) -> None:
@@ -98,6 +111,14 @@ class TransactionHost:
             await asyncio.gather(self._job, return_exceptions=True)
         for coordinator in self._coordinators:
             await coordinator.stop()
+
+    def led(self, partition: int, is_led: bool) -> None:
+        """This node leads a partition of the transactions' topic from now on, or no more."""
+        assert self._led is not None, "a node by itself leads all"
+        (self._led.add if is_led else self._led.discard)(partition)
+        if partition < len(self._coordinators):
+            coordinator = self._coordinators[partition]
+            coordinator.take_over() if is_led else coordinator.stand_by()
 
     def troubles(self) -> Sequence[str]:
         return [c.trouble for c in self._coordinators if c.trouble is not None]
@@ -114,6 +135,11 @@ class TransactionHost:
 
     def _at(self, transactional_id: str) -> TransactionCoordinator:
         return self._coordinators[partition_of_group(transactional_id, len(self._coordinators))]
+
+    def _elsewhere(self, transactional_id: str) -> int | None:
+        if self._others is None:
+            return None
+        return self._others.elsewhere(TOPIC_NAME, transactional_id)
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
 
@@ -165,15 +191,25 @@ class TransactionHost:
             is_commit=marker.is_commit,
             coordinator_epoch=marker.coordinator_epoch,
         )
-        await self._streams.append_marker(topic, marker.partition, told)
+        await self._markers.append_marker(topic, marker.partition, told)
 
     async def _tell_group(self, marker: Marker, group_id: str) -> None:
-        reply = await self._groups.complete_transaction(
-            group_id,
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            is_commit=marker.is_commit,
-        )
+        node = None if self._others is None else self._others.elsewhere(GROUPS, group_id)
+        if self._others is not None and node is not None:
+            reply = await self._others.complete_transaction(
+                node,
+                group_id,
+                producer_id=marker.producer_id,
+                producer_epoch=marker.producer_epoch,
+                is_commit=marker.is_commit,
+            )
+        else:
+            reply = await self._groups.complete_transaction(
+                group_id,
+                producer_id=marker.producer_id,
+                producer_epoch=marker.producer_epoch,
+                is_commit=marker.is_commit,
+            )
         if reply.code is Code.INVALID_PRODUCER_EPOCH:
             raise ProducerRefused(int(reply.code), reply.code.name)
         if reply.code:
@@ -204,6 +240,12 @@ class TransactionHost:
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
     ) -> Code:
+        node = self._elsewhere(transactional_id)
+        if self._others is not None and node is not None:
+            return await self._others.add(
+                node,
+                TransactionAdd(transactional_id, producer_id, producer_epoch, list(partitions)),
+            )
         reply = await self._at(transactional_id).ask(
             transactional_id,
             lambda txns: txns.add(
@@ -237,6 +279,12 @@ class TransactionHost:
         producer_epoch: int,
         partition: TopicPartition,
     ) -> Code:
+        node = self._elsewhere(transactional_id)
+        if self._others is not None and node is not None:
+            asked = TransactionAdd(
+                transactional_id, producer_id, producer_epoch, [partition], is_check=True
+            )
+            return await self._others.add(node, asked)
         return await self._at(transactional_id).verify(
             transactional_id,
             lambda txns: txns.verify(
@@ -322,7 +370,9 @@ class TransactionHost:
     async def all_ids(self) -> tuple[Code, dict[str, TxnValue]]:
         """All or nothing: a list that quietly lacks a part misleads."""
         found: dict[str, TxnValue] = {}
-        for coordinator in self._coordinators:
+        for partition, coordinator in enumerate(self._coordinators):
+            if self._led is not None and partition not in self._led:
+                continue  # of these another node tells
             code, ids = await coordinator.all_ids()
             if code:
                 return code, {}

@@ -10,6 +10,8 @@ _KEYS = {
     "role": "node.roles",
     "internal": "internal.listen",
     "metadata": "metadata.service",
+    "node": "cluster.node",
+    "etcd": "cluster.etcd",
     "http": "http.listen",
     "kafka": "kafka.listen",
     "admin": "admin.listen",
@@ -69,7 +71,13 @@ class Address(click.ParamType[str]):
 @click.option(
     "--role", metavar="ROLES", help="metadata, or frontend,broker with --metadata; all by default"
 )
-@click.option("--internal", type=Address(), help="where a metadata node listens for other nodes")
+@click.option(
+    "--internal",
+    type=Address(),
+    help="where a node of a cluster, or a metadata node, listens for other nodes",
+)
+@click.option("--node", type=click.IntRange(1), help="this node's number in its cluster")
+@click.option("--etcd", metavar="HOST:PORT[,...]", help="the etcd that the cluster is kept in")
 @click.option(
     "--metadata", metavar="HOST:PORT[,...]", help="metadata nodes to ask instead of the own store"
 )

@@ -3,17 +3,24 @@ transactions. Started in this order and stopped in the other."""
 
 from concurrent.futures import Executor
 
+from penstock.broker import coordinators
 from penstock.broker.calls import Broker
+from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.disk import DiskBudget
+from penstock.broker.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.groups import GroupHost
+from penstock.broker.partition import Partition
 from penstock.broker.surroundings import Surroundings
+from penstock.broker.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
 from penstock.broker.transactions import TransactionHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.log.log import LogConfig
 from penstock.log.tail import TailBudget
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.producer_ids import StoredProducerIds
+from penstock.model.partitioning import partition_of_group
 from penstock.node.basis import Basis
+from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Mode
 from penstock.node.metadata_link import MetadataLink
 
@@ -23,14 +30,27 @@ DEV_GROUPS = GroupSettings(initial_delay_ms=0, consumer_heartbeat_ms=1_000)
 
 class BrokerRole:
     def __init__(
-        self, basis: Basis, metadata: MetadataLink, *, pool: Executor, disk: DiskBudget
+        self,
+        basis: Basis,
+        metadata: MetadataLink,
+        *,
+        pool: Executor,
+        disk: DiskBudget,
+        cluster: ClusterRole | None = None,
     ) -> None:
         self._basis = basis
         self._metadata = metadata
+        self._cluster = cluster
+        self._surroundings = _surroundings(
+            basis, metadata, pool, disk, is_clustered=cluster is not None
+        )
         self._tasks = MoveTasks(metadata.own_store)
         self.disk = disk
         self.broker = Broker(
-            _surroundings(basis, metadata, pool, disk), self._tasks, entropy=basis.entropy
+            self._surroundings,
+            self._tasks,
+            entropy=basis.entropy,
+            is_clustered=cluster is not None,
         )
         self.producer_ids = StoredProducerIds(metadata.store)
 
@@ -39,6 +59,8 @@ class BrokerRole:
         basis, node = self._basis, self._basis.config.node
         await self._tasks.start()
         await self.broker.start()
+        if self._cluster is not None:
+            await self._cluster.start(self.broker, self._surroundings)
         self.groups = GroupHost(
             streams=self.broker,
             catalog=self._metadata.topics,
@@ -48,10 +70,15 @@ class BrokerRole:
             region=node.region,
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
         )
+        cluster = self._cluster
+        if cluster is not None:
+            self.groups.by_leadership()
         await self.groups.start()
         self.transactions = TransactionHost(
             streams=self.broker,
             groups=self.groups,
+            others=None if cluster is None else self._other_coordinators(cluster),
+            markers=None if cluster is None else cluster.anywhere,
             catalog=self._metadata.topics,
             next_producer_id=self.producer_ids.next_id,
             clock=basis.clock,
@@ -60,10 +87,42 @@ class BrokerRole:
             region=node.region,
         )
         await self.transactions.start()
+        if cluster is not None:
+            coordinators.register(
+                cluster.answers, groups=self.groups, transactions=self.transactions
+            )
+            self.broker.partitions.on_led(self._led)
+            for queue in self.broker.partitions.queues():
+                for partition in queue.partitions.values():
+                    self._led(partition, is_led=True)
+
+    def _led(self, partition: Partition, is_led: bool) -> None:
+        """Groups and transactions are coordinated where their partition is led."""
+        topic, node = partition.topic, self._basis.config.node
+        if (topic.account, topic.region) != (node.account, node.region):
+            return
+        if topic.name == GROUPS_TOPIC:
+            self.groups.led(partition.index, is_led)
+        elif topic.name == TRANSACTIONS_TOPIC:
+            self.transactions.led(partition.index, is_led)
+
+    def _other_coordinators(self, cluster: ClusterRole) -> OtherCoordinators:
+        node = self._basis.config.node
+
+        def leader(name: str, key: str) -> int | None:
+            topic = self._metadata.topics.find(node.account, node.region, name)
+            if topic is None:
+                return None
+            led = cluster.routes.leader(topic, partition_of_group(key, topic.partition_count))
+            return None if led is None else led[0]
+
+        return OtherCoordinators(own_node=cluster.node, leader=leader, caller=cluster.peers.caller)
 
     def end_waits(self) -> None:
         """Whoever is parked is answered, so that listeners can drain."""
         self.broker.partitions.end_waits()
+        if self._cluster is not None:
+            self._cluster.anywhere.end_waits()
         self.groups.end_waits()
 
     async def stop_coordinators(self) -> None:
@@ -71,6 +130,8 @@ class BrokerRole:
         await self.groups.stop()
 
     async def stop(self) -> None:
+        if self._cluster is not None:
+            await self._cluster.stop()
         await self.broker.stop()
         await self._tasks.stop()
 
@@ -79,13 +140,15 @@ class BrokerRole:
         found = {f"partition {text}": text for text in self.broker.partitions.damages()}
         found.update({f"groups {text}": text for text in self.groups.troubles()})
         found.update({text: text for text in self.transactions.troubles()})
+        if self._cluster is not None:
+            found.update(self._cluster.troubles())
         if self.disk.is_low:
             found["disk"] = "the disk is full: messages are refused, receiving goes on"
         return found
 
 
 def _surroundings(
-    basis: Basis, metadata: MetadataLink, pool: Executor, disk: DiskBudget
+    basis: Basis, metadata: MetadataLink, pool: Executor, disk: DiskBudget, *, is_clustered: bool
 ) -> Surroundings:
     config = basis.config
     return Surroundings(
@@ -105,5 +168,6 @@ def _surroundings(
         fsync_interval_ms=config.log.fsync_interval_ms,
         clean_interval_ms=config.log.retention_check_ms,
         in_flight_max=config.queue.in_flight_max,
-        is_elapsed_trusted=basis.is_elapsed_trusted,
+        # Times in a log that others have led are theirs.
+        is_elapsed_trusted=basis.is_elapsed_trusted and not is_clustered,
     )

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from penstock.metadata.cluster_entries import NODE_ID_MAX
 from penstock.node.addresses import check_members, check_places, parse_listen
 from penstock.node.settings import note
 
@@ -21,7 +22,17 @@ def _check_listen(text: str) -> str | None:
 class InternalConfig(msgspec.Struct, frozen=True, kw_only=True):
     listen: Annotated[
         str,
-        note("Address for calls of other nodes: for the role metadata.", check=_check_listen),
+        note(
+            "Address for calls of other nodes: for the role metadata, and for a node of a cluster.",
+            check=_check_listen,
+        ),
+    ] = ""
+    advertised: Annotated[
+        str,
+        note(
+            "Where other nodes reach this one, if not at the address it listens on.",
+            check=_check_listen,
+        ),
     ] = ""
     cluster: Annotated[
         str,
@@ -54,6 +65,61 @@ class InternalConfig(msgspec.Struct, frozen=True, kw_only=True):
             max_length=4_096,
         ),
     ] = ""
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    node: Annotated[
+        int,
+        note(
+            "Number of this node in its cluster, never given to another machine; 0: a node by"
+            " itself.",
+            ge=0,
+            le=NODE_ID_MAX,
+        ),
+    ] = 0
+    etcd: Annotated[
+        str,
+        note(
+            "Members of the etcd that the cluster keeps its metadata in, host:port with commas"
+            " between.",
+            check=check_places,
+            max_length=8_192,
+        ),
+    ] = ""
+    etcd_ca: Annotated[
+        str, note("Authority of etcd's certificates, in PEM; empty: no TLS.", max_length=4_096)
+    ] = ""
+    etcd_certificate: Annotated[
+        str, note("This node's certificate for etcd, in PEM.", max_length=4_096)
+    ] = ""
+    etcd_key: Annotated[str, note("The certificate's key, in PEM.", max_length=4_096)] = ""
+    replicas: Annotated[
+        int,
+        note(
+            "Nodes that hold a new partition; with fewer nodes, as many as there are.", ge=1, le=9
+        ),
+    ] = 3
+    in_sync_min: Annotated[
+        int,
+        note(
+            "Of these, so many must have a message before it is answered, and no fewer may be"
+            " counted on; at most as many as there are replicas.",
+            ge=1,
+            le=9,
+        ),
+    ] = 2
+    rack: Annotated[
+        str,
+        note("Where this node stands: replicas are spread over several.", max_length=128),
+    ] = ""
+    lease_ms: Annotated[
+        int,
+        note(
+            "After so long without a word from it a node is taken for dead.",
+            ge=1_000,
+            le=60_000,
+        ),
+    ] = 6_000
 
 
 class MetadataConfig(msgspec.Struct, frozen=True, kw_only=True):

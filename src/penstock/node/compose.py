@@ -11,18 +11,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
+from penstock.metadata.frontends import LiveFrontends
 from penstock.metadata.identities import NewKey
 from penstock.node import open_files
 from penstock.node.basis import Basis, make_basis
 from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
+from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Config
-from penstock.node.exposure import check_internal, is_auth_on
+from penstock.node.exposure import check_internal, is_auth_on, reachable
 from penstock.node.facts import Facts
 from penstock.node.frontend_calls import make_calls
 from penstock.node.listeners import Listeners
 from penstock.node.memory import MemoryKeeper
-from penstock.node.metadata_link import MetadataLink, OwnMetadata, RemoteMetadata
+from penstock.node.metadata_link import (
+    EtcdMetadata,
+    MetadataLink,
+    OwnMetadata,
+    RemoteMetadata,
+)
 from penstock.node.metadata_node import MetadataNode
 from penstock.node.roles import SERVICE, parse_roles
 from penstock.node.settings import Loaded
@@ -99,13 +106,28 @@ class Node:
         open_files.check_room(metadata.topics.partition_count, files_max)
         self._vault = Vault(basis, metadata, is_auth_on=self.is_auth_on)
         await self._vault.start()
-        self._role = BrokerRole(basis, metadata, pool=self._pool, disk=self._disk)
+        cluster = self._cluster = self._make_cluster(metadata)
+        self._role = BrokerRole(basis, metadata, pool=self._pool, disk=self._disk, cluster=cluster)
         self._calls = make_calls(
-            self._role.broker, metadata, self._vault.identities, clock=basis.clock, node=basis.name
+            self._role.broker,
+            metadata,
+            self._vault.identities,
+            clock=basis.clock,
+            node=basis.name,
+            cluster=cluster,
         )
+        self._frontends: LiveFrontends | None = None
+        if metadata.is_remote:  # one that keeps the store itself is the only one there is
+            self._frontends = LiveFrontends(metadata.store, node=basis.name, entropy=basis.entropy)
+            self._frontends.on_change(self._calls.share_among)
         basis.meter.register_collector(self._calls.callees.samples)
         self._listeners = Listeners(
-            basis, self._certificates, self._vault, self._calls, is_auth_on=self.is_auth_on
+            basis,
+            self._certificates,
+            self._vault,
+            self._calls,
+            is_auth_on=self.is_auth_on,
+            cluster=cluster,
         )
         # The admin address opens first: a long recovery can be watched on it.
         await self._listeners.start_admin()
@@ -113,7 +135,7 @@ class Node:
         self._facts = Facts(
             basis.config,
             node=basis.name,
-            broker=self._role.broker,
+            broker=self._calls.anywhere,
             catalog=metadata.topics,
             producer_ids=self._role.producer_ids,
             clock=basis.clock,
@@ -122,12 +144,25 @@ class Node:
         )
         self._facts.start()
         self._listeners.note_changes(self._facts)
+        if self._frontends is not None:
+            await self._frontends.start()
         await self._listeners.start_kafka(self._role, self._facts)
         await self._listeners.start_http(self._facts)
+        if self._cluster is not None:
+            await self._cluster.tell(
+                http=reachable(self._listeners.http_url), kafka=self._listeners.kafka_advertised
+            )
         self._begin_upkeep()
         basis.health.ready()
 
+    def _make_cluster(self, metadata: MetadataLink) -> ClusterRole | None:
+        if not self._basis.config.cluster.node:
+            return None
+        return ClusterRole(self._basis, self._certificates, metadata)
+
     def _make_metadata(self, partitions_max: int) -> MetadataLink:
+        if self._basis.config.cluster.etcd:
+            return EtcdMetadata(self._basis, partitions_max=partitions_max)
         if not self._basis.config.metadata.service:
             return OwnMetadata(self._basis, partitions_max=partitions_max)
         return RemoteMetadata(self._basis, self._certificates.nodes, partitions_max=partitions_max)
@@ -135,7 +170,7 @@ class Node:
     def _begin_upkeep(self) -> None:
         self._memory = MemoryKeeper(self._pool)
         self._metadata.topics.on_change(self._memory.topic_changed)
-        self._calls.quotas.start(self._role.broker)
+        self._calls.quotas.start(self._calls.anywhere)
         upkeep = self._upkeep = Upkeep(
             self._basis,
             self._metadata,
@@ -172,7 +207,11 @@ class Node:
         self._basis.health.drain()
         if self._basis.config.node.drain_ms:
             await asyncio.sleep(self._basis.config.node.drain_ms / 1_000)
+        if self._cluster is not None:
+            await self._cluster.leave()
         self._listeners.refuse_more()
+        if self._frontends is not None:
+            await self._frontends.stop()
         self._role.end_waits()
         await self._listeners.drain()
         await self._facts.stop()

@@ -14,7 +14,7 @@ from penstock.model import limits, names
 from penstock.model.topic import Fsync
 from penstock.node import settings
 from penstock.node.addresses import parse_listen, parse_places
-from penstock.node.cluster_config import InternalConfig, MetadataConfig
+from penstock.node.cluster_config import ClusterConfig, InternalConfig, MetadataConfig
 from penstock.node.roles import ALL, ATTACHED, EVERYTHING, SERVICE, check_roles, parse_roles
 from penstock.node.settings import ConfigInvalid, Loaded, Origin, OriginKind, Row, describe, note
 from penstock.telemetry.logs import LogFormat
@@ -427,6 +427,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     audit: AuditConfig = AuditConfig()
     internal: InternalConfig = InternalConfig()
     metadata: MetadataConfig = MetadataConfig()
+    cluster: ClusterConfig = ClusterConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
 
@@ -451,8 +452,21 @@ def _check_together(config: Config) -> None:
     wrong = ""
     if roles == SERVICE and not internal.listen:
         wrong = "the role metadata needs an address for other nodes: --internal HOST:PORT"
-    elif roles != SERVICE and internal.listen:
-        wrong = "--internal is for the role metadata on its own: --role metadata"
+    elif roles != SERVICE and internal.listen and not config.cluster.node:
+        wrong = (
+            "--internal is for the role metadata on its own (--role metadata), and for a node of a"
+            " cluster (--node NUMBER)"
+        )
+    elif config.cluster.node and (roles == SERVICE or not internal.listen):
+        wrong = "a node of a cluster needs an address for the others: --internal HOST:PORT"
+    elif config.cluster.node and not config.cluster.etcd and not metadata.service:
+        wrong = "a node of a cluster needs to know where its metadata is: --etcd HOST:PORT,..."
+    elif config.cluster.etcd and not config.cluster.node:
+        wrong = "with --etcd a node has a number: --node NUMBER"
+    elif config.cluster.etcd and metadata.service:
+        wrong = "the metadata is in etcd or behind a metadata service, not both"
+    elif config.cluster.in_sync_min > config.cluster.replicas:
+        wrong = "cluster.in_sync_min is at most cluster.replicas"
     elif roles == ATTACHED and not metadata.service:
         wrong = "without the role metadata, say where the metadata is: --metadata HOST:PORT"
     elif roles == EVERYTHING and metadata.service:

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from penstock import __version__
-from penstock.broker.calls import Broker
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.fact_log import FactLog
+from penstock.frontend.routing import BrokerCalls
 from penstock.frontend.telemetry_writer import GroupOffsets, TelemetryWriter
 from penstock.frontend.usage import UsageTable
 from penstock.frontend.usage_writer import UsageWriter
@@ -29,7 +29,7 @@ class Facts:
         config: Config,
         *,
         node: str,
-        broker: Broker,
+        broker: BrokerCalls,
         catalog: StoredCatalog,
         producer_ids: StoredProducerIds,
         clock: Clock,

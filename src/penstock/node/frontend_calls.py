@@ -1,22 +1,35 @@
-"""The broker and the metadata as the frontends of this node call them: behind their bulkheads, and
-within the quotas of tenants. On one machine all partitions are served by this node."""
+"""The broker, its coordinators and the metadata as the frontends of this node call them: behind
+their bulkheads, and within the quotas of tenants. A node by itself serves all partitions. In a
+cluster SQS is served by way of whoever leads; Kafka's clients find their leaders by themselves."""
 
 from typing import NamedTuple
 
 from penstock.broker.calls import Broker
 from penstock.frontend.callees import Callees
 from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
+from penstock.frontend.dispatch_coordinators import (
+    DispatchedGroups,
+    DispatchedProducerIds,
+    DispatchedTransactions,
+)
 from penstock.frontend.dispatch_identities import DispatchedIdentities
 from penstock.frontend.dispatch_streams import DispatchedShares, DispatchedStreams
+from penstock.frontend.kafka.context import ProducerIds
+from penstock.frontend.kafka.group_calls import GroupCalls
+from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.frontend.quotas import TenantQuotas
+from penstock.frontend.routing import BrokerCalls, Joined
 from penstock.frontend.throttle import Throttler
 from penstock.metadata.identities import StoredIdentities
 from penstock.model.ports import Clock
 from penstock.model.topic import Topic
+from penstock.node.cluster_role import ClusterRole
 from penstock.node.metadata_link import MetadataLink
 
 
 class FrontendCalls(NamedTuple):
+    node: str
+    anywhere: BrokerCalls  # the brokers of all nodes, for what this one writes for itself
     callees: Callees
     quotas: TenantQuotas
     throttler: Throttler
@@ -28,6 +41,22 @@ class FrontendCalls(NamedTuple):
     stream_catalog: DispatchedCatalog
     directory: DispatchedIdentities
 
+    # Coordinators are there only once the broker has started.
+
+    def groups(self, calls: GroupCalls) -> DispatchedGroups:
+        return DispatchedGroups(calls, self.callees.groups(self.node))
+
+    def transactions(self, calls: TransactionCalls) -> DispatchedTransactions:
+        return DispatchedTransactions(calls, self.callees.transactions(self.node))
+
+    def producer_ids(self, ids: ProducerIds) -> DispatchedProducerIds:
+        return DispatchedProducerIds(ids, self.callees.metadata)
+
+    def share_among(self, frontend_count: int) -> None:
+        """Limits and quotas of tenants: so many frontends are alive, this one included."""
+        self.throttler.share_among(frontend_count)
+        self.quotas.share_among(frontend_count)
+
 
 def make_calls(
     broker: Broker,
@@ -36,8 +65,14 @@ def make_calls(
     *,
     clock: Clock,
     node: str,
+    cluster: ClusterRole | None = None,
 ) -> FrontendCalls:
     callees = Callees(clock)
+    anywhere: BrokerCalls = (
+        Joined(broker, broker, broker.shares)
+        if cluster is None
+        else cluster.routed(broker, callees)
+    )
     quotas = TenantQuotas(identities, metadata.topics)
     # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
     metadata.on_back(callees.metadata.breaker.succeeded)
@@ -46,12 +81,14 @@ def make_calls(
         return node
 
     return FrontendCalls(
+        node=node,
+        anywhere=anywhere,
         callees=callees,
         quotas=quotas,
         throttler=Throttler(),
-        backend=DispatchedBackend(broker, callees, quotas, node_of=node_of),
+        backend=DispatchedBackend(anywhere, callees, quotas, node_of=node_of),
         streams=DispatchedStreams(broker, callees, quotas, node_of=node_of),
-        shares=DispatchedShares(broker.shares, callees, quotas, node_of=node_of),
+        shares=DispatchedShares(anywhere, callees, quotas, node_of=node_of),
         catalog=DispatchedCatalog(metadata.catalog, callees, quotas),
         stream_catalog=DispatchedCatalog(metadata.topics, callees, quotas),
         directory=DispatchedIdentities(identities, callees),

@@ -21,11 +21,13 @@ from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
 from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
+from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Mode
 from penstock.node.exposure import kafka_protocol, reachable
 from penstock.node.facts import Facts
 from penstock.node.frontend_calls import FrontendCalls
 from penstock.node.http_listener import make_listener, open_admin
+from penstock.node.kafka_brokers import ClusterBrokers
 from penstock.node.settings import describe
 from penstock.node.vault import Vault
 
@@ -41,7 +43,9 @@ class Listeners:
         calls: FrontendCalls,
         *,
         is_auth_on: bool,
+        cluster: ClusterRole | None = None,
     ) -> None:
+        self._cluster = cluster
         self._basis = basis
         self._vault = vault
         self._calls = calls
@@ -73,6 +77,7 @@ class Listeners:
             sealing=self._vault.sealing,
             identities=calls.directory,
             callees=calls.callees,
+            cluster=None if self._cluster is None else self._cluster.admin,
             everything=calls.catalog,
             is_auth_on=self._is_auth_on,
             is_audited=basis.config.audit.enabled,
@@ -153,9 +158,9 @@ class Listeners:
             streams=calls.streams,
             shares=calls.shares,
             catalog=streams_of(calls.stream_catalog),
-            groups=role.groups,
-            transactions=role.transactions,
-            producer_ids=role.producer_ids,
+            groups=calls.groups(role.groups),
+            transactions=calls.transactions(role.transactions),
+            producer_ids=calls.producer_ids(role.producer_ids),
             clock=basis.clock,
             config=self._kafka_config(),
             meter=basis.meter,
@@ -168,6 +173,15 @@ class Listeners:
             quotas=calls.quotas,
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
+            nodes=self._kafka_nodes(),
+        )
+
+    def _kafka_nodes(self) -> ClusterBrokers | None:
+        if self._cluster is None:
+            return None
+        node = self._basis.config.node
+        return ClusterBrokers(
+            self._cluster, self._calls.stream_catalog, account=node.account, region=node.region
         )
 
     def _kafka_config(self) -> KafkaFrontendConfig:
@@ -175,7 +189,14 @@ class Listeners:
         config, node = basis.config.kafka, basis.config.node
         return KafkaFrontendConfig(
             advertised=lambda: self._kafka_address,
-            cluster_id=basis.folder.identity(basis.entropy),
+            node_id=basis.config.cluster.node or 1,
+            # The same on every node: clients take another one for another cluster.
+            cluster_id=(
+                basis.config.internal.cluster
+                if self._cluster is not None
+                else basis.folder.identity(basis.entropy)
+            ),
+            replicas_default=basis.config.cluster.replicas if self._cluster is not None else 1,
             account=node.account,
             region=node.region,
             auto_create=config.auto_create,
@@ -198,6 +219,14 @@ class Listeners:
         except OSError:
             # Nobody asked for that port by name.
             return await listener.start(host, 0, tls=self._tls)
+
+    @property
+    def kafka_advertised(self) -> str:
+        """Where Kafka clients are told to find this node; empty: they are not served."""
+        if not self.kafka_address:
+            return ""
+        host, port = self._kafka_address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────
 

@@ -8,13 +8,14 @@ that move dead letters, is in a store of this node's own in either case.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Protocol
 
 from penstock.metadata.catalog import TOPICS_MAX, TOPICS_PREFIX, StoredCatalog
 from penstock.metadata.remote import RemoteCatalog
 from penstock.metadata.remote_store import RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store
+from penstock.metadata.store import Store, StoreUnusable
 from penstock.model.errors import Overloaded, PenstockError
 from penstock.model.ports import Catalog
 from penstock.net.internal import NodeCertificates
@@ -111,6 +112,80 @@ class OwnMetadata:
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
         return ()
+
+
+class EtcdMetadata:
+    """Of a node of a cluster: everything is in etcd, and a copy of the topics is here."""
+
+    is_remote = True
+
+    def __init__(self, basis: Basis, *, partitions_max: int) -> None:
+        self._config = basis.config
+        self._partitions_max = partitions_max
+        self._folder = basis.folder
+        self._on_back: list[Callable[[], None]] = []
+
+    async def start(self, stop: asyncio.Event) -> None:
+        """Waits for etcd, and says so once for each reason. Raises GivenUp."""
+        try:
+            from penstock.metadata.etcd import EtcdStore
+            from penstock.metadata.etcd_links import EtcdConfig
+        except ImportError:
+            raise StoreUnusable("a cluster needs: pip install 'penstock[cluster]'") from None
+        await self._check_folder()
+        cluster = self._config.cluster
+        config = EtcdConfig(
+            endpoints=tuple(str(place) for place in parse_places(cluster.etcd)),
+            namespace=f"/penstock/{self._config.internal.cluster}",
+            ca_path=_path(cluster.etcd_ca),
+            cert_path=_path(cluster.etcd_certificate),
+            key_path=_path(cluster.etcd_key),
+        )
+
+        async def open_store() -> None:
+            self._etcd = await EtcdStore.open(config)
+
+        await start_when_there(open_store, cluster.etcd, stop)
+        self.store: Store = self._etcd
+        self.own_store: Store = self._etcd
+        self.topics = StoredCatalog(
+            self.store,
+            recreate_guard_ms=self._config.queue.recreate_guard_ms,
+            partitions_max=self._partitions_max,
+        )
+        self.catalog: Catalog = self.topics
+        await start_when_there(self.topics.start, cluster.etcd, stop)
+
+    async def _check_folder(self) -> None:
+        """What a node by itself has written cannot be carried into a cluster by starting it."""
+        if not self._folder.metadata_path.exists():
+            return
+        own = await SqliteStore.open(self._folder.metadata_path)
+        topics, _ = await own.list(TOPICS_PREFIX)
+        await own.close()
+        if topics:
+            raise FolderTaken(
+                f"the data folder {self._folder.path} has a catalog of its own with {len(topics)}"
+                " topics: give a node of a cluster a folder of its own"
+            )
+
+    async def stop(self) -> None:
+        await self.topics.stop()
+        await self.store.close()
+
+    @property
+    def trouble(self) -> str | None:
+        return self.topics.trouble or self._etcd.trouble
+
+    def on_back(self, listener: Callable[[], None]) -> None:
+        self._on_back.append(listener)
+
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        yield families.METADATA_STALENESS, ((), self._etcd.staleness_ms / 1_000)
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 class RemoteMetadata:

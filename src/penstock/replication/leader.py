@@ -6,7 +6,7 @@ Committed is what every member of the in-sync set has on disk. While a change of
 way nobody knows which of the two holds, so it is what every member of both has (R12).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -49,6 +49,7 @@ class Leader:
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
         self._pending: list[Change] = []
+        self._doubted: list[Change] = []  # of these, those whose fate is not known
 
     @property
     def row(self) -> PartitionRow:
@@ -67,6 +68,7 @@ class Leader:
         assert view.row.leader == self.node
         self._view = view
         self._pending = [each for each in self._pending if each.version >= view.version]
+        self._doubted = [each for each in self._doubted if each.version >= view.version]
 
     # ── Fetches ──────────────────────────────────────────────────────────────────────────────
 
@@ -125,21 +127,28 @@ class Leader:
 
     # ── The in-sync set ──────────────────────────────────────────────────────────────────────
 
-    def propose(self, *, now_ms: int, lag_ms_max: int = LAG_MS_MAX) -> Change | None:
+    def propose(
+        self,
+        *,
+        now_ms: int,
+        lag_ms_max: int = LAG_MS_MAX,
+        gone: Collection[int] = (),
+    ) -> Change | None:
         """The next change of the set that is due; None when there is none. The same one again is
-        harmless, and the way out of an answer that was lost."""
+        harmless, and the way out of an answer that was lost. ``gone``: nodes that are not
+        registered, for which nobody need wait: taking somebody out is safe at any time (R9)."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
         late = [
             member
             for member in sorted(row.in_sync)
-            if member != self.node and self._lag_ms(member, now_ms) > lag_ms_max
+            if member != self.node and (member in gone or self._lag_ms(member, now_ms) > lag_ms_max)
         ]
         if late and len(row.in_sync) > row.in_sync_min:  # R10
             return self._proposed(self.without(late[0]))
         for member in row.replicas:
-            if member != self.node and member not in row.whole:
+            if member != self.node and member not in row.whole and member not in gone:
                 change = self.adding(member)
                 if change is not None:
                     return self._proposed(change)
@@ -148,6 +157,18 @@ class Leader:
     def _lag_ms(self, member: int, now_ms: int) -> int:
         peer = self._peers.get(member)
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
+
+    def refused(self, change: Change) -> None:
+        """The store has said no: it counts no more, unless an earlier attempt at the same may still
+        come true. Without this a change that can never happen, as of somebody who is registered
+        anew, would hold up commits for ever."""
+        if change in self._pending and change not in self._doubted:
+            self._pending.remove(change)
+
+    def doubted(self, change: Change) -> None:
+        """The store did not say: it may have happened, or happen yet (R2)."""
+        if change in self._pending and change not in self._doubted:
+            self._doubted.append(change)
 
     def _proposed(self, change: Change) -> Change:
         if change not in self._pending:

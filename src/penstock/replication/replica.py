@@ -75,7 +75,7 @@ class Replica:
         ):
             return Seen(False, self.high_watermark)
         if row.epoch < max(self.epoch, self.history.last):
-            self._halt(f"the store knows epoch {row.epoch}, the log {self.history.last}")  # R4b
+            self.halt(f"the store knows epoch {row.epoch}, the log {self.history.last}")  # R4b
             return Seen(False, self.high_watermark)
         self.view = view
         is_new = row.epoch > self.epoch
@@ -108,7 +108,8 @@ class Replica:
             self.role = Role.FOLLOWER
             self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
 
-    def _halt(self, reason: str) -> None:
+    def halt(self, reason: str) -> None:
+        """Something happened after which nothing may be done here any more."""
         self.role = Role.HALTED
         self.halt_reason = reason
         self.leader = None
@@ -189,7 +190,7 @@ class Replica:
             high_watermark=self.high_watermark,
         )
         if isinstance(step, Halt):
-            self._halt(step.reason)
+            self.halt(step.reason)
         return step
 
     def followed(self, leader_watermark: int) -> int:

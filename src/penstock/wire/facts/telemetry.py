@@ -1,7 +1,6 @@
 """How a node is doing, as it stands in ``__telemetry``: one record for each interval of one node.
 
-A record's value is MessagePack, shaped as the values of ``__usage`` are: a head that holds for all
-rows, and the rows as columns of equal length.
+A head that holds for all its rows, and the rows as columns (``columnar`` says how):
 
     head      v · node · incarnation · flush · from_ms · written_at_ms · left_out
     columns   kind · account · region · resource · partition · op · group · requests · errors ·
@@ -19,9 +18,7 @@ and two histograms are merged by adding. Bucket 0 holds all up to ``BUCKET_SECON
 has the counts from the first bucket in use to the last, behind the number of the first; an empty
 list is no observation.
 
-**Changing it.** A column may be added: readers take a missing one for zeros and pass over those
-they do not know. Anything else, the buckets included, is a new ``VERSION``. ``docs/usage.md`` says
-what each field means.
+Other buckets would be a new ``VERSION``. ``docs/usage.md`` says what each field means.
 """
 
 from bisect import bisect_left
@@ -29,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
+
+from penstock.wire.facts.columnar import Form, Head
 
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"telemetry/%d" % VERSION)
@@ -118,56 +117,56 @@ class TelemetryColumns(msgspec.Struct, gc=False):
 
 
 _NAMES: Final = TelemetryColumns.__struct_fields__
-_TEXTS: Final = ("kind", "account", "region", "resource", "op", "group")
+TEXTS: Final = ("kind", "account", "region", "resource", "op", "group")
+NUMBERS: Final = tuple(name for name in _NAMES if name not in (*TEXTS, "partition", "hist"))
 _VALUES: Final = _NAMES[1:]
 _NOTHING: Final[Mapping[str, str | int | list[int]]] = {
     **dict.fromkeys(_NAMES, 0),
-    **dict.fromkeys(_TEXTS, ""),
+    **dict.fromkeys(TEXTS, ""),
     "partition": NO_PARTITION,
     "hist": [],
 }
 
 
-class TelemetryFacts(msgspec.Struct, gc=False):
-    """The value of one record."""
-
-    v: int
-    node: str
-    incarnation: str  # of the process; another one after each start
-    flush: int  # 1, 2, 3… of this incarnation
+class TelemetryHead(Head, gc=False):
     from_ms: int  # what is to be added up happened from here
     written_at_ms: int  # to here; levels are as they were then
+
+
+class TelemetryFacts(TelemetryHead, gc=False):
+    """The value of one record."""
+
     columns: TelemetryColumns
     left_out: int = 0  # rows of levels that had no room
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(TelemetryFacts)
+class TelemetryBlock(TelemetryHead, gc=False):
+    """The same, with columns as they came."""
+
+    columns: dict[str, msgspec.Raw]
+
+
+FORM: Final = Form(
+    "telemetry",
+    VERSION,
+    facts=TelemetryFacts,
+    block=TelemetryBlock,
+    nothing=_NOTHING,
+    unreadable=TelemetryUnreadable,
+)
 
 
 def encode(facts: TelemetryFacts) -> bytes:
-    return _encoder.encode(facts)
+    return FORM.encode(facts)
 
 
 def decode(value: bytes) -> TelemetryFacts:
     """Raises TelemetryUnreadable."""
-    try:
-        facts = _decoder.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TelemetryUnreadable(f"not a telemetry record: {error}") from None
-    if facts.v != VERSION:
-        raise TelemetryUnreadable(f"a telemetry record of version {facts.v}, known is {VERSION}")
-    columns, count = facts.columns, len(facts.columns)
-    for name in _NAMES:
-        column = getattr(columns, name)
-        if not column:
-            setattr(columns, name, [_NOTHING[name]] * count)  # from before there was such a column
-        elif len(column) != count:
-            raise TelemetryUnreadable(f"column {name} has {len(column)} rows, others {count}")
-    if any(hist and not _is_hist(hist) for hist in columns.hist):
+    facts = FORM.decode(value)
+    if not all(is_hist(hist) for hist in facts.columns.hist):
         raise TelemetryUnreadable("a histogram with a bucket that does not exist")
     return facts
 
 
-def _is_hist(hist: Sequence[int]) -> bool:
-    return 0 <= hist[0] <= BUCKET_LAST and hist[0] + len(hist) - 2 <= BUCKET_LAST
+def is_hist(hist: Sequence[int]) -> bool:
+    return not hist or (0 <= hist[0] <= BUCKET_LAST and hist[0] + len(hist) - 2 <= BUCKET_LAST)

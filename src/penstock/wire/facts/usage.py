@@ -1,8 +1,6 @@
 """What was used, as it stands in ``__usage``: one record for each flush of one node.
 
-A record's value is MessagePack: a map with a head that holds for all its rows, and the rows as
-columns of equal length. Columns, because whoever sums millions of rows turns a column into an array
-in one step and never looks at a row.
+A head that holds for all its rows, and the rows as columns (``columnar`` says how):
 
     head      v · node · incarnation · flush · minute_ms · written_at_ms
     columns   tenant · region · resource · kind · op · requests · messages · bytes_in · bytes_out ·
@@ -10,16 +8,15 @@ in one step and never looks at a row.
 
 (node, incarnation, flush) names a record for good: flushes of one incarnation are numbered from 1
 without a gap, and one that is there twice would be a fault of ours that readers can see.
-
-**Changing it.** A column may be added: readers take a missing one for zeros, and pass over those
-they do not know. Anything else (another meaning, another unit, a column gone) is a new ``VERSION``,
-which readers that do not know it refuse. ``docs/usage.md`` says what each field means.
+``docs/usage.md`` says what each field means.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
+
+from penstock.wire.facts.columnar import Form, Head
 
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"usage/%d" % VERSION)
@@ -76,48 +73,43 @@ class UsageColumns(msgspec.Struct, gc=False):
         return map(UsageRow, *(getattr(self, name) for name in _NAMES))
 
 
-_NAMES: Final = UsageRow.__struct_fields__
+TEXTS: Final = ("tenant", "region", "resource", "kind", "op")
+NUMBERS: Final = UsageRow.__struct_fields__[len(TEXTS) :]
+_NAMES: Final = (*TEXTS, *NUMBERS)
 assert UsageColumns.__struct_fields__ == _NAMES, "a row and the columns have the same fields"
-_TEXTS: Final = ("tenant", "region", "resource", "kind", "op")
 
 
-class UsageFacts(msgspec.Struct, gc=False):
-    """The value of one record."""
-
-    v: int
-    node: str
-    incarnation: str  # of the process; another one after each start
-    flush: int
+class UsageHead(Head, gc=False):
     minute_ms: int  # when the minute began in which all this was counted
     written_at_ms: int  # nothing counted earlier by this incarnation is still to come
+
+
+class UsageFacts(UsageHead, gc=False):
+    """The value of one record."""
+
     columns: UsageColumns
 
-    @property
-    def name(self) -> tuple[str, str, int]:
-        return self.node, self.incarnation, self.flush
+
+class UsageBlock(UsageHead, gc=False):
+    """The same, with columns as they came."""
+
+    columns: dict[str, msgspec.Raw]
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(UsageFacts)
+FORM: Final = Form(
+    "usage",
+    VERSION,
+    facts=UsageFacts,
+    block=UsageBlock,
+    nothing=dict.fromkeys(NUMBERS, 0),
+    unreadable=UsageUnreadable,
+)
 
 
 def encode(facts: UsageFacts) -> bytes:
-    return _encoder.encode(facts)
+    return FORM.encode(facts)
 
 
 def decode(value: bytes) -> UsageFacts:
     """Raises UsageUnreadable."""
-    try:
-        facts = _decoder.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageUnreadable(f"not a usage record: {error}") from None
-    if facts.v != VERSION:
-        raise UsageUnreadable(f"a usage record of version {facts.v}, known is {VERSION}")
-    columns, count = facts.columns, len(facts.columns)
-    for name in _NAMES:
-        column = getattr(columns, name)
-        if not column and name not in _TEXTS:
-            setattr(columns, name, [0] * count)  # written before there was such a column
-        elif len(column) != count:
-            raise UsageUnreadable(f"column {name} has {len(column)} rows, others have {count}")
-    return facts
+    return FORM.decode(value)

@@ -158,6 +158,8 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
         errors.DiskFull: ErrorCode.KAFKA_STORAGE_ERROR,
         # Makes clients ask for metadata, which by then names another node.
         errors.Draining: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        errors.NotLeader: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
         errors.Damaged: ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )

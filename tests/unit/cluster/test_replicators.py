@@ -1,0 +1,147 @@
+"""Replication over real sockets and real files: what is answered is on the in-sync nodes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.unit.cluster.stage import cluster, message, settles, until
+
+from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
+from penstock.model.message import Claim
+from penstock.model.ports import LeaseRequest
+from penstock.model.topic import Fsync
+
+
+@pytest.mark.parametrize("fsync", [Fsync.ALWAYS, Fsync.NEVER])
+async def test_what_is_answered_is_on_every_node_of_the_in_sync_set(
+    tmp_path: Path, fsync: Fsync
+) -> None:
+    async with cluster(tmp_path, fsync=fsync) as on:
+        topic, key = await on.topic()
+        for number in range(20):
+            await settles(on.sent(1, topic, f"message {number}"))
+            ends = [node.replica(key).log.end_offset for node in on.nodes.values()]
+            assert min(ends) >= number + 1
+        await on.alike(key)
+        assert on.row(key).in_sync == {1, 2, 3}
+
+
+async def test_a_new_leader_has_all_that_was_answered_and_the_old_one_says_so(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        await settles(on.sent(1, topic, "one", "two"))
+        await on.elect(key, 2)
+        with pytest.raises(NotLeader):
+            await settles(on.sent(1, topic, "three"))
+        await settles(on.sent(2, topic, "three"))
+        found = await settles(on.nodes[2].broker.lease(topic, LeaseRequest(count=10)))
+        bodies = [one.record.message.body for one in found]  # type: ignore[attr-defined]
+        assert bodies == [b"one", b"two", b"three"]
+        await on.alike(key)
+
+
+async def test_a_delete_that_was_answered_is_known_to_the_next_leader(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        await settles(on.sent(1, topic, "one", "two"))
+        first = on.nodes[1].broker
+        taken = await first.lease(topic, LeaseRequest(count=1))
+        claim = Claim(0, taken[0].record.offset, taken[0].lease_seq)
+        assert list(await first.ack(topic, 0, [claim])) == [None]
+        await on.elect(key, 3)
+        third = on.nodes[3].broker
+        found = await settles(third.lease(topic, LeaseRequest(count=10)))
+        assert [one.record.message.body for one in found] == [b"two"]  # type: ignore[attr-defined]
+
+
+async def test_a_follower_that_is_cut_off_leaves_the_set_and_comes_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        on.nodes[3].is_cut = True
+        waiting = asyncio.ensure_future(on.sent(1, topic, "while it is away"))
+        await until(lambda: on.row(key).in_sync == {1, 2})
+        await settles(waiting)
+        on.nodes[3].is_cut = False
+        await until(lambda: on.row(key).in_sync == {1, 2, 3})
+        await on.alike(key)
+
+
+async def test_without_enough_replicas_nothing_is_taken(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, _ = await on.topic()
+        await on.nodes[2].kill()
+        await on.nodes[3].kill()
+        await until(lambda: len(on.nodes[1].view.nodes) == 1)
+        with pytest.raises(NotEnoughReplicas):
+            await settles(on.sent(1, topic, "to nobody"))
+
+
+async def test_a_killed_leader_comes_back_and_gives_up_what_nobody_else_has(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        await settles(on.sent(1, topic, "kept"))
+        on.nodes[2].is_cut = on.nodes[3].is_cut = True
+        await asyncio.sleep(0)
+        # Calls that were under way may still bring it one answer: send until it stays alone.
+        alone = [asyncio.ensure_future(on.sent(1, topic, f"lost {n}")) for n in range(3)]
+        await until(lambda: on.nodes[1].replica(key).log.end_offset >= 4)
+        await on.nodes[1].kill()
+        for one in alone:
+            with pytest.raises(Overloaded):
+                await settles(one)
+        on.nodes[2].is_cut = on.nodes[3].is_cut = False
+        await on.elect(key, 2)
+        await settles(on.sent(2, topic, "after"))
+        await on.nodes[1].start()
+        await until(lambda: on.row(key).in_sync == {1, 2, 3})
+        await on.alike(key)
+        found = await on.nodes[2].broker.lease(topic, LeaseRequest(count=10))
+        bodies = [one.record.message.body for one in found]
+        assert bodies[0] == b"kept"
+        assert bodies[-1] == b"after"
+
+
+async def test_a_wiped_node_declares_its_loss_and_is_filled_again(tmp_path: Path) -> None:
+    import shutil
+
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        await settles(on.sent(1, topic, *(f"m{n}" for n in range(10))))
+        await on.nodes[3].kill()
+        shutil.rmtree(on.nodes[3].folder)
+        await on.nodes[3].start()
+        await until(lambda: on.row(key).in_sync == {1, 2, 3} and not on.row(key).lost)
+        await on.alike(key)
+
+
+async def test_an_asynchronous_topic_answers_before_the_others_have_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic(configs={"replication.mode": "async"})
+        on.nodes[2].is_cut = on.nodes[3].is_cut = True
+        await until(lambda: not on.nodes[1].replica(key)._parked)
+        await settles(on.sent(1, topic, "answered by one"))
+        assert await on.nodes[1].broker.lease(topic, LeaseRequest()) == []
+        on.nodes[2].is_cut = on.nodes[3].is_cut = False
+        found = await settles(on.nodes[1].broker.lease(topic, LeaseRequest(wait_ms=8_000)))
+        assert [one.record.message.body for one in found] == [b"answered by one"]  # type: ignore[attr-defined]
+
+
+async def test_a_node_taken_for_dead_registers_again_and_follows(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        await settles(on.sent(1, topic, "one"))
+        first = on.nodes[1].membership
+        before = first.incarnation
+        await on.store.revoke(first.lease)
+        await until(lambda: 1 not in on.nodes[2].view.nodes)
+        await on.elect(key, 2)
+        await until(lambda: first.incarnation not in (0, before))
+        await settles(on.sent(2, topic, "two"))
+        await until(lambda: on.row(key).in_sync == {1, 2, 3})
+        await on.alike(key)
+        with pytest.raises(NotLeader):
+            await settles(on.nodes[1].broker.append(topic, 0, [message("three")]))
