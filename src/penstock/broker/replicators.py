@@ -131,10 +131,23 @@ class Replicators:
         self._view.on_nodes(self._nodes_changed)
         self.surroundings.catalog.on_change(self._catalog_changed)
         await self._view.refresh_rows()
+        await self._remove_deleted()
         self._jobs = [
             asyncio.create_task(self._tick_forever(), name="in-sync sets"),
             asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
         ]
+
+    async def _remove_deleted(self) -> None:
+        """Folders of topics that were deleted while this node was away. One that nobody knows of is
+        left alone and reported: a store may have been set back."""
+        known = {key.topic_id for key in self._view.rows}
+        for folder in sorted(self._folder().iterdir()):
+            if folder.name in known:
+                continue
+            if self.surroundings.catalog.tombstone(folder.name) is None:
+                log_.warning("folder without a topic left alone", extra={"folder": folder.name})
+            else:
+                await self._loop.run_in_executor(self.surroundings.pool, _remove, folder)
 
     async def _come_back(self) -> None:
         """R4, from the removal of the old entry to the new one."""

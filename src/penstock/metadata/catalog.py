@@ -216,7 +216,9 @@ class StoredCatalog:
             return tomb
         raise Throttled(f"The queue {name} is being changed elsewhere.")
 
-    async def sweep(self, *, now_ms: int, is_gone: Callable[[str], bool]) -> int:
+    async def sweep(
+        self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
+    ) -> int:
         """Remove tombstones that are old, or too many, and whose data ``is_gone`` (by topic id).
         Returns how many went. Called now and then by whoever removes the data."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
@@ -224,7 +226,7 @@ class StoredCatalog:
         keys = [
             tomb_key(tomb.topic_id)
             for place, tomb in enumerate(tombs)
-            if (place < surplus or now_ms - (tomb.deleted_at_ms or 0) >= TOMBSTONE_MS)
+            if (place < surplus or now_ms - (tomb.deleted_at_ms or 0) >= kept_ms)
             and is_gone(tomb.topic_id)
         ]
         for start in range(0, len(keys), CHANGES_PER_TXN_MAX):

@@ -5,7 +5,9 @@ acts on it says so when it changes something (``propose``), and the store refuse
 overtaken. Views never go back in revision (R4): a row read before another is never shown after it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from penstock.metadata.cluster_entries import (
     NODES_PREFIX,
@@ -23,10 +25,22 @@ from penstock.metadata.cluster_entries import (
 from penstock.metadata.following import Following
 from penstock.metadata.store import Change as StoreChange
 from penstock.metadata.store import ChangeKind, Store
+from penstock.model.errors import Damaged
 from penstock.replication.row import Change, View
+
+log_ = logging.getLogger(__name__)
 
 OnNodes = Callable[[], None]
 OnRow = Callable[[PartitionKey, View | None], None]
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """An entry that cannot be read is passed over: the others are as they are."""
+    try:
+        yield
+    except Damaged as error:
+        log_.error("an entry of the cluster cannot be read", extra={"reason": str(error)})
 
 
 class ClusterView:
@@ -82,21 +96,25 @@ class ClusterView:
 
     async def _fill_nodes(self) -> None:
         entries, revision = await self._store.list(NODES_PREFIX)
-        self.nodes = {node_of(one.key): decode_node(one.key, one.value) for one in entries}
-        self.incarnations = {node_of(one.key): one.create_revision for one in entries}
+        self.nodes, self.incarnations = {}, {}
+        for one in entries:
+            with _reported():
+                self.nodes[node_of(one.key)] = decode_node(one.key, one.value)
+                self.incarnations[node_of(one.key)] = one.create_revision
         self._nodes_revision = revision
         self._tell_nodes()
 
     def _take_nodes(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:
-            node = node_of(change.key)
-            if change.kind is ChangeKind.DELETE:
-                self.nodes.pop(node, None)
-                self.incarnations.pop(node, None)
-            else:
-                # The key has not been there, or it keeps the revision in which it came to be.
-                self.incarnations.setdefault(node, change.version)
-                self.nodes[node] = decode_node(change.key, change.value)
+            with _reported():
+                node = node_of(change.key)
+                if change.kind is ChangeKind.DELETE:
+                    self.nodes.pop(node, None)
+                    self.incarnations.pop(node, None)
+                else:
+                    self.nodes[node] = decode_node(change.key, change.value)
+                    # The key has not been there, or keeps the revision in which it came to be.
+                    self.incarnations.setdefault(node, change.version)
             self._nodes_revision = max(self._nodes_revision, change.version)
         self._tell_nodes()
 
@@ -114,9 +132,10 @@ class ClusterView:
         entries, revision = await self._store.list(PARTITIONS_PREFIX)
         found = set()
         for entry in entries:
-            key = partition_of(entry.key)
-            found.add(key)
-            self._see(key, View(revision, entry.version, decode_row(entry.key, entry.value)))
+            with _reported():
+                key = partition_of(entry.key)
+                found.add(key)
+                self._see(key, View(revision, entry.version, decode_row(entry.key, entry.value)))
         for key in [key for key, view in self.rows.items() if key not in found]:
             if self.rows[key].revision < revision:
                 self._forget(key)
@@ -125,14 +144,15 @@ class ClusterView:
 
     def _take_rows(self, changes: Sequence[StoreChange]) -> None:
         for change in changes:
-            key = partition_of(change.key)
-            if change.kind is ChangeKind.DELETE:
-                view = self.rows.get(key)
-                if view is not None and view.revision < change.version:
-                    self._forget(key)
-            else:
-                row = decode_row(change.key, change.value)
-                self._see(key, View(change.version, change.version, row))
+            with _reported():
+                key = partition_of(change.key)
+                if change.kind is ChangeKind.DELETE:
+                    view = self.rows.get(key)
+                    if view is not None and view.revision < change.version:
+                        self._forget(key)
+                else:
+                    row = decode_row(change.key, change.value)
+                    self._see(key, View(change.version, change.version, row))
             self._rows_revision = max(self._rows_revision, change.version)
 
     def _see(self, key: PartitionKey, view: View) -> None:

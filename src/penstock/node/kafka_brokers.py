@@ -25,7 +25,8 @@ class ClusterBrokers:
 
     @property
     def controller(self) -> int:
-        return self._cluster.manager.manager
+        manager = self._cluster.manager
+        return NOBODY if manager is None else manager.manager
 
     def place(self, topic: Topic, index: int) -> Place:
         view = self._cluster.view.of_topic(topic.source_id or topic.topic_id).get(index)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
+from penstock.metadata.catalog import TOMBSTONE_MS
 from penstock.model.errors import PenstockError
 from penstock.net.listener import Listener
 from penstock.node.basis import Basis
@@ -21,6 +22,7 @@ from penstock.telemetry.families import Family
 
 log_ = logging.getLogger(__name__)
 
+CLUSTER_TOMBSTONE_MS = 7 * 24 * 3_600_000
 TOMB_SWEEP_SECONDS = 60.0
 
 
@@ -64,9 +66,13 @@ class Upkeep:
         while True:
             await asyncio.sleep(TOMB_SWEEP_SECONDS)
             try:
+                is_clustered = self._basis.config.cluster.node != 0
                 await self._metadata.topics.sweep(
                     now_ms=self._basis.clock.wall_ms(),
                     is_gone=lambda topic_id: not (topics / topic_id).exists(),
+                    # A node that is away must find it when it comes back: without a tombstone
+                    # nobody removes files.
+                    kept_ms=CLUSTER_TOMBSTONE_MS if is_clustered else TOMBSTONE_MS,
                 )
                 await self._vault.data_keys.sweep()
             except PenstockError as error:  # a full disk, say: the next round tries again
