@@ -2,7 +2,7 @@
 
 Counts the CPU time of this process, so that others on the machine do not show, and compares with a
 loop over ``iter_records`` that makes the same columns from the same bytes in the same run. Each
-chunk is decoded once: a cache that is warm from the last round would flatter.
+chunk is decoded once, by the decoder that has decoded those before it, as a task does it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from penstock.pipeline.columns import PLAIN, arrow_schema
-from penstock.pipeline.decode import decode_batches
+from penstock.pipeline.decode import Decoder, decode_batches
 from penstock.record.batch import encode_batch, split_batches
 from penstock.record.compression import Codec
 from penstock.record.record import encode_record, iter_records
@@ -63,6 +63,18 @@ def decode_by_record(chunk: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=arrow_schema(PLAIN))
 
 
+def as_a_task_does() -> Callable[[bytes], pa.RecordBatch]:
+    """One decoder for all chunks of a partition."""
+    decoder = Decoder(topic="t", partition=0)
+
+    def decode(chunk: bytes) -> pa.RecordBatch:
+        decoder.next_offset = 0  # the chunks of the benchmark all begin there
+        (rows,) = decoder.decode([chunk])
+        return rows
+
+    return decode
+
+
 def rate(decode: Callable[[bytes], pa.RecordBatch], chunks: Sequence[bytes]) -> float:
     """Records in a second of CPU time: the median over chunks, the first left out as warm-up."""
     rates: list[float] = []
@@ -84,6 +96,7 @@ def main() -> None:
         (700, 100, Codec.NONE),
         (100, 100, Codec.NONE),
         (20, 4_000, Codec.NONE),
+        (4_000, 10, Codec.NONE),
         (400, 100, Codec.LZ4),
         (400, 100, Codec.ZSTD),
     ):
@@ -91,7 +104,7 @@ def main() -> None:
             make_chunk(chance, batches=batches, records=records, codec=codec)
             for _ in range(chunk_count)
         ]
-        fast = rate(lambda chunk: decode_batches([chunk], topic="t"), chunks)
+        fast = rate(as_a_task_does(), chunks)
         slow = rate(decode_by_record, chunks[:3])
         assert decode_batches([chunks[0]], topic="t").equals(decode_by_record(chunks[0]))
         print(

@@ -1,9 +1,10 @@
 """Spark reading a topic: ``python -m benchmarks.pipeline.read [--rows N]``.
 
 Three figures, each beside Spark reading the same rows from Parquet in the same run: a batch read
-into an aggregate, a stream in large batches, and how long a small micro-batch takes. Wall time says
-what a user sees, CPU time (server, JVM and workers) what it costs; on a machine that does other
-things only the second can be compared.
+into an aggregate, a stream in large batches, and how long a small micro-batch takes, by its phases.
+Wall time says what a user sees, CPU time (server, JVM and workers apart) what it costs; on a
+machine that does other things only the second can be compared. ``connector`` compares with Spark's
+own Kafka connector.
 """
 
 import argparse
@@ -11,9 +12,10 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.harness.server import Server
 
@@ -34,10 +36,12 @@ _CREATE_TOPICS = 19
 _BATCHES = 400
 _RECORDS = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
+PARTS = ("server", "jvm", "python", "driver")
 
 
-def cpu_seconds(root: int) -> float:
-    """Of a process and all below it, those that have ended included."""
+def cpu_by_part(root: int) -> dict[str, float]:
+    """Seconds of a process and all below it, those that have ended included: those of the
+    ``server``, the ``jvm``, the ``python`` workers, and the ``driver`` itself."""
     stats: dict[int, tuple[int, float]] = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -50,10 +54,58 @@ def cpu_seconds(root: int) -> float:
     below = {root}
     while more := {pid for pid, (parent, _) in stats.items() if parent in below} - below:
         below |= more
-    return sum(stats[pid][1] for pid in below if pid in stats)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for pid in below & stats.keys():
+        seconds["driver" if pid == root else _part(pid)] += stats[pid][1]
+    return seconds
+
+
+def _part(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "python"  # ended meanwhile; only workers do
+    if command[0].endswith(b"java"):
+        return "jvm"
+    return "server" if b"serve" in command else "python"
+
+
+def cpu_seconds(root: int) -> float:
+    return sum(cpu_by_part(root).values())
+
+
+class Cost(NamedTuple):
+    wall_s: float
+    cpu_s: dict[str, float]  # by part
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.cpu_s.values())
+
+    def told(self, rows: int) -> str:
+        mega = rows / 1e6
+        parts = ", ".join(f"{part} {self.cpu_s[part] / mega:.2f}" for part in PARTS[:-1])
+        return (
+            f"{mega / self.wall_s:5.2f} M rows/s, {self.total_s / mega:5.2f} CPU s/M rows ({parts})"
+        )
+
+
+def cost_of(run: Callable[[], Any]) -> Cost:
+    before, began = cpu_by_part(os.getpid()), time.perf_counter()
+    run()
+    wall_s = time.perf_counter() - began
+    after = cpu_by_part(os.getpid())
+    return Cost(wall_s, {part: max(0.0, after[part] - before[part]) for part in PARTS})
+
+
+def least(costs: Iterable[Cost]) -> Cost:
+    """Noise only ever adds: the shortest of the walls, and of the CPU times."""
+    found = list(costs)
+    return Cost(min(each.wall_s for each in found), min(found, key=lambda each: each.total_s).cpu_s)
 
 
 def fill(kafka: str, rows: int, partitions: int) -> None:
+    """The topic ``bench`` with so many records of 16 + 200 bytes, in batches of a hundred."""
     chance = random.Random(1)
     with KafkaClient(kafka) as client:
         # The records are old by their timestamps: nothing may be deleted for its age.
@@ -73,24 +125,14 @@ class Bench:
         self.rows = rows
         self.options = {"kafka.bootstrap.servers": kafka, "subscribe": "bench"}
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Wall and CPU seconds: the best of three, since noise only ever adds."""
-        walls, cpus = [], []
-        for _ in range(3):
-            cpu, began = cpu_seconds(os.getpid()), time.perf_counter()
-            run()
-            walls.append(time.perf_counter() - began)
-            cpus.append(cpu_seconds(os.getpid()) - cpu)
-        return min(walls), min(cpus)
+    def timed(self, run: Callable[[], Any]) -> Cost:
+        return least(cost_of(run) for _ in range(3))
 
-    def show(self, what: str, ours: tuple[float, float], theirs: tuple[float, float]) -> None:
-        mega = self.rows / 1e6
-        print(
-            f"{what:<28} {mega / ours[0]:5.2f} M rows/s {ours[1] / mega:5.2f} CPU s/M rows;"
-            f" Parquet {mega / theirs[0]:5.2f} M rows/s {theirs[1] / mega:5.2f} CPU s/M;"
-            f" ratio {theirs[0] / ours[0]:.2f} wall, {theirs[1] / ours[1]:.2f} CPU",
-            flush=True,
-        )
+    def show(self, what: str, ours: Cost, theirs: Cost) -> None:
+        print(f"{what:<24} {ours.told(self.rows)}")
+        print(f"{'  Parquet':<24} {theirs.told(self.rows)}")
+        wall, cpu = theirs.wall_s / ours.wall_s, theirs.total_s / ours.total_s
+        print(f"{'  ratio':<24} {wall:5.2f} wall, {cpu:.2f} CPU", flush=True)
 
     def topic(self, **more: str) -> "DataFrame":
         return self.spark.read.format("penstock").options(**self.options, **more).load()
@@ -130,18 +172,19 @@ class Bench:
         theirs = run(files, "parquet")
         rates = [each.numInputRows / each.durationMs["triggerExecution"] / 1e3 for each in theirs]
         print(
-            f"stream, {per_batch:,} a batch: median {sorted(speeds)[len(speeds) // 2]:.2f},"
+            f"stream, {per_batch:,} a batch: median {median(speeds):.2f},"
             f" best {max(speeds):.2f} M rows/s; Parquet {max(rates):.2f}",
             flush=True,
         )
         small_reader = self.spark.readStream.format("penstock").options(**self.options)
         begin = f'{{"bench":{{{",".join(_near_end(self.rows))}}}}}'
         small_reader = small_reader.option("startingOffsets", begin)
-        times = [
-            each.durationMs["triggerExecution"]
-            for each in run(small_reader.option("maxOffsetsPerTrigger", 400).load(), "small")
-        ][5:]
-        print(f"small micro-batch: p50 {sorted(times)[len(times) // 2]} ms, least {min(times)} ms")
+        found = run(small_reader.option("maxOffsetsPerTrigger", 400).load(), "small")[5:]
+        times = sorted(each.durationMs["triggerExecution"] for each in found)
+        print(f"small micro-batch: p50 {median(times)} ms, least {times[0]} ms; of which p50")
+        for phase in sorted(found[0].durationMs):
+            took = [each.durationMs.get(phase, 0) for each in found]
+            print(f"  {phase:<20} {median(took):>5} ms, least {min(took)} ms")
 
 
 def _near_end(rows: int) -> list[str]:

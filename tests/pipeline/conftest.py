@@ -1,22 +1,25 @@
 """One Spark session for all tests of the pipeline that do not need a process of their own.
 
 A session takes seconds to start and half a gigabyte, so every test here belongs to one group that
-runs on one worker: ``pytest --dist loadgroup``.
+runs on one worker: ``pytest --dist loadgroup``. Tests that start a JVM of their own, or kill one,
+find the classes of Spark archived in the cache folder; that is done once for a machine.
 """
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.harness.server import Server
+from tests.harness.server import Server, penstock_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
+WARM_S_MAX = 280.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def classes() -> None:
+    """What ``penstock pipeline warm`` makes, if nobody has made it before."""
+    from penstock.pipeline.java import find_java
+    from penstock.pipeline.warm import archive_file
+
+    if not archive_file(find_java()).is_file():
+        warm = [penstock_command(), "pipeline", "warm"]
+        subprocess.run(warm, check=True, capture_output=True, timeout=WARM_S_MAX)
+
+
+@pytest.fixture(scope="session")
+def spark(classes: None) -> Iterator[SparkSession]:
     from penstock.pipeline.session import close_session, open_session
 
     session = open_session("tests", master="local[2,4]", is_short=True)

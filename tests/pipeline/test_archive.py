@@ -8,21 +8,28 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.compat.conftest import sqs_client
 from tests.harness.server import Server
 from tests.pipeline.stage import Notes, context_of
 from tests.pipeline.topics import BASE_MS, Topics, topics_of
 
 from penstock.net.kafka_client import Place
-from penstock.pipeline import archive_check
+from penstock.pipeline import archive_check, archive_source
 from penstock.pipeline.archive_check import verify
-from penstock.pipeline.job import JobMisused, Unsound
+from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY
+from penstock.pipeline.archive_source import ArchivingReader, Written
+from penstock.pipeline.job import JobContext, JobMisused, Unsound
 from penstock.pipeline.jobs import archive
-from penstock.pipeline.lake import Lake, RecordsRepeated
+from penstock.pipeline.lake import Lake, RecordsRepeated, TopicRemade
+from penstock.pipeline.options import parse_read_options
+from penstock.pipeline.parts import Part, write_parts
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 HOUR_MS = 3_600_000
 
@@ -38,9 +45,37 @@ def topics(server: Server) -> Iterator[Topics]:
         yield found
 
 
+def append(lake: Lake, records: DataFrame, topic: str, *, app: str, batch_id: int = 0) -> None:
+    """As the job's commits, of rows that Spark has made: date and hour are Spark's here."""
+    from pyspark.sql import functions as f
+
+    hours = f.to_date("timestamp").alias("date"), f.hour("timestamp").alias("hour")
+    lake.append(
+        records.select(*COLUMNS, *hours),
+        archive.table_of(topic),
+        app=app,
+        batch_id=batch_id,
+        partition_by=PARTITION_BY,
+        is_tracked=True,
+    )
+
+
 def test_topics_are_archived_as_they_are_and_only_what_is_new_is_added(
-    spark: SparkSession, server: Server, lake: Lake, tmp_path: Path, topics: Topics
+    spark: SparkSession,
+    server: Server,
+    lake: Lake,
+    tmp_path: Path,
+    topics: Topics,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    counts: list[int] = []
+    follow = JobContext.follow
+
+    def follow_and_count(context: JobContext, *queries: StreamingQuery) -> None:
+        follow(context, *queries)
+        counts.extend(p.numInputRows for query in queries for p in query.recentProgress)
+
+    monkeypatch.setattr(JobContext, "follow", follow_and_count)
     for name in ("orders", "returns", "other"):
         topics.make(name, 2)
     topics.fill("orders", {0: 250, 1: 120})
@@ -48,6 +83,7 @@ def test_topics_are_archived_as_they_are_and_only_what_is_new_is_added(
     topics.fill("other", {0: 5})
     context = context_of(spark, server, lake, tmp_path / "c", topics="(orders|returns)")
     archive.run(context)
+    assert sum(counts) == 400  # records, which is what progress bars and rates are made of
     assert lake.tables() == ["archive/orders", "archive/returns"]
     topics.fill("orders", {0: 10}, at_ms=BASE_MS + HOUR_MS, prefix="later")
     archive.run(context)
@@ -63,6 +99,10 @@ def test_topics_are_archived_as_they_are_and_only_what_is_new_is_added(
     late = lake.read(spark, "archive/orders", "date = '2023-11-14' AND hour = 23")
     assert late.count() == 10
     assert lake.end_offsets("archive/orders", "archive") == {"orders": {0: 260, 1: 120}}
+    assert lake.table("archive/orders").schema().simpleString() == (
+        "struct<key:binary,value:binary,headers:array<struct<key:string,value:binary>>,"
+        "topic:string,partition:int,offset:bigint,timestamp:timestamp,date:date,hour:int>"
+    )
     notes = Notes()
     archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
     assert notes.texts == ["410 records in 3 partitions are each there once"]
@@ -82,11 +122,8 @@ def test_a_lost_checkpoint_costs_nothing_and_a_second_query_is_refused(
     # One that is told to begin at the beginning, beside the table's own account.
     reader = spark.read.format("penstock").option("kafka.bootstrap.servers", server.kafka)
     reader = reader.option("subscribe", "kept").option("includeHeaders", "true")
-    rows = archive.transform(reader.load())
-    with pytest.raises(RecordsRepeated):
-        lake.append_each(
-            rows, "archive", by="topic", app="archive:x", batch_id=0, partition_by=("date", "hour")
-        )
+    with pytest.raises(RecordsRepeated, match="another checkpoint"):
+        append(lake, reader.load(), "kept", app="archive:x")
     assert lake.read(spark, "archive/kept").count() == 87
 
 
@@ -117,14 +154,7 @@ def _append_rest(spark: SparkSession, server: Server, lake: Lake, batch_id: int)
     df = spark.read.format("penstock").option("kafka.bootstrap.servers", server.kafka)
     df = df.option("subscribe", "small").option("includeHeaders", "true")
     df = df.option("startingOffsets", f'{{"small": {{"0": {end}}}}}')
-    lake.append_each(
-        archive.transform(df.load()),
-        "archive",
-        by="topic",
-        app="archive:by hand",
-        batch_id=batch_id,
-        partition_by=archive.PARTITION_BY,
-    )
+    append(lake, df.load(), "small", app="archive:by hand", batch_id=batch_id)
 
 
 def test_verify_finds_what_is_missing_and_what_is_twice_and_forgives_the_logs_own_gaps(
@@ -134,13 +164,11 @@ def test_verify_finds_what_is_missing_and_what_is_twice_and_forgives_the_logs_ow
     topics.fill("gaps", {0: 20})
     reader = spark.read.format("penstock").option("kafka.bootstrap.servers", server.kafka)
     reader = reader.option("subscribe", "gaps").option("includeHeaders", "true")
-    rows = archive.transform(reader.load()).where("offset NOT IN (3, 4)")
+    rows = reader.load().where("offset NOT IN (3, 4)")
     holes = Lake(tmp_path / "holes")
     twice = Lake(tmp_path / "twice")
     for each, data in ((holes, rows), (twice, rows.union(rows.where("offset = 7")))):
-        each.append_each(
-            data, "archive", by="topic", app="archive:q", batch_id=0, partition_by=("date", "hour")
-        )
+        append(each, data, "gaps", app="archive:q")
     context = context_of(spark, server, holes, tmp_path / "v", topics="gaps")
     (verdict,) = verify(spark, holes, "gaps", context)
     assert (verdict.missing, verdict.repeated, verdict.is_sound) == (2, 0, False)
@@ -174,6 +202,91 @@ def test_a_queue_is_archived_with_what_makes_its_messages(
     assert sorted(row.value for row in rows) == [b"hello %d" % n for n in range(5)]
     assert all(row.headers[0].key == "penstock" for row in rows)
     assert all(v.is_sound for v in verify(spark, lake, "inbox", context))
+
+
+def test_a_topic_that_was_made_again_is_refused_until_its_table_is_moved_aside(
+    spark: SparkSession, server: Server, lake: Lake, tmp_path: Path, topics: Topics
+) -> None:
+    for name in ("remade", "stays"):
+        topics.make(name, 1)
+        topics.fill(name, {0: 5})
+    context = context_of(spark, server, lake, tmp_path / "c", topics="remade,stays")
+    archive.run(context)
+    old = lake.table("archive/remade").topic_ids("archive")["remade"]
+    topics.delete("remade")
+    topics.make("remade", 1)
+    topics.fill("remade", {0: 8}, prefix="new")
+    topics.fill("stays", {0: 2}, prefix="more")
+    with pytest.raises(TopicRemade) as refused:
+        archive.run(context)
+    aside = Path(f"{lake.path}/archive/remade.{old[:8]}")
+    assert f"move the table to {aside}, remove the job's checkpoint" in str(refused.value)
+    (lake.path / "archive/remade").rename(aside)
+    shutil.rmtree(tmp_path / "c")
+    archive.run(context)
+    assert archive.archived_ends(lake) == {"remade": {0: 8}, "stays": {0: 7}}
+    values = [row.value for row in lake.read(spark, "archive/remade").orderBy("offset").collect()]
+    assert values == topics.values("remade")
+    notes = Notes()
+    archive_check.run(context_of(spark, server, lake, tmp_path / "v", notes))
+    assert notes.texts == ["20 records in 3 partitions are each there once"]
+    with pytest.raises(TopicRemade):  # a driver that did not look, or looked before
+        archive.commit_written(
+            lake, [Written("remade", old, _part(lake, 8))], app="archive:z", batch_id=0
+        )
+    assert lake.end_offsets("archive/remade", "archive") == {"remade": {0: 8}}
+
+
+def _part(lake: Lake, offset: int) -> Part:
+    rows = pa.RecordBatch.from_pydict(
+        {"topic": ["remade"], "partition": pa.array([0], pa.int32()), "offset": [offset]}
+    )
+    (part,) = write_parts([rows], lake.table("archive/remade").path, (), is_tracked=True)
+    return part
+
+
+def test_a_large_batch_of_one_partition_is_shared_out_and_a_small_one_is_not(
+    server: Server, lake: Lake, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.make("wide", 1)
+    topics.fill("wide", {0: 300})
+    options = {"kafka.bootstrap.servers": server.kafka, "columns": ",".join(COLUMNS)}
+    options |= {"subscribe": "wide", "startingOffsets": "earliest"}
+    reading = parse_read_options(options, is_streaming=True)
+    reader = ArchivingReader(reading, lake.path / "archive", tasks=3)
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    assert len(reader.partitions(begin, end)) == 1
+    monkeypatch.setattr(archive_source, "_TASK_RECORDS_MIN", 100)
+    tasks = reader.partitions(begin, end)
+    assert len(tasks) == 3
+    written: list[Written] = []
+    for task in tasks:
+        told = pa.Table.from_batches(reader.read(task))["part"].to_pylist()
+        assert len(told) == 100  # a row for each record, and one that says which file it was
+        (text,) = [each for each in told if each is not None]
+        written.append(Written.from_text(text))
+    archive.commit_written(lake, written, app="archive:q", batch_id=0)
+    rows = lake.table("archive/wide").open().to_pyarrow_table().sort_by("offset")
+    assert rows["value"].to_pylist() == topics.values("wide")
+    assert lake.end_offsets("archive/wide", "archive") == {"wide": {0: 300}}
+
+
+def test_records_of_a_time_that_no_calendar_has_lie_under_no_date(
+    spark: SparkSession, server: Server, lake: Lake, tmp_path: Path, topics: Topics
+) -> None:
+    topics.make("distant", 1, message_timestamp_after_max_ms=str(10**15))
+    topics.fill("distant", {0: 2}, at_ms=253_402_300_800_000)  # the year 10000
+    topics.fill("distant", {0: 2})
+    context = context_of(spark, server, lake, tmp_path / "c", topics="distant")
+    archive.run(context)
+    assert set(lake.table("archive/distant").files_by(PARTITION_BY)) == {
+        ("", "0"),
+        ("2023-11-14", "22"),
+    }
+    assert lake.read(spark, "archive/distant").count() == 4
+    assert lake.read(spark, "archive/distant", "date = '2023-11-14'").count() == 2
+    assert [v.is_sound for v in verify(spark, lake, "distant", context)] == [True]
 
 
 def test_topics_have_to_be_named(spark: SparkSession, server: Server, lake: Lake) -> None:

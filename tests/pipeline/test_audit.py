@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +17,7 @@ from tests.compat.conftest import sqs_client
 from tests.harness.server import Server
 
 from penstock.pipeline import audit_check
-from penstock.pipeline.audit_chain import ANEW, CHANGED, MISSING, REPEATED, TOPIC, UNREADABLE
+from penstock.pipeline.audit_chain import ANEW, CHANGED, MISSING, REPEATED, UNREADABLE
 from penstock.pipeline.audit_check import Verdict, verify_audit
 from penstock.pipeline.expand import expand_audit
 from penstock.pipeline.job import JobContext, Mode, Unsound
@@ -364,58 +359,3 @@ def test_a_break_ends_the_run_as_unsound(
         audit.JOB.run(context)  # goes on at offset 3, with another chain than the table's
     with pytest.raises(Unsound):
         audit_check.JOB.run(context)
-
-
-_RUN = """
-import sys, threading
-from pathlib import Path
-from penstock.pipeline.job import JobContext
-from penstock.pipeline.jobs import audit
-from penstock.pipeline.lake import Lake
-from penstock.pipeline.session import open_session, close_session
-from tests.pipeline.test_audit import Notes
-server, folder = sys.argv[1], Path(sys.argv[2])
-spark = open_session("killed", master="local[2,4]", is_short=True)
-audit.JOB.run(JobContext(spark=spark, server=server, lake=Lake(folder / "lake"),
-    checkpoint=folder / "checkpoint", progress=Notes(), arguments={"batch_bytes": "8k"}))
-close_session(spark)
-"""
-
-
-def _start(server: Server, folder: Path) -> subprocess.Popen[bytes]:
-    with (folder / "stderr").open("ab") as said:
-        return subprocess.Popen(
-            [sys.executable, "-c", _RUN, server.kafka, str(folder)],
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            cwd=Path(__file__).parents[2],
-        )
-
-
-def _commits(lake: Lake) -> int:
-    return len(list((lake.path / LOG / "_delta_log").glob("*.json")))
-
-
-@pytest.mark.timeout(600)  # two processes of their own, on a machine that may be busy
-def test_a_kill_in_the_middle_loses_and_repeats_nothing(
-    spark: SparkSession, server: Server, tmp_path: Path
-) -> None:
-    busy(server, "killed", 80)
-    lake = Lake(tmp_path / "lake")
-    process = _start(server, tmp_path)
-    deadline = time.monotonic() + 120
-    while _commits(lake) < 2 and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was killed while it worked"
-    killed_at = lake.read(spark, LOG).count()
-    again = _start(server, tmp_path)
-    assert again.wait(timeout=200) == 0, (tmp_path / "stderr").read_text()[-2_000:]
-    rows = lake.read(spark, LOG)
-    count = rows.count()
-    assert 0 < killed_at < count
-    assert rows.select("offset").distinct().count() == count
-    assert rows.where("action = 'sqs:CreateQueue' AND resource LIKE '%:killed-%'").count() == 80
-    assert lake.end_offsets(LOG, "audit")[TOPIC] == {0: count}
-    assert verify_audit(spark, lake).fault_count == 0

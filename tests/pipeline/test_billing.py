@@ -27,7 +27,7 @@ from penstock.pipeline.job import JobMisused
 from penstock.pipeline.jobs import JOBS, billing, usage
 from penstock.pipeline.jobs.billing import Month, bill
 from penstock.pipeline.jobs.usage import UsageTables, last_complete_hour
-from penstock.pipeline.lake import Lake, LakeFenced
+from penstock.pipeline.lake import Commit, Lake, LakeFenced, Table
 from penstock.pipeline.rates import GB, RatesInvalid, Use, lines_of, parse
 from penstock.pipeline.usage_sums import COUNTS, HOUR_MS, Flushes
 from penstock.wire.facts.usage import UsageColumns, UsageFacts, UsageRow, encode
@@ -267,22 +267,18 @@ def test_a_kill_between_any_two_tables_is_made_good_by_the_next_run(
     late = [node.facts(hour(0, 50)), node.facts(hour(4))]
     plan = [(records(spark, [encode(f) for f in first] + [b"junk"]), 0)]
     plan += [(records(spark, [encode(f) for f in late], 4), 1)]
-    real: dict[str, Any] = {"append": Lake.append, "append_arrow": Lake.append_arrow}
+    real = Table.commit
     lives = 0
 
-    def mortal(name: str) -> Any:
-        def write(self: Lake, rows: Any, table: str, **options: Any) -> Any:
-            nonlocal lives
-            if lives == 0:
-                raise Killed
-            commit = real[name](self, rows, table, **options)
-            lives -= commit.is_new
-            return commit
+    def mortal(self: Table, parts: Any, **options: Any) -> Commit:
+        nonlocal lives
+        if lives == 0:
+            raise Killed
+        commit = real(self, parts, **options)
+        lives -= commit.is_new
+        return commit
 
-        return write
-
-    for name in real:
-        monkeypatch.setattr(Lake, name, mortal(name))
+    monkeypatch.setattr(Table, "commit", mortal)
     deaths = 0
     while True:
         lives = 1  # each run gets one write further than the last

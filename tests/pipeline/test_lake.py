@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import time
@@ -394,6 +395,30 @@ def test_a_task_that_fails_leaves_no_open_file_behind(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         write_parts(batches(), tmp_path, (), is_tracked=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_finished_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    batch = pa.RecordBatch.from_pydict({"k": ["a", "b"], "v": [1, 2]})
+    with pytest.raises(OSError, match="No space"):
+        write_parts([batch], tmp_path, ("k",), is_tracked=False)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_times_that_no_calendar_has_are_written_and_told_without_edges(tmp_path: Path) -> None:
+    last_us = 253_402_300_800_000_000 - 1  # of the year 9999, which cannot be rounded up
+    for at_us in (last_us, last_us + 1, 2**63 - 1, -(2**63)):
+        times = pa.array([0, at_us], pa.int64()).view(pa.timestamp("us", tz="UTC"))
+        batch = pa.RecordBatch.from_arrays([times, pa.array([1, 2])], ["at", "v"])
+        (part,) = write_parts([batch], tmp_path, (), is_tracked=False)
+        stats = json.loads(part.stats)
+        assert (stats["minValues"], stats["maxValues"]) == ({"v": 1}, {"v": 2})
+        assert stats["nullCount"] == {"at": 0, "v": 0}
 
 
 def test_parts_tell_the_span_of_offsets_of_each_partition(tmp_path: Path) -> None:

@@ -93,6 +93,25 @@ def test_time_and_filter_choose_and_original_times_can_be_kept(
     assert parse_header(batch).base_timestamp == BASE_MS + 60 * MINUTE_MS + 3
 
 
+def test_a_table_that_was_moved_aside_is_replayed_under_its_new_name(
+    spark: SparkSession, server: Server, tmp_path: Path, topics: Topics
+) -> None:
+    topics.make("renewed", 2)
+    topics.fill("renewed", {0: 30, 1: 20}, prefix="old")
+    lake = Lake(tmp_path / "lake")
+    archive.run(context_of(spark, server, lake, tmp_path / "c", topics="renewed"))
+    old = topics.values("renewed")
+    (lake.path / "archive/renewed").rename(lake.path / "archive/renewed.0a1b2c3d")
+    topics.make("renewed-again", 2)
+    notes = Notes()
+    wish = {"source": "renewed.0a1b2c3d", "target": "renewed-again"}
+    replay.run(context_of(spark, server, lake, tmp_path, notes, **wish))
+    assert "50 records sent" in notes.texts[0]
+    assert topics.values("renewed-again") == old
+    replay.run(context_of(spark, server, lake, tmp_path, notes, **wish))
+    assert "nothing is left" in notes.texts[1]
+
+
 def _rows(offsets: range) -> pa.RecordBatch:
     count = len(offsets)
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

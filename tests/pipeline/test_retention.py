@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.server import Server
 from tests.pipeline.test_audit import context_for
+from tests.pipeline.topics import topics_of
 
 from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
 from penstock.pipeline import acked
 from penstock.pipeline.acked import floors, islands_of, melt, melted, melted_files
 from penstock.pipeline.job import JobMisused
-from penstock.pipeline.jobs import retention
+from penstock.pipeline.jobs import archive, retention
 from penstock.pipeline.retention_plan import (
     DELETE,
     Facts,
@@ -377,3 +378,68 @@ def test_acknowledgements_of_other_cursors_are_honoured(
         (0, 30, "not archived"),
         (1, 10, "not archived"),
     ]
+
+
+def test_a_table_of_a_topic_that_was_deleted_does_not_vouch_for_the_one_with_its_name(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
+    policies = tmp_path / "policies.toml"
+    policies.write_text('[[policy]]\ntopic = "renewed"\nkeep_s = 1\ngroups = []\n')
+    shown: list[dict[str, Any]] = []
+    planning = context_for(
+        spark,
+        server,
+        tmp_path,
+        arguments={"policies": str(policies), "apply": True},
+        show=shown.extend,
+    )
+    keeping = context_for(spark, server, tmp_path, arguments={"topics": "renewed"})
+
+    def run() -> list[tuple[Any, ...]]:
+        shown.clear()
+        retention.JOB.run(planning)
+        return [(row["from"], row["to"], row["reason"], row["outcome"]) for row in shown]
+
+    with topics_of(server.kafka) as topics:
+        topics.make("renewed", 1)
+        topics.fill("renewed", {0: 20})
+        archive.JOB.run(keeping)
+        old = keeping.lake.table("archive/renewed").topic_ids("archive")["renewed"]
+        topics.delete("renewed")
+        topics.make("renewed", 1)
+        topics.fill("renewed", {0: 12}, prefix="new")
+        assert run() == [(0, 12, "not archived", "")]
+        assert len(topics.values("renewed")) == 12
+        (keeping.lake.path / "archive/renewed").rename(f"{tmp_path}/lake/archive/renewed.{old[:8]}")
+        (tmp_path / "checkpoint").rename(tmp_path / "of the old one")
+        archive.JOB.run(keeping)
+        assert run() == [(0, 12, "done with", "done")]
+        assert topics.values("renewed") == []
+
+
+def test_what_is_asked_for_is_on_record_before_it_is_done(
+    spark: SparkSession, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _topic(server, "noted", {"retention.ms": "-1"})
+    _fill(server, "noted", (10, 4))
+    policies = tmp_path / "policies.toml"
+    policies.write_text(
+        '[[policy]]\ntopic = "noted"\nkeep_s = 1\ngroups = []\narchive_required = false\n'
+    )
+    arguments = {"policies": str(policies), "apply": True}
+    context = context_for(spark, server, tmp_path, arguments=arguments)
+
+    def outcomes() -> list[tuple[int, str]]:
+        rows = context.lake.table(retention.PLAN).open().to_pyarrow_table().to_pylist()
+        return sorted((row["partition"], row["outcome"]) for row in rows)
+
+    def die(client: KafkaClient, wanted: Mapping[Place, int]) -> dict[Place, str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "delete_records", die)
+        with pytest.raises(KeyboardInterrupt):
+            retention.JOB.run(context)
+    assert outcomes() == [(0, "asked"), (1, "asked")]
+    retention.JOB.run(context)
+    assert outcomes() == [(0, "asked"), (0, "done"), (1, "asked"), (1, "done")]

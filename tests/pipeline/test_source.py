@@ -15,7 +15,7 @@ from tests.pipeline.topics import BASE_MS, Topics, topics_of
 from penstock.net.kafka_client import Place
 from penstock.pipeline.option_values import OptionInvalid
 from penstock.pipeline.options import OnDataLoss, parse_read_options
-from penstock.pipeline.ranges import Range, shared_out, split
+from penstock.pipeline.ranges import Range, packed, shared_out, split
 from penstock.record.batch import encode_batch
 from penstock.record.record import encode_record
 from penstock.wire.facts import usage
@@ -259,6 +259,16 @@ def test_ranges_are_split_without_gap_or_overlap() -> None:
         assert all(0 < part.count <= (most or 1_000) for part in parts)
         covered = [(part.place, n) for part in parts for n in range(part.begin, part.end)]
         assert covered == [(each.place, n) for each in whole for n in range(each.begin, each.end)]
+
+
+def test_small_neighbours_are_packed_together_and_large_ones_stay_alone() -> None:
+    ranges = [
+        Range(Place("t", n), 10, 10 + count) for n, count in enumerate((5, 90, 6, 200, 50, 50))
+    ]
+    packs = packed(ranges, records_max=100)
+    assert [[each.count for each in pack] for pack in packs] == [[5, 90], [6], [200], [50, 50]]
+    assert [each for pack in packs for each in pack] == ranges
+    assert [len(pack) for pack in packed(ranges, records_max=0)] == [1] * 6
 
 
 def test_a_limit_is_shared_out_by_what_there_is_and_starves_nobody() -> None:

@@ -145,6 +145,37 @@ def test_fewer_records_than_the_least_are_waited_for_but_not_for_ever(
     assert reader.latestOffset(start, limit) == everything
 
 
+@pytest.mark.parametrize(
+    ("count", "options", "tasks"),
+    [(100, {}, 1), (3_000, {}, 4), (100, {"minPartitions": "4"}, 4)],
+)
+def test_a_micro_batch_of_a_few_records_is_one_task(
+    topics: Topics, count: int, options: dict[str, str], tasks: int
+) -> None:
+    from penstock.pipeline.stream_source import TopicReader
+
+    name = f"spread{count}{len(options)}"
+    topics.make(name, 4)
+    topics.fill(name, dict.fromkeys(range(4), count))
+    given = {
+        "kafka.bootstrap.servers": topics.kafka,
+        "subscribe": name,
+        "columns": "partition,offset",
+        **options,
+    }
+    reader = TopicReader(parse_read_options(given, is_streaming=True))
+    start, end = (
+        StreamOffset({Place(name, number): at for number in range(4)}).to_json()
+        for at in (0, count)
+    )
+    parts = reader.partitions(start, end)
+    assert len(parts) == tasks
+    rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [(row["partition"], row["offset"]) for row in rows] == [
+        (number, offset) for number in range(4) for offset in range(count)
+    ]
+
+
 def test_an_offset_of_another_version_is_refused() -> None:
     offset = StreamOffset({Place("t", 1): 5}, {"t": "ab"})
     assert StreamOffset.from_json(offset.to_json()) == offset

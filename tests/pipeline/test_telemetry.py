@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.plans import TOPIC as PLANS
 from penstock.pipeline.plans import publish
 from penstock.pipeline.sketch import count_of, merge, percentile
-from penstock.pipeline.telemetry_sums import OUT, by_minute, fold
+from penstock.pipeline.telemetry_sums import OUT, _rows_of_lists, by_minute, fold
 from penstock.record.batch import split_batches
 from penstock.record.record import iter_records
 from penstock.wire.facts import telemetry as facts
@@ -152,6 +153,56 @@ def test_what_cannot_be_read_is_told_and_the_rest_is_counted() -> None:
         "column cpu_ms has a number that cannot be",
         "not a telemetry record",
     ]
+
+
+texts = st.text(max_size=40)
+counts = st.integers(0, 200) | st.integers(0, 2**54)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(texts, st.integers(-1, 40_000), counts, counts, st.lists(counts, max_size=9)),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from(["", "partition", "hist", "group", "depth"]),
+)
+def test_rows_that_are_read_together_are_those_of_each_record(
+    records: list[list[tuple[str, int, int, int, list[int]]]], missing: str
+) -> None:
+    values = []
+    for number, table in enumerate(records):
+        columns = TelemetryColumns()
+        for name, partition, requests, depth, hist in table:
+            columns.add(
+                facts.CALLS,
+                resource=name,
+                partition=partition,
+                requests=requests,
+                depth=depth,
+                hist=[*hist[:1], *hist] if hist else [],
+            )
+        made = TelemetryFacts(1, f"n{number}", "i", 1, NOW_MS, NOW_MS + 10_000, columns)
+        plain = msgspec.to_builtins(made)
+        plain["columns"].pop(missing, None)
+        values.append(msgspec.msgpack.encode(plain))
+    [together] = by_minute([input_batch(values)])
+    want: list[dict[str, Any]] = []
+    rejected = 0
+    for value in values:
+        try:
+            want += _rows_of_lists(facts.decode(value)).to_pylist()
+        except facts.TelemetryUnreadable:
+            rejected += 1
+    folded = fold(pa.Table.from_pylist(want, OUT)).to_pylist()
+    found = together.to_pylist()
+    calls = [each for each in found if each["kind"] == facts.CALLS]
+    assert sorted(calls, key=str) == sorted(folded, key=str)
+    assert sum(each["samples"] for each in found if each["kind"] == "reject") == rejected
 
 
 def fleet(minute: int, chance: Random) -> Iterator[bytes]:

@@ -3,11 +3,12 @@
 What Kafka's consumer does for a reader is done here for a whole chunk: control batches are dropped,
 those of aborted transactions too, records in front of the asked offset and behind the end are left
 out, gaps that compaction left are no trouble, a cut batch at the end is left for the next fetch.
-Batches of every codec may stand side by side. ``records`` finds the fields, ``columns`` makes the
-arrays; fetching is ``fetching``'s.
+Batches of every codec may stand side by side. ``heads`` reads the headers, ``unpacking`` expands,
+``records`` finds the fields, ``columns`` makes the arrays; fetching is ``fetching``'s.
 
 Wide chunks are what makes it fast: some hundred batches, 8 to 16 MB. What comes out is bounded:
-compressed batches are expanded group by group, never the whole chunk at once.
+compressed batches are expanded some at a time, never the whole chunk at once. A read whose columns
+stand in the headers of batches (to count records, say) does not look at records at all.
 
 A batch that cannot be read is named by topic, partition and offset. With ``OnCorrupt.SKIP`` it is
 counted and passed over, unless its length is no length: where the next one begins is then unknown.
@@ -15,32 +16,24 @@ counted and passed over, unless its length is no length: where the next one begi
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.pipeline import columns as made
-from penstock.pipeline.records import Fields, read_fields, read_headers
-from penstock.pipeline.varints import Longs, Unreadable
-from penstock.record.batch import (
-    ATTR_TRANSACTIONAL,
-    CRC_FROM,
-    HEADER_BYTES,
-    BatchHeader,
-    check_header,
-    parse_header,
-)
-from penstock.record.compression import decompress
+from penstock.pipeline.heads import Flags, Heads, LengthWrong, read_heads, whole_batches
+from penstock.pipeline.records import RECORD_BYTES_MIN, Fields, read_fields, read_headers
+from penstock.pipeline.unpacking import Unpacker
+from penstock.pipeline.varints import Bytes, Longs, Unreadable
+from penstock.record.batch import HEADER_BYTES, check_header, parse_header
 from penstock.record.control import TYPE_ABORT, iter_control
-from penstock.record.crc32c import crc32c
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import RECORDS_BYTES_MAX, iter_records
+from penstock.record.record import iter_records
 
 ROWS_MAX: Final = 100_000  # of one Arrow batch: more gains nothing, and Spark holds two of them
-_GROUP_BYTES_MAX: Final = 32 * 1_048_576  # of records, expanded, that are decoded together
 OFFSET_MAX: Final = 2**63 - 1
+_OF_HEADS: Final = frozenset(("topic", "partition", "offset", "timestampType"))
 
 Buffer = bytes | memoryview
 Aborted = tuple[int, int]  # a transaction that was: producer id, first offset
@@ -69,16 +62,6 @@ class CorruptBatch(Exception):
         )
 
 
-class _Batch(NamedTuple):
-    header: BatchHeader
-    at: int  # in its buffer
-    buffer: Buffer
-
-    @property
-    def raw(self) -> bytes:
-        return bytes(self.buffer[self.at : self.at + self.header.total_bytes])
-
-
 class Decoder:
     """One partition's batches, from ``begin`` up to ``end``. ``next_offset`` is where to fetch
     next; it has moved once a chunk has been decoded to its end."""
@@ -97,8 +80,10 @@ class Decoder:
         self._partition = partition
         self._columns = tuple(columns)
         self._schema = made.arrow_schema(self._columns)
+        self._is_of_heads = not set(self._columns) - _OF_HEADS
         self._end = end
         self._on_corrupt = on_corrupt
+        self._unpacker = Unpacker()
         self.next_offset = begin
         self.corrupt_count = 0
 
@@ -107,130 +92,133 @@ class Decoder:
     ) -> Iterator[pa.RecordBatch]:
         """The records of consecutive answers; ``aborted`` is what came with them."""
         begin = self.next_offset
-        group: list[_Batch] = []
-        size = 0
-        for batch in self._wanted(buffers, set(aborted)):
-            group.append(batch)
-            # What it will be once expanded is not known; eight times is much.
-            size += batch.header.length * (8 if batch.header.codec else 1)
-            if size >= _GROUP_BYTES_MAX:
-                yield from self._decoded(group, begin)
-                group, size = [], 0
-        if group:
-            yield from self._decoded(group, begin)
+        still_aborted = set(aborted)
+        for buffer in buffers:
+            places = self._whole(buffer)
+            if not places:
+                continue
+            heads, is_sound = read_heads(buffer, places)
+            if not is_sound.all():
+                self._refuse(buffer, heads.chosen(~is_sound))
+                heads = heads.chosen(is_sound)
+            wanted = heads.chosen(self._is_wanted(buffer, heads, begin, still_aborted))
+            yield from self._decoded(buffer, wanted, begin)
+            if len(heads.at):
+                self._pass(int(heads.next_offset.max()))
 
     # ── Batches ──────────────────────────────────────────────────────────────────────────────
 
-    def _wanted(self, buffers: Sequence[Buffer], aborted: set[Aborted]) -> Iterator[_Batch]:
-        """Those with records for the reader. Moves ``next_offset`` along."""
-        begin = self.next_offset
-        for buffer in buffers:
-            for batch in self._whole(buffer):
-                header = batch.header
-                if header.is_control:
-                    if aborted and header.attributes & ATTR_TRANSACTIONAL:
-                        self._end_aborted(batch, aborted)
-                elif (
-                    header.next_offset > begin
-                    and header.base_offset < self._end
-                    and header.count
-                    and not (aborted and _is_aborted(header, aborted))
-                ):
-                    yield batch
-                self._pass(header)
+    def _whole(self, buffer: Buffer) -> list[int]:
+        try:
+            return whole_batches(buffer)
+        except LengthWrong as error:
+            # Nobody knows where the next one begins, so there is nothing to skip to.
+            for place in error.places[-1:]:
+                self._pass(parse_header(buffer, place).next_offset)
+            raise self._corrupt(self.next_offset, str(error)) from None
 
-    def _pass(self, header: BatchHeader) -> None:
-        self.next_offset = max(self.next_offset, min(header.next_offset, self._end))
-
-    def _whole(self, buffer: Buffer) -> Iterator[_Batch]:
-        at = 0
-        limit = len(buffer)
-        view = memoryview(buffer)
-        while limit - at >= HEADER_BYTES:
-            header = parse_header(buffer, at)
-            stop = at + header.total_bytes
-            if not HEADER_BYTES <= header.total_bytes <= BATCH_BYTES_MAX:
-                # Nobody knows where the next one begins, so there is nothing to skip to.
-                raise self._corrupt(self.next_offset, f"a length of {header.length} bytes")
-            if stop > limit:
-                return
+    def _refuse(self, buffer: Buffer, heads: Heads) -> None:
+        for place in heads.at.tolist():
+            header = parse_header(buffer, place)
             try:
                 check_header(header)
-                if crc32c(view[at + CRC_FROM : stop]) != header.crc:
-                    raise MalformedBatch("its checksum is wrong")
-                yield _Batch(header, at, buffer)
+                raise MalformedBatch("its checksum is wrong")
             except MalformedBatch as error:
-                self._skip(header, error)
-            at = stop
+                self._skip(header.base_offset, header.next_offset, error)
 
-    def _end_aborted(self, batch: _Batch, aborted: set[Aborted]) -> None:
+    def _is_wanted(self, buffer: Buffer, heads: Heads, begin: int, aborted: set[Aborted]) -> Flags:
+        """Those with records for the reader."""
+        is_wanted: Flags = (
+            ~heads.is_control
+            & (heads.next_offset > begin)
+            & (heads.base_offset < self._end)
+            & (heads.counts > 0)
+        )
+        if aborted:
+            for index in np.flatnonzero(heads.is_transactional).tolist():
+                batch = heads.chosen(slice(index, index + 1))
+                if batch.is_control[0]:
+                    self._end_aborted(buffer, batch, aborted)
+                elif _is_aborted(batch, aborted):
+                    is_wanted[index] = False
+        return is_wanted
+
+    def _end_aborted(self, buffer: Buffer, batch: Heads, aborted: set[Aborted]) -> None:
         """An abort ends the oldest aborted transaction of its producer; its next one may commit."""
         try:
-            kinds = [kind for _, kind, _ in iter_control(batch.raw)]
+            kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
-            self._skip(batch.header, error)
+            self._skip(int(batch.base_offset[0]), int(batch.next_offset[0]), error)
             return
-        mine = [each for each in aborted if each[0] == batch.header.producer_id]
+        mine = [each for each in aborted if each[0] == batch.producer_id[0]]
         if TYPE_ABORT in kinds and mine:
             aborted.discard(min(mine))
 
-    def _skip(self, header: BatchHeader, error: MalformedBatch) -> None:
+    def _pass(self, next_offset: int) -> None:
+        self.next_offset = max(self.next_offset, min(next_offset, self._end))
+
+    def _skip(self, offset: int, next_offset: int, error: MalformedBatch) -> None:
         if self._on_corrupt is OnCorrupt.FAIL:
-            raise self._corrupt(header.base_offset, str(error)) from None
+            raise self._corrupt(offset, str(error)) from None
         self.corrupt_count += 1
-        self._pass(header)
+        self._pass(next_offset)
 
     def _corrupt(self, offset: int, why: str) -> CorruptBatch:
         return CorruptBatch(self._topic, self._partition, offset, why)
 
     # ── Records ──────────────────────────────────────────────────────────────────────────────
 
-    def _decoded(self, group: Sequence[_Batch], begin: int) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from self._rows(group, begin)
-        except (Unreadable, MalformedBatch):
-            yield from self._rows(self._readable(group), begin)
-
-    def _readable(self, group: Sequence[_Batch]) -> list[_Batch]:
-        """Those of the group that can be read one by one: the slow way, to name the others."""
-        good = []
-        for batch in group:
+    def _decoded(self, buffer: Buffer, heads: Heads, begin: int) -> Iterator[pa.RecordBatch]:
+        if self._is_of_heads and len(heads.at) and _say_all(heads):
+            yield from self._counted(heads, begin)
+            return
+        done, is_judged = 0, False
+        while done < len(heads.at):
+            left = heads.chosen(slice(done, None))
             try:
-                for record in iter_records(batch.raw):
+                rows, count = self._rows(buffer, left, begin)
+            except (Unreadable, MalformedBatch):
+                assert not is_judged, "what can be read one by one can be read together"
+                heads, done, is_judged = self._readable(buffer, left), 0, True
+                continue
+            yield from rows
+            done += count
+
+    def _readable(self, buffer: Buffer, heads: Heads) -> Heads:
+        """Those that can be read one by one: the slow way, to name the others."""
+        good = []
+        for index in range(len(heads.at)):
+            try:
+                for record in iter_records(_raw(buffer, heads, index)):
                     if not -(2**63) <= record.timestamp < 2**63:
                         raise MalformedBatch(f"a timestamp of {record.timestamp}")
-                good.append(batch)
+                good.append(index)
             except MalformedBatch as error:
-                self._skip(batch.header, error)
-        return good
+                self._skip(int(heads.base_offset[index]), int(heads.next_offset[index]), error)
+        return heads.chosen(np.array(good, np.int64))
 
-    def _rows(self, group: Sequence[_Batch], begin: int) -> list[pa.RecordBatch]:
-        """A list and no generator: rows of a group that turns out unreadable must not be out."""
-        if not group:
-            return []
-        data, starts, stops = _laid_out(group)
-        counts = np.array([batch.header.count for batch in group], np.int64)
-        octets = np.frombuffer(data, np.uint8)
-        fields = read_fields(octets, starts, stops, counts)
-        spans = np.repeat([batch.header.last_offset_delta for batch in group], counts)
-        if (fields.offset_delta < 0).any() or (fields.offset_delta > spans).any():
-            raise Unreadable("offsets outside of their batch")
-        base = np.repeat(np.array([batch.header.base_offset for batch in group], np.int64), counts)
-        offset = base + fields.offset_delta
-        keep = (offset >= begin) & (offset < self._end)
-        batch_of = np.repeat(np.arange(len(group)), counts)
-        if not keep.all():
+    def _rows(self, buffer: Buffer, heads: Heads, begin: int) -> tuple[list[pa.RecordBatch], int]:
+        """The records of the first of these batches, and how many of them that are. A list and no
+        generator: rows of batches that turn out unreadable must not be out."""
+        octets, starts, stops = self._unpacker.unpack(buffer, heads)
+        taken = len(starts)
+        heads = heads.chosen(slice(taken))
+        fields = read_fields(octets, starts, stops, heads.counts, heads.last_delta)
+        offset = np.repeat(heads.base_offset, heads.counts) + fields.offset_delta
+        batch_of = np.repeat(np.arange(taken), heads.counts)
+        if begin > heads.base_offset.min() or self._end < heads.next_offset.max():
+            keep = (offset >= begin) & (offset < self._end)
             fields, offset, batch_of = fields.kept(keep), offset[keep], batch_of[keep]
-        return [
-            self._arrays(data, group, fields.kept(each), offset[each], batch_of[each])
+        rows = [
+            self._arrays(octets, heads, fields.kept(each), offset[each], batch_of[each])
             for each in (slice(at, at + ROWS_MAX) for at in range(0, len(offset), ROWS_MAX))
         ]
+        return rows, taken
 
     def _arrays(
-        self, data: Buffer, group: Sequence[_Batch], fields: Fields, offset: Longs, batch_of: Longs
+        self, octets: Bytes, heads: Heads, fields: Fields, offset: Longs, batch_of: Longs
     ) -> pa.RecordBatch:
-        buffer = pa.py_buffer(data)
-        count = len(offset)
+        buffer = pa.py_buffer(octets)
         arrays: list[pa.Array] = []
         for name in self._columns:
             match name:
@@ -238,23 +226,39 @@ class Decoder:
                     array = made.binary_column(buffer, fields.key_at, fields.key_size)
                 case "value":
                     array = made.binary_column(buffer, fields.value_at, fields.value_size)
-                case "topic":
-                    array = made.repeated_text(self._topic, count)
-                case "partition":
-                    array = made.repeated_number(self._partition, count)
-                case "offset":
-                    array = pa.array(offset)
                 case "timestamp":
-                    array = made.timestamp_column(_times(group, fields, batch_of))
-                case "timestampType":
-                    kinds = [batch.header.is_append_time for batch in group]
-                    array = pa.array(np.array(kinds, np.int32)[batch_of])
-                case _:
-                    assert name == "headers", "options let no other name through"
-                    headers = read_headers(np.frombuffer(data, np.uint8), fields)
+                    array = made.timestamp_column(_times(heads, fields, batch_of))
+                case "headers":
+                    headers = read_headers(octets, fields)
                     array = made.headers_column(buffer, fields, headers)
+                case _:
+                    array = self._of_heads(name, heads, offset, batch_of)
             arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _counted(self, heads: Heads, begin: int) -> Iterator[pa.RecordBatch]:
+        """Rows that have nothing of their records: these are not looked at."""
+        first = np.maximum(heads.base_offset, begin)
+        counts = np.minimum(heads.next_offset, self._end) - first
+        behind = np.cumsum(counts)
+        for at in range(0, int(behind[-1]), ROWS_MAX):
+            number = np.arange(at, min(at + ROWS_MAX, int(behind[-1])))
+            batch_of = np.searchsorted(behind, number, side="right")
+            offset = (first - behind + counts)[batch_of] + number
+            arrays = [self._of_heads(name, heads, offset, batch_of) for name in self._columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _of_heads(self, name: str, heads: Heads, offset: Longs, batch_of: Longs) -> pa.Array:
+        match name:
+            case "topic":
+                return made.repeated_text(self._topic, len(offset))
+            case "partition":
+                return made.repeated_number(self._partition, len(offset))
+            case "offset":
+                return pa.array(offset)
+            case _:
+                assert name == "timestampType", "options let no other name through"
+                return pa.array(heads.is_append_time.astype(np.int32)[batch_of])
 
 
 def decode_batches(
@@ -287,36 +291,33 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)
 
 
-def _laid_out(group: Sequence[_Batch]) -> tuple[Buffer, Longs, Longs]:
-    """One buffer with the records of all batches, and where those of each begin and end. A buffer
-    that holds them as they are is taken as it is."""
-    first = group[0].buffer
-    if all(batch.buffer is first and not batch.header.codec for batch in group):
-        begins = np.array([batch.at for batch in group], np.int64)
-        sizes = np.array([batch.header.total_bytes for batch in group], np.int64)
-        return first, begins + HEADER_BYTES, begins + sizes
-    blobs = []
-    for batch in group:
-        records = batch.raw[HEADER_BYTES:]
-        blobs.append(decompress(batch.header.codec, records, bytes_max=RECORDS_BYTES_MAX))
-    stops = np.cumsum([len(blob) for blob in blobs], dtype=np.int64)
-    return b"".join(blobs), np.concatenate(([0], stops[:-1])).astype(np.int64), stops
+def _raw(buffer: Buffer, heads: Heads, index: int) -> bytes:
+    at = int(heads.at[index])
+    return bytes(buffer[at : at + int(heads.size[index])])
 
 
-def _times(group: Sequence[_Batch], fields: Fields, batch_of: Longs) -> Longs:
-    base = [
-        batch.header.max_timestamp if batch.header.is_append_time else batch.header.base_timestamp
-        for batch in group
-    ]
-    counted = [0 if batch.header.is_append_time else 1 for batch in group]
-    times: Longs = np.array(base, np.int64)[batch_of]
-    if all(counted):
+def _say_all(heads: Heads) -> bool:
+    """Whether headers tell how many records there are, and their offsets. How many a compressed
+    batch has is not believed: a few bytes could claim two thousand million."""
+    return bool(
+        (
+            heads.is_dense
+            & (heads.codec == 0)
+            & (heads.counts * RECORD_BYTES_MIN <= heads.size - HEADER_BYTES)
+        ).all()
+    )
+
+
+def _times(heads: Heads, fields: Fields, batch_of: Longs) -> Longs:
+    is_append_time = heads.is_append_time
+    times: Longs = np.where(is_append_time, heads.max_ms, heads.base_ms)[batch_of]
+    if not is_append_time.any():
         return times + fields.time_delta
-    return times + fields.time_delta * np.array(counted, np.int64)[batch_of]
+    return times + fields.time_delta * ~is_append_time[batch_of]
 
 
-def _is_aborted(header: BatchHeader, aborted: set[Aborted]) -> bool:
-    return bool(header.attributes & ATTR_TRANSACTIONAL) and any(
-        producer_id == header.producer_id and first <= header.base_offset
+def _is_aborted(batch: Heads, aborted: set[Aborted]) -> bool:
+    return any(
+        producer_id == batch.producer_id[0] and first <= batch.base_offset[0]
         for producer_id, first in aborted
     )

@@ -16,11 +16,13 @@ from itertools import chain
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from penstock.pipeline import columns as made
 from penstock.pipeline.option_values import OptionInvalid
 from penstock.pipeline.options import ReadOptions
+from penstock.pipeline.packed_columns import Odd, read_columns
 from penstock.wire.facts import audit, usage
 
 NONE: Final = "none"  # kind of the row that stands for a usage record without rows
@@ -28,10 +30,7 @@ _PLACED: Final = ("partition", "offset", "value")
 _WHERE: Final = [("partition", pa.int32()), ("offset", pa.int64())]
 
 _USAGE_HEAD: Final = ("node", "incarnation", "flush", "minute_ms", "written_at_ms")
-_USAGE_TEXTS: Final = ("tenant", "region", "resource", "kind", "op")
-_USAGE_NUMBERS: Final = tuple(
-    name for name in usage.UsageRow.__struct_fields__ if name not in _USAGE_TEXTS
-)
+_LONG_END: Final = 1 << 63
 USAGE_SCHEMA: Final = pa.schema(
     [
         *_WHERE,
@@ -40,8 +39,8 @@ USAGE_SCHEMA: Final = pa.schema(
         ("flush", pa.int64()),
         ("minute_ms", pa.int64()),
         ("written_at_ms", pa.int64()),
-        *((name, pa.string()) for name in _USAGE_TEXTS),
-        *((name, pa.int64()) for name in _USAGE_NUMBERS),
+        *((name, pa.string()) for name in usage.TEXTS),
+        *((name, pa.int64()) for name in usage.NUMBERS),
         ("error", pa.string()),
     ]
 )
@@ -95,12 +94,51 @@ def _values(batch: pa.RecordBatch) -> Iterable[tuple[int, int, bytes | None]]:
 
 
 def expand_usage(batch: pa.RecordBatch) -> pa.RecordBatch:
+    try:
+        return _usage_at_once(batch)
+    except (Odd, usage.UsageUnreadable):
+        return _usage_one_by_one(batch)
+
+
+def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Raises Odd, UsageUnreadable: some records have to be looked at singly."""
+    blocks = [usage.FORM.block(value or b"") for value in batch.column("value").to_pylist()]
+    if any(max(b.flush, b.minute_ms, b.written_at_ms) >= _LONG_END for b in blocks):
+        raise Odd(())
+    found = read_columns(
+        [each.columns for each in blocks], texts=usage.TEXTS, numbers=usage.NUMBERS
+    )
+    arrays = {**found.texts, **{name: pa.array(each) for name, each in found.numbers.items()}}
+    record_of = np.repeat(np.arange(len(blocks)), found.counts)
+    empty = np.flatnonzero(found.counts == 0)
+    if empty.size:
+        # Each has the same row, which is put behind all others and taken from there.
+        where = np.cumsum(found.counts)[empty]
+        order = pa.array(np.insert(np.arange(len(record_of)), where, len(record_of)))
+        record_of = np.insert(record_of, where, empty)
+        one = _one_row()
+        for name in (*usage.TEXTS, *usage.NUMBERS):
+            cell = pa.array(getattr(one, name), arrays[name].type)
+            both = pa.concat_arrays([arrays[name], cell])
+            arrays[name] = both.take(order)
+    indexes = pa.array(record_of)
+    for name in ("partition", "offset"):
+        arrays[name] = batch.column(name).take(indexes)
+    for name in _USAGE_HEAD:
+        of_records = [getattr(each, name) for each in blocks]
+        arrays[name] = pa.array(of_records, USAGE_SCHEMA.field(name).type).take(indexes)
+    arrays["error"] = pa.nulls(len(indexes), pa.string())
+    return _assembled(arrays, USAGE_SCHEMA)
+
+
+def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
     heads: list[tuple[Any, ...]] = []  # with how many rows each has
     counts: list[int] = []
     tables: list[usage.UsageColumns] = []
     for partition, offset, value in _values(batch):
         try:
             facts = usage.decode(value or b"")
+            _check_numbers(facts)
         except usage.UsageUnreadable as error:
             heads.append((partition, offset, *[None] * len(_USAGE_HEAD), str(error)))
             table = _one_row()
@@ -118,15 +156,24 @@ def expand_usage(batch: pa.RecordBatch) -> pa.RecordBatch:
         name: pa.array(column, USAGE_SCHEMA.field(name).type).take(indexes)
         for name, column in zip(names, by_column, strict=True)
     }
-    for name in (*_USAGE_TEXTS, *_USAGE_NUMBERS):
+    for name in (*usage.TEXTS, *usage.NUMBERS):
         cells = list(chain.from_iterable(getattr(table, name) for table in tables))
         arrays[name] = pa.array(cells, USAGE_SCHEMA.field(name).type)
     return _assembled(arrays, USAGE_SCHEMA)
 
 
+def _check_numbers(facts: usage.UsageFacts) -> None:
+    """Raises UsageUnreadable for what no column of ours has room for."""
+    heads = {name: [getattr(facts, name)] for name in ("flush", "minute_ms", "written_at_ms")}
+    columns = {name: getattr(facts.columns, name) for name in usage.NUMBERS}
+    for name, numbers in (heads | columns).items():
+        if numbers and not -_LONG_END <= min(numbers) <= max(numbers) < _LONG_END:
+            raise usage.UsageUnreadable(f"{name} has a number that no counter reaches")
+
+
 def _one_row() -> usage.UsageColumns:
-    cells: dict[str, Any] = {name: [""] for name in _USAGE_TEXTS}
-    cells |= {name: [0] for name in _USAGE_NUMBERS}
+    cells: dict[str, Any] = {name: [""] for name in usage.TEXTS}
+    cells |= {name: [0] for name in usage.NUMBERS}
     return usage.UsageColumns(**cells | {"kind": [NONE]})
 
 

@@ -24,7 +24,9 @@ from penstock.pipeline.ranges import Range
 from penstock.record.batch import HEADER_BYTES, LENGTH_FROM
 from penstock.wire.kafka.faults import ErrorCode
 
-_PLACE: Final = struct.Struct(">qi")  # base offset, length
+_BASE: Final = struct.Struct(">q")  # offset, the first field of a batch
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_AT: Final = 8
 _SPAN: Final = struct.Struct(">i")  # last offset delta
 _SPAN_AT: Final = 23
 _EMPTY_MAX: Final = 20  # answers without a record in a row, before the log is taken to end there
@@ -54,6 +56,14 @@ class RangePartition(InputPartition):
     """What one task reads."""
 
     def __init__(self, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+class PackedPartition(InputPartition):
+    """Several small ranges that one task reads, one after another."""
+
+    def __init__(self, wanted: tuple[Range, ...]) -> None:
         super().__init__(wanted)
         self.wanted = wanted
 
@@ -123,15 +133,19 @@ class Fetcher:
 def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
     """The offset behind the last whole batch, and how many bytes they all take; 0, 0: there is
     none. Looks at nothing but lengths: ``decode`` judges them."""
-    at, behind, limit = 0, 0, len(buffer)
+    at, last, limit = 0, -1, len(buffer)
+    length_of = _LENGTH.unpack_from
     while at + HEADER_BYTES <= limit:
-        base, length = _PLACE.unpack_from(buffer, at)
+        (length,) = length_of(buffer, at + _LENGTH_AT)
         stop = at + LENGTH_FROM + length
         if length <= 0 or stop > limit:
             break
-        behind = base + _SPAN.unpack_from(buffer, at + _SPAN_AT)[0] + 1
-        at = stop
-    return behind, at
+        last, at = at, stop
+    if last < 0:
+        return 0, 0
+    (base,) = _BASE.unpack_from(buffer, last)
+    (span,) = _SPAN.unpack_from(buffer, last + _SPAN_AT)
+    return base + span + 1, at
 
 
 def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -25,6 +25,7 @@ from penstock.pipeline.table import (
     SchemaConflict,
     Table,
     TableMissing,
+    TopicRemade,
     job_of,
     query_app,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "SchemaConflict",
     "Table",
     "TableMissing",
+    "TopicRemade",
     "job_of",
     "query_app",
 ]
@@ -108,38 +110,6 @@ class Lake:
             turn=turn,
             replace_where=replace_where,
         )
-
-    def append_each(
-        self,
-        df: "DataFrame",
-        under: str,
-        *,
-        by: str,
-        app: str,
-        batch_id: int,
-        partition_by: Sequence[str] = (),
-    ) -> list[Commit]:
-        """Records of several logs, each to the tracked table ``under/<value of by>``.
-
-        Rows are written in one pass, then each table gets its commit: those of a batch that was
-        cut off in between have it already and skip it.
-        """
-        root, columns = str(self.path / under), tuple(partition_by)
-
-        def write(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-            return part_batches(batches, root, columns, is_tracked=True, table_by=by)
-
-        parts: dict[str, list[Part]] = {}
-        for row in map_in_arrow(df, write, PART_SCHEMA).collect():
-            part = Part.from_row(tuple(row))
-            parts.setdefault(part.table, []).append(part)
-        commits = []
-        for name in sorted(parts):
-            target = self.table(f"{under}/{name}")
-            target.ensure(df.schema, partition_by)
-            commit = target.commit(parts[name], app=app, batch_id=batch_id, is_tracked=True)
-            commits.append(commit)
-        return commits
 
     def append_arrow(
         self,

@@ -8,10 +8,14 @@ Each file holds the rows of one combination of partition values, in the order in
 For every file the writer tells its size, its rows, minima and maxima of plain columns (what
 readers prune by), and, for rows that come from a log, the span of offsets of each partition.
 
+Who knows already which rows belong together hands them over as pieces (``write_pieces``); rows of
+any other origin are cut here, by the values of their columns (``write_parts``).
+
 Rows are gathered into row groups of ``ROW_GROUP_BYTES``; how many files are open at a time is
 bounded as well, so a task's memory does not depend on its input.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -20,7 +24,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -63,7 +67,6 @@ class Part:
     """One durable file that no commit names yet."""
 
     path: str  # below the table's folder, as the file system has it
-    table: str  # below the folder that was written to; "": that is the table's own
     size: int
     rows: int
     written_at_ms: int
@@ -75,7 +78,6 @@ class Part:
         spans = [[topic, p, s.first, s.last, s.count] for (topic, p), s in self.spans.items()]
         detail = json.dumps(
             {
-                "table": self.table,
                 "values": dict(self.values),
                 "stats": self.stats,
                 "spans": spans,
@@ -90,7 +92,6 @@ class Part:
         spans = {(t, p): Span(first, last, n) for t, p, first, last, n in detail["spans"]}
         return cls(
             path=path,
-            table=detail["table"],
             size=size,
             rows=rows,
             written_at_ms=written_at_ms,
@@ -100,16 +101,19 @@ class Part:
         )
 
 
+class Piece(NamedTuple):
+    """Rows for one file: they share the partition values, which are not among their columns."""
+
+    values: tuple[str | None, ...]  # in the order of the partition columns
+    rows: pa.RecordBatch
+    spans: Spans
+
+
 def part_batches(
-    batches: Iterable[pa.RecordBatch],
-    root: str,
-    partition_by: Sequence[str],
-    *,
-    is_tracked: bool,
-    table_by: str | None = None,
+    batches: Iterable[pa.RecordBatch], root: str, partition_by: Sequence[str], *, is_tracked: bool
 ) -> Iterator[pa.RecordBatch]:
     """``write_parts`` in the form that ``mapInArrow`` wants: batches in, one batch of parts out."""
-    parts = write_parts(batches, Path(root), partition_by, is_tracked=is_tracked, table_by=table_by)
+    parts = write_parts(batches, Path(root), partition_by, is_tracked=is_tracked)
     columns = list(zip(*(part.to_row() for part in parts), strict=True)) or [()] * 5
     kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string())
     names = [each.split()[0] for each in PART_SCHEMA.split(", ")]
@@ -118,68 +122,65 @@ def part_batches(
 
 
 def write_parts(
-    batches: Iterable[pa.RecordBatch],
-    root: Path,
-    partition_by: Sequence[str],
-    *,
-    is_tracked: bool,
-    table_by: str | None = None,
+    batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> list[Part]:
-    """Write all rows below a table's folder; when this returns, they survive a power cut.
+    """Write all rows below a table's folder; when this returns, they survive a power cut."""
+    pieces = (
+        Piece(values, rows, _spans_of(rows) if is_tracked else {})
+        for batch in batches
+        for values, rows in _by_partition(batch, partition_by)
+    )
+    return write_pieces(pieces, root, partition_by)
 
-    With ``table_by`` rows go to several tables, each in the folder below that the column names.
-    """
+
+def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str]) -> list[Part]:
+    """As ``write_parts``, for rows that are cut already."""
     done: list[Part] = []
     open_files: dict[tuple[str | None, ...], _PartFile] = {}
     try:
-        for batch in batches:
-            for values, rows in _by_partition(batch, partition_by, table_by):
-                file = open_files.pop(values, None)
-                if file is None:
-                    if len(open_files) >= OPEN_FILES_MAX:
-                        done.append(open_files.pop(next(iter(open_files))).finish())
-                    named = dict(zip(partition_by, values[1:], strict=True))
-                    file = _PartFile(
-                        root, values[0] or "", named, rows.schema, is_tracked=is_tracked
-                    )
-                file.add(rows)
-                if file.is_full:
-                    done.append(file.finish())
-                else:
-                    open_files[values] = file  # at the end: the first one is unused for longest
+        for piece in pieces:
+            file = open_files.pop(piece.values, None)
+            if file is None:
+                if len(open_files) >= OPEN_FILES_MAX:
+                    done.append(open_files.pop(next(iter(open_files))).finish())
+                named = dict(zip(partition_by, piece.values, strict=True))
+                file = _PartFile(root, named, piece.rows.schema)
+            open_files[piece.values] = file  # at the end: the first one is unused for longest
+            file.add(piece)
+            if file.is_full:
+                done.append(open_files.pop(piece.values).finish())
         while open_files:
             done.append(open_files.popitem()[1].finish())
     finally:
         for file in open_files.values():
             file.drop()
-    for folder in {(root / part.table / part.path).parent for part in done}:
+    for folder in {(root / part.path).parent for part in done}:
         _sync_folders(folder, root)
     return done
 
 
 def _by_partition(
-    batch: pa.RecordBatch, partition_by: Sequence[str], table_by: str | None
+    batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The batch cut by table and by the values of partition columns; the latter are in names of
-    folders and not in files."""
+    """The batch cut by the values of partition columns; these are in names of folders and not in
+    files."""
     if batch.num_rows == 0:
         return
-    prefix: tuple[str | None, ...] = () if table_by is not None else (None,)
-    names = [*partition_by] if table_by is None else [table_by, *partition_by]
+    names = list(partition_by)
     if not names:
-        yield prefix, batch
+        yield (), batch
         return
-    rest = batch.drop_columns(list(partition_by))
+    rest = batch.drop_columns(names)
     keys = [batch.column(name) for name in names]
     if all(len(pc.unique(key)) == 1 for key in keys):  # nearly always: hours come in order
-        yield (*prefix, *(_text(key[0].as_py()) for key in keys)), rest
+        yield tuple(_text(key[0].as_py()) for key in keys), rest
         return
     numbers = pa.array(range(batch.num_rows), pa.int64())
     table = pa.Table.from_arrays([*keys, numbers], [*names, "__row"])
     groups = table.group_by(names).aggregate([("__row", "list")])
     for group in groups.to_pylist():
         rows = pa.array(sorted(group["__row_list"]), pa.int64())
-        yield (*prefix, *(_text(group[name]) for name in names)), rest.take(rows)
+        yield tuple(_text(group[name]) for name in names), rest.take(rows)
 
 
 def _text(value: Any) -> str | None:
@@ -203,22 +204,13 @@ def _text(value: Any) -> str | None:
 class _PartFile:
     """One file being written: rows gather until they make a row group."""
 
-    def __init__(
-        self,
-        root: Path,
-        table: str,
-        values: Mapping[str, str | None],
-        schema: pa.Schema,
-        *,
-        is_tracked: bool,
-    ) -> None:
+    def __init__(self, root: Path, values: Mapping[str, str | None], schema: pa.Schema) -> None:
         folders = "".join(
             f"{name}={NULL_PARTITION if value is None else quote(value, safe='')}/"
             for name, value in values.items()
         )
         self._relative = f"{folders}part-{uuid.uuid4()}.zstd.parquet"
-        self._table = table
-        self._path = root / table / self._relative
+        self._path = root / self._relative
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._values = values
         self._file = self._path.open("xb")
@@ -234,15 +226,15 @@ class _PartFile:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._waiting_rows = 0
-        self._spans: Spans | None = {} if is_tracked else None
+        self._spans: Spans = {}
 
     @property
     def is_full(self) -> bool:
         return self._file.tell() >= FILE_BYTES_MAX
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        if self._spans is not None:
-            _note_spans(self._spans, rows)
+    def add(self, piece: Piece) -> None:
+        rows = piece.rows
+        _add_spans(self._spans, piece.spans)
         self._waiting.append(rows)
         self._waiting_bytes += rows.nbytes
         self._waiting_rows += rows.num_rows
@@ -255,6 +247,13 @@ class _PartFile:
             self._waiting, self._waiting_bytes, self._waiting_rows = [], 0, 0
 
     def finish(self) -> Part:
+        try:
+            return self._finished()
+        except BaseException:
+            self.drop()
+            raise
+
+    def _finished(self) -> Part:
         self._write_group()
         self._writer.close()
         self._file.flush()
@@ -263,19 +262,20 @@ class _PartFile:
         (metadata,) = self._metadata
         return Part(
             path=self._relative,
-            table=self._table,
             size=self._path.stat().st_size,
             rows=metadata.num_rows,
             written_at_ms=time.time_ns() // 1_000_000,
             values=self._values,
             stats=json.dumps(_stats(metadata)),
-            spans=self._spans or {},
+            spans=self._spans,
         )
 
     def drop(self) -> None:
         """The task failed: what it has written is of no use."""
-        self._writer.close()
-        self._file.close()
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk takes no footer either
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
 
@@ -284,14 +284,19 @@ def _repeats(column: pa.Field) -> bool:
     return bool(pa.types.is_string(column.type) or pa.types.is_boolean(column.type))
 
 
-def _note_spans(spans: Spans, rows: pa.RecordBatch) -> None:
+def _spans_of(rows: pa.RecordBatch) -> Spans:
     table = pa.Table.from_arrays(
         [rows.column(TOPIC), rows.column(PARTITION), rows.column(OFFSET)], ["t", "p", "o"]
     )
     found = table.group_by(["t", "p"]).aggregate([("o", "min"), ("o", "max"), ("o", "count")])
-    for row in found.to_pylist():
-        place = row["t"], row["p"]
-        span = Span(row["o_min"], row["o_max"], row["o_count"])
+    return {
+        (row["t"], row["p"]): Span(row["o_min"], row["o_max"], row["o_count"])
+        for row in found.to_pylist()
+    }
+
+
+def _add_spans(spans: Spans, more: Spans) -> None:
+    for place, span in more.items():
         spans[place] = spans[place] + span if place in spans else span
 
 
@@ -300,7 +305,7 @@ def spans_of_file(path: str) -> Spans:
     spans: Spans = {}
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
-            _note_spans(spans, batch)
+            _add_spans(spans, _spans_of(batch))
     return spans
 
 
@@ -319,9 +324,10 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
                 continue  # a column of lists or structs is not pruned by
             if seen.has_null_count:
                 nulls[name] = nulls.get(name, 0) + seen.null_count
-            if seen.has_min_max and _is_comparable(seen.min) and _is_comparable(seen.max):
-                least[name] = min(least.get(name, seen.min), seen.min)
-                greatest[name] = max(greatest.get(name, seen.max), seen.max)
+            edges = _edges(seen)
+            if edges is not None:
+                least[name] = min(least.get(name, edges[0]), edges[0])
+                greatest[name] = max(greatest.get(name, edges[1]), edges[1])
             elif not seen.has_null_count or seen.null_count < column.num_values:
                 unknown.add(name)
     known = [name for name in least if name not in unknown]
@@ -333,10 +339,23 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
     }
 
 
+def _edges(seen: pq.Statistics) -> tuple[Any, Any] | None:
+    """Least and greatest value, if they are such as a log can tell."""
+    if not seen.has_min_max:
+        return None
+    try:
+        least, greatest = seen.min, seen.max
+    except (OverflowError, ValueError):
+        return None  # a producer may send any time, also one that no calendar has
+    return (least, greatest) if _is_comparable(least) and _is_comparable(greatest) else None
+
+
 def _is_comparable(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= STAT_TEXT_CHARS_MAX
-    return isinstance(value, int | datetime.date) and not isinstance(value, bool)
+    if isinstance(value, datetime.date):
+        return value.year < datetime.MAXYEAR  # its last moment cannot be rounded up
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
@@ -344,7 +363,7 @@ def _stat(value: Any, *, is_max: bool) -> Any:
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)
-        return value.strftime("%Y-%m-%dT%H:%M:%S.") + f"{value.microsecond // 1_000:03d}Z"
+        return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
     if isinstance(value, datetime.date):
         return value.isoformat()
     return value

@@ -47,6 +47,21 @@ def _cut(whole: Range, parts: int) -> list[Range]:
     return [replace(whole, begin=begin, end=end) for begin, end in pairwise(edges)]
 
 
+def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ...]]:
+    """Neighbours together, as long as they have no more records than that in all: a task costs as
+    much as reading some thousand records, whatever it reads."""
+    packs: list[tuple[Range, ...]] = []
+    room = 0
+    for each in ranges:
+        room -= each.count
+        if packs and room >= 0:
+            packs[-1] += (each,)
+        else:
+            packs.append((each,))
+            room = records_max - each.count
+    return packs
+
+
 def shared_out(
     begins: Mapping[Place, int], ends: Mapping[Place, int], limit: float
 ) -> dict[Place, int]:

@@ -2,13 +2,15 @@
 
 A record says how long it is, so within a batch they are a chain that can only be followed link by
 link. But each batch is a chain of its own: one step of numpy follows all of them by one record (the
-lock-step walk), and every other field is then read for all records together. No object is made for
-a record. The longest few chains, when no others are left to walk beside them, are followed one by
-one, because a step costs the same however few take part in it.
+lock-step walk of ``chains``), and every other field is then read for many records together. No
+object is made for a record.
+
+Fields are read block by block, because what a block of some thousand records needs stays in the
+processor's cache.
 
 Nothing is believed. Everything must add up in the end: chains end exactly where their batch ends,
-fields exactly where their record ends. If anything does not, ``Unreadable`` says so for the chunk,
-and ``decode`` looks for the batch at fault in the slow way.
+fields exactly where their record ends, offsets lie within their batch. If anything does not,
+``Unreadable`` says so for the chunk, and ``decode`` looks for the batch at fault in the slow way.
 """
 
 from typing import Final, NamedTuple
@@ -16,13 +18,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.pipeline.chains import walk
 from penstock.pipeline.varints import Bytes, Longs, Unreadable, read_varints
-from penstock.record.malformed import MalformedBatch
 from penstock.record.record import HEADERS_PER_RECORD_MAX
-from penstock.record.varint import decode_varint
 
 RECORD_BYTES_MIN: Final = 7  # seven fields of a byte each
-_NARROW: Final = 96  # chains in one step, below which following them singly costs less
+_BLOCK: Final = 8_192  # records whose fields are read together
 
 
 class Fields(NamedTuple):
@@ -51,12 +52,30 @@ class HeaderFields(NamedTuple):
     value_size: Longs
 
 
-def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs) -> Fields:
-    """Of the records between ``starts`` and ``stops``, one pair for each batch, batch by batch.
-    Raises Unreadable."""
+def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
+    """Of the records between ``starts`` and ``stops``, one pair for each batch, batch by batch;
+    ``spans`` are the last offset deltas. Raises Unreadable."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
         raise Unreadable("more records than bytes for them")
-    begin, end = _walk(data, starts, stops, counts)
+    begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)
+    total = len(begin)
+    if total <= _BLOCK:
+        fields = _read_block(data, begin, end)
+    else:
+        fields = Fields(*(np.empty(total, np.int64) for _ in Fields._fields))
+        for at in range(0, total, _BLOCK):
+            block = slice(at, at + _BLOCK)
+            read = _read_block(data, begin[block], end[block])
+            for whole, part in zip(fields, read, strict=True):
+                whole[block] = part
+    delta = fields.offset_delta
+    if (delta < 0).any() or (delta > np.repeat(spans, counts)).any():
+        raise Unreadable("offsets outside of their batch")
+    return fields
+
+
+def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
+    """``begin`` is behind the length of each record."""
     time_delta, at = read_varints(data, begin + 1)  # behind the attributes, which nobody uses
     offset_delta, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
@@ -88,77 +107,8 @@ def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs) -> Fiel
     )
 
 
-def _walk(data: Bytes, starts: Longs, stops: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Beginning (behind its length) and end of each record."""
-    total = int(counts.sum())
-    begin = np.empty(total, np.int64)
-    end = np.empty(total, np.int64)
-    # Longest chain first: those that still have a record are then always the first few.
-    order = np.argsort(-counts, kind="stable")
-    place = (np.cumsum(counts) - counts)[order]
-    at = starts[order]
-    lengths = counts[order]
-    steps = int(lengths[0]) if lengths.size else 0
-    widths = np.searchsorted(-lengths, -np.arange(steps), side="left")
-    step = 0
-    while step < steps and widths[step] >= _NARROW:
-        width = int(widths[step])
-        size, after = read_varints(data, at[:width])
-        into = place[:width] + step
-        begin[into] = after
-        after += size
-        end[into] = after
-        at[:width] = after
-        step += 1
-    if step < steps:
-        blob = data.tobytes()
-        for chain in range(int(widths[step])):
-            at[chain] = _follow(
-                blob,
-                int(at[chain]),
-                int(place[chain]) + step,
-                int(lengths[chain]) - step,
-                begin,
-                end,
-            )
-    if (end < begin).any() or (at != stops[order]).any():
-        raise Unreadable("records do not add up to their batch")
-    return begin, end
-
-
-def _follow(blob: bytes, at: int, place: int, count: int, begin: Longs, end: Longs) -> int:
-    """One chain, to its end; the position behind it."""
-    begins = []
-    ends = []
-    limit = len(blob)
-    try:
-        for _ in range(count):
-            low = blob[at]
-            high = blob[at + 1]
-            if low < 0x80:
-                at += 1
-                begins.append(at)
-                at += low >> 1
-            elif high < 0x80:
-                at += 2
-                begins.append(at)
-                at += ((low & 0x7F) >> 1) | (high << 6)
-            else:
-                size, at = decode_varint(blob, at)
-                begins.append(at)
-                at += size
-            if low & 1 or at > limit:  # the lowest bit is the sign
-                raise Unreadable("a record runs past the end")
-            ends.append(at)
-    except (IndexError, MalformedBatch):
-        raise Unreadable("a record runs past the end") from None
-    begin[place : place + count] = begins
-    end[place : place + count] = ends
-    return at
-
-
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
-    """Walks the headers of all records as ``_walk`` does records. Raises Unreadable."""
+    """Walks the headers of all records as ``chains`` does records. Raises Unreadable."""
     total = int(fields.headers_count.sum())
     found = HeaderFields(*(np.empty(total, np.int64) for _ in range(4)))
     with_some = np.flatnonzero(fields.headers_count)

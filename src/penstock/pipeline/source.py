@@ -61,12 +61,12 @@ class PenstockSource(DataSource):
         return kind(options, _inner_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from penstock.pipeline.stream_source import StreamReader
+        from penstock.pipeline.stream_source import TopicReader
 
         if is_consuming(self.options):
             return ConsumingReader(parse_consume_options(self.options))
         options = self._options(is_streaming=True)
-        return StreamReader(options, _inner_schema(options, schema))
+        return TopicReader(options, _inner_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.pipeline.sink import BatchWriter

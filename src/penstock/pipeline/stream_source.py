@@ -30,17 +30,24 @@ from pyspark.sql.streaming.datasource import (
 from penstock.net.kafka_client import EARLIEST, LATEST, KafkaClient, Place
 from penstock.pipeline.connections import client_for
 from penstock.pipeline.expand import expansion_for
-from penstock.pipeline.fetching import DataLoss, RangePartition, read_range, whole_span
+from penstock.pipeline.fetching import (
+    DataLoss,
+    PackedPartition,
+    RangePartition,
+    read_range,
+    whole_span,
+)
 from penstock.pipeline.group_commit import GroupCommit
 from penstock.pipeline.options import OnDataLoss, ReadOptions
 from penstock.pipeline.positions import Found, TopicsMissing, look_up, resolve
-from penstock.pipeline.ranges import Range, shared_out, split
+from penstock.pipeline.ranges import Range, packed, shared_out, split
 from penstock.pipeline.stream_offset import StreamOffset
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _LOOK_UP_S: Final = 1.0  # how old the list of partitions may be: Spark asks every few ms when idle
+_TASK_RECORDS: Final = 4_000  # that are not worth a second task
 _SAMPLE_BYTES: Final = 262_144  # of each partition, to learn how large its records are
 
 
@@ -215,3 +222,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         expansion = expansion_for(self._options, self._schema)
         for batch in read_range(partition.wanted, expansion.reading):
             yield expansion.expand(batch)
+
+
+class TopicReader(StreamReader):
+    """What ``format("penstock")`` reads with: ranges of a few records share a task, since tasks are
+    most of what a small micro-batch takes. Records of a partition stay in order."""
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ranges: list[Range] = []
+        for each in super().partitions(start, end):
+            assert isinstance(each, RangePartition)
+            ranges.append(each.wanted)
+        options = self._options
+        is_split = options.partitions_min or options.records_per_partition_max
+        packs = packed(ranges, records_max=0 if is_split else _TASK_RECORDS)
+        return [PackedPartition(each) for each in packs]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        assert isinstance(partition, PackedPartition)
+        for wanted in partition.wanted:
+            yield from super().read(RangePartition(wanted))

@@ -9,7 +9,8 @@ micro-batch. What keeps two writers apart is always decided on the very handle t
   when another took it in the meantime, it is refused.
 - **tracked** tables hold records of a log (columns topic, partition, offset). Each commit takes a
   turn, says behind which offsets the table now ends, and is refused if it begins before that: a
-  new query with a lost checkpoint, or a second one beside it, cannot put a record in twice.
+  new query with a lost checkpoint, or a second one beside it, cannot put a record in twice. Where
+  topics have ids, a table holds one topic of a name and refuses the next one.
 
 A commit is on the disk when ``commit`` returns. ``lake.py`` holds the tables of a folder.
 """
@@ -40,6 +41,8 @@ _COMMIT_TRIES: Final = 5  # against commits that change the schema or the files 
 _HISTORY_MAX: Final = 10_000  # commits looked back through for the end offsets of a job
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._-]{1,249}){0,3}")
 _APP, _BATCH, _ENDS = "penstockApp", "penstockBatch", "penstockEnds"
+_IDS = "penstockTopicIds"
+_ID_CHARS = 8  # of a topic's id, in the name of the folder that its table is moved to
 
 
 class LakeError(Exception):
@@ -60,6 +63,25 @@ class LakeFenced(LakeError):
 
 class RecordsRepeated(LakeError):
     """A batch has records that the table already has from another query, or a topic was remade."""
+
+
+class TopicRemade(RecordsRepeated):
+    """A topic was deleted and made again; the table has the records of the one before."""
+
+    def __init__(self, path: Path, topic: str, *, before: str, now: str) -> None:
+        super().__init__(path, topic, before, now)
+        self.path = path
+        self.topic = topic
+        self.before = before
+        self.now = now
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} was deleted and made again: its table {self.path} holds the one"
+            f" with the id {self.before}, and the one with the id {self.now} counts its offsets"
+            f" anew; to keep both, move the table to {self.path}.{self.before[:_ID_CHARS]}, remove"
+            " the job's checkpoint, and run the job again: other topics go on where they were"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +198,12 @@ class Table:
         batch_id: int,
         metadata: Mapping[str, Any] | None = None,
         is_tracked: bool = False,
+        ids: Mapping[str, str] | None = None,
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Name part files in the log, once for each (app, batch_id)."""
+        """Name part files in the log, once for each (app, batch_id). ``ids`` are those of the
+        topics, as far as they are known, for a tracked table."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
@@ -202,6 +226,8 @@ class Table:
                     raise LakeFenced(f"another query of {job} writes to table {self.name}")
                 transactions.append(Transaction(f"turn:{job}", turn))
             if is_tracked:
+                known = self._same_topics(handle, job, parts, ids or {})
+                told |= {_IDS: json.dumps(known)} if known else {}
                 told[_ENDS] = _to_text(self._advance(handle, job, parts))
             try:
                 handle.create_write_transaction(
@@ -220,6 +246,18 @@ class Table:
             rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
             return Commit(version, batch_id, is_new=True, rows=rows, files=len(parts), size=size)
         raise LakeFenced(f"no commit gets into table {self.name}: {trouble}")
+
+    def _same_topics(
+        self, handle: "DeltaTable", job: str, parts: Sequence[Part], ids: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The ids of all topics in the table; refuses another topic under a name that it has."""
+        known = self._ids(handle, job)
+        for topic, now in ids.items():
+            before = known.get(topic, now)
+            if before != now:
+                self._drop(parts, handle)
+                raise TopicRemade(self.path, topic, before=before, now=now)
+        return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
         """Where the table ends with these parts; refuses offsets that it already has."""
@@ -295,6 +333,18 @@ class Table:
                 of_topic = ends.setdefault(topic, {})
                 of_topic[partition] = max(of_topic.get(partition, 0), span.last + 1)
         return ends
+
+    def topic_ids(self, job: str) -> dict[str, str]:
+        """The ids of the topics whose records a job put here, as far as they are known."""
+        return self._ids(self.open(), job_of(job)) if self.exists() else {}
+
+    def _ids(self, handle: "DeltaTable", job: str) -> dict[str, str]:
+        if handle.transaction_version(f"turn:{job}") is None:
+            return {}
+        for told in self._told(handle.version()):
+            if job_of(str(told.get(_APP, ""))) == job and _ENDS in told:
+                return dict(json.loads(str(told.get(_IDS, "{}"))))
+        return {}
 
     def metadata_of(self, app: str) -> Mapping[str, Any] | None:
         """What the last commit of an app said in ``metadata``."""

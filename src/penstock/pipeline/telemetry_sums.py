@@ -9,22 +9,40 @@ Rows of two kinds come on top of those that nodes write: ``source`` says behind 
 which partition a batch ends, ``reject`` that a record could not be read, and why.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.pipeline.packed_columns import Columns, Gathering, Odd, read_columns
 from penstock.pipeline.sketch import merge_groups
-from penstock.wire.facts.telemetry import NO_PARTITION, TelemetryFacts, TelemetryUnreadable, decode
+from penstock.pipeline.varints import Longs
+from penstock.wire.facts.telemetry import (
+    BUCKET_LAST,
+    FORM,
+    NO_PARTITION,
+    NUMBERS,
+    TEXTS,
+    TelemetryBlock,
+    TelemetryFacts,
+    TelemetryUnreadable,
+    decode,
+)
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
-FOLD_ROWS: Final = 200_000  # decoded rows that wait in a task before they are folded
+READ_BYTES: Final = 8 * 1_048_576  # of values that are read together: wide enough to be fast
+FOLD_ROWS: Final = 200_000  # that wait in a task before they are folded
 REASONS_MAX: Final = 100  # why records could not be read; the rest is "others"
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000: beyond is damage
 _NUMBER_END: Final = 1 << 53  # sums of thousands of them still fit
+_PARTITION_END: Final = 1 << 31
+_EMPTY: Final = msgspec.Raw(b"\x90")
+_hists = msgspec.msgpack.Decoder(list[list[int]])
 
 _TEXTS: Final = ("kind", "node", "account", "region", "resource", "op", "group")
 KEYS: Final = ("at", *_TEXTS, "partition")
@@ -69,9 +87,9 @@ def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Records (partition, offset, value) to rows of ``OUT``."""
     task = _Task()
     for batch in batches:
-        columns = [batch.column(name) for name in ("partition", "offset", "value")]
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
         for partition, offset, value in zip(*columns, strict=True):
-            task.take(partition.as_py(), offset.as_py(), value.as_py() or b"")
+            task.take(partition, offset, value or b"")
     yield from task.result()
 
 
@@ -121,11 +139,14 @@ def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
 
 
+_Record = tuple[TelemetryBlock, bytes]  # and the value that it was read from
+
+
 class _Task:
     def __init__(self) -> None:
-        self._waiting: list[TelemetryFacts] = []
-        self._waiting_rows = 0
-        self._folded = OUT.empty_table()
+        self._gathering = Gathering(self._read, self._read_slowly, bytes_max=READ_BYTES)
+        self._tables = [OUT.empty_table()]  # rows, and rows that were folded
+        self._rows = 0
         self._ends: dict[int, int] = {}
         self._rejects: dict[str, int] = {}
         self._newest_ms = 0
@@ -133,41 +154,43 @@ class _Task:
     def take(self, partition: int, offset: int, value: bytes) -> None:
         self._ends[partition] = max(self._ends.get(partition, 0), offset + 1)
         try:
-            facts = decode(value)
+            block = FORM.block(value)
         except TelemetryUnreadable as error:
             self._reject(str(error))
             return
-        if not 0 <= facts.from_ms <= facts.written_at_ms < _MS_MAX:
+        if not 0 <= block.from_ms <= block.written_at_ms < _MS_MAX:
             self._reject("a time that cannot be")
             return
-        self._newest_ms = max(self._newest_ms, facts.written_at_ms)
-        self._waiting.append(facts)
-        self._waiting_rows += len(facts.columns)
-        if self._waiting_rows >= FOLD_ROWS:
-            self._fold()
+        self._newest_ms = max(self._newest_ms, block.written_at_ms)
+        self._gathering.add((block, value), len(value))
 
     def _reject(self, why: str) -> None:
         why = why[:200] if len(self._rejects) < REASONS_MAX else "others"
         self._rejects[why] = self._rejects.get(why, 0) + 1
 
-    def _fold(self) -> None:
-        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
-        try:
-            table = _rows_of(waiting)
-        except TelemetryUnreadable:
-            # One of them has a number that cannot be: find it, keep the others.
-            table = pa.concat_tables([OUT.empty_table(), *self._readable(waiting)])
-        self._folded = fold(pa.concat_tables([self._folded, table]))
+    def _read(self, records: Sequence[_Record]) -> None:
+        self._keep(_rows_of([block for block, _ in records]))
 
-    def _readable(self, waiting: Sequence[TelemetryFacts]) -> Iterator[pa.Table]:
-        for facts in waiting:
-            try:
-                yield _rows_of([facts])
-            except TelemetryUnreadable as error:
-                self._reject(str(error))
+    def _read_slowly(self, record: _Record) -> None:
+        try:
+            self._keep(_rows_of_lists(decode(record[1])))
+        except TelemetryUnreadable as error:
+            self._reject(str(error))
+
+    def _keep(self, rows: pa.Table) -> None:
+        self._tables.append(rows)
+        self._rows += rows.num_rows
+        if self._rows >= FOLD_ROWS:
+            self._fold()
+
+    def _fold(self) -> pa.Table:
+        folded = fold(pa.concat_tables(self._tables))
+        self._tables, self._rows = [folded], 0
+        return folded
 
     def result(self) -> Iterator[pa.RecordBatch]:
-        self._fold()
+        self._gathering.read()
+        folded = self._fold()
         minute_us = self._newest_ms // MINUTE_MS * MINUTE_MS * 1_000
         told = [
             {**_NOTHING, "at": minute_us, "kind": SOURCE, "partition": place, "log_end_max": end}
@@ -177,7 +200,7 @@ class _Task:
             {**_NOTHING, "at": minute_us, "kind": REJECT, "op": why, "samples": count}
             for why, count in self._rejects.items()
         ]
-        table = pa.concat_tables([self._folded, pa.Table.from_pylist(told, OUT)])
+        table = pa.concat_tables([folded, pa.Table.from_pylist(told, OUT)])
         yield from table.combine_chunks().to_batches()
 
 
@@ -189,11 +212,92 @@ _NOTHING: Final[dict[str, Any]] = {
 }
 
 
-def _rows_of(facts: Sequence[TelemetryFacts]) -> pa.Table:
-    """All rows of some records. Raises TelemetryUnreadable for numbers that nobody counts."""
+# ── Many records at once ─────────────────────────────────────────────────────────────────────
+
+
+def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
+    """All rows of some records. Raises Odd."""
+    numbers = (*NUMBERS, "partition")
+    found = read_columns(
+        [each.columns for each in blocks], texts=TEXTS, numbers=numbers, signed=("partition",)
+    )
+    _check_partitions([each.columns for each in blocks], found)
+    for name in numbers:
+        end = _PARTITION_END if name == "partition" else _NUMBER_END
+        rows = np.flatnonzero(found.numbers[name] >= end)
+        if rows.size:
+            raise Odd(found.records_of(rows))
+    from_ms = np.array([each.from_ms for each in blocks], np.int64)
+    to_ms = np.array([each.written_at_ms for each in blocks], np.int64)
+    minute_us = (from_ms + to_ms) // 2 // MINUTE_MS * MINUTE_MS * 1_000
+    record_of = np.repeat(np.arange(len(blocks)), found.counts)
+    made: dict[str, Any] = {**found.texts, **found.numbers}
+    made["at"] = pa.array(minute_us[record_of]).view(OUT.field("at").type)
+    made["node"] = pa.array([each.node for each in blocks], pa.string()).take(pa.array(record_of))
+    made["partition"] = found.numbers["partition"].astype(np.int32)
+    made["covered_ms"] = (to_ms - from_ms)[record_of]
+    made["samples"] = np.ones(len(record_of), np.int64)
+    made["hist"] = _hists_of(blocks, found)
+    sources = {**MAXES, **MINS}
+    return pa.table({name: made[sources.get(name, name)] for name in OUT.names}, schema=OUT)
+
+
+def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Columns) -> None:
+    """A record without that column has no partition anywhere, which is not 0. Raises Odd."""
+    empty = bytes(memoryview(_EMPTY))
+    counts = found.counts.tolist()
+    missing = [
+        number
+        for number, (each, count) in enumerate(zip(columns, counts, strict=True))
+        if count and bytes(memoryview(each.get("partition", _EMPTY))[:5]) == empty
+    ]
+    if missing:
+        raise Odd(missing)
+
+
+def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
+    """Raises Odd."""
+    lists: list[list[int]] = []
+    for number, (each, count) in enumerate(zip(blocks, found.counts.tolist(), strict=True)):
+        try:
+            of_record = _hists.decode(each.columns.get("hist", _EMPTY))
+        except msgspec.MsgspecError:
+            raise Odd([number]) from None
+        if of_record and len(of_record) != count:
+            raise Odd([number])
+        lists += of_record or [[]] * count
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    ends = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    try:
+        values = np.fromiter(chain.from_iterable(lists), np.int64, int(ends[-1]))
+    except OverflowError:
+        raise Odd(range(len(blocks))) from None
+    is_odd = _are_no_hists(values, ends)
+    if is_odd.any():
+        raise Odd(found.records_of(np.flatnonzero(is_odd)))
+    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(values))
+
+
+def _are_no_hists(values: Longs, ends: Longs) -> Any:
+    """Which of these lists are none: a bucket that does not exist, a count that cannot be."""
+    lengths = np.diff(ends)
+    used = lengths > 0
+    first = np.zeros(len(lengths), np.int64)
+    first[used] = values[ends[:-1][used]]
+    is_odd = used & ((first < 0) | (first > BUCKET_LAST) | (first + lengths - 2 > BUCKET_LAST))
+    wrong = np.flatnonzero((values < 0) | (values >= _NUMBER_END))
+    is_odd[np.searchsorted(ends[1:], wrong, side="right")] = True
+    return is_odd
+
+
+# ── One record, as lists ─────────────────────────────────────────────────────────────────────
+
+
+def _rows_of_lists(facts: TelemetryFacts) -> pa.Table:
+    """All rows of one record. Raises TelemetryUnreadable for numbers that nobody counts."""
     lists: dict[str, list[Any]] = {field.name: [] for field in OUT}
-    for each in facts:
-        _add_rows(lists, each)
+    _add_rows(lists, facts)
     arrays = []
     for field in OUT:
         try:

@@ -13,15 +13,25 @@ from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.wire.facts.usage import CALLS, STORAGE, UsageFacts, UsageUnreadable, decode
+from penstock.pipeline.packed_columns import Columns, Gathering, Odd, listed, read_columns
+from penstock.wire.facts.usage import (
+    CALLS,
+    FORM,
+    NUMBERS,
+    STORAGE,
+    TEXTS,
+    UsageBlock,
+    UsageFacts,
+    UsageUnreadable,
+)
 
 HOUR_MS: Final = 3_600_000
 FLUSH, REJECTED = "flush", "reject"  # kinds of rows beside those of facts
-FOLD_ROWS: Final = 200_000  # decoded rows that wait in a task before they are added up
+READ_BYTES: Final = 8 * 1_048_576  # of values that are read together: wide enough to be fast
+FOLD_ROWS: Final = 500_000  # that wait in a task before they are added up: some 80 MB
 VALUE_BYTES_MAX: Final = 4_096  # of a rejected record, kept to be looked at
 _MS_MAX: Final = 253_402_300_800_000  # the year 10000: beyond is damage
 
@@ -30,6 +40,10 @@ COUNTS: Final = (
     "requests", "messages", "bytes_in", "bytes_out", "units64k", "throttled", "denied", "failed",
 )  # fmt: skip
 SUMS: Final = (*COUNTS, "byte_minutes", "facts")
+_KINDS: Final = pa.array([CALLS, STORAGE])
+_NO_ROWS: Final = pa.schema(
+    [("hour", pa.int64()), *((n, pa.string()) for n in KEYS[1:]), *((n, pa.int64()) for n in SUMS)]
+).empty_table()
 OUT: Final = pa.schema(
     [
         ("hour", pa.timestamp("us", tz="UTC")),
@@ -98,10 +112,21 @@ def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Iterator[pa.Re
     """Records (partition, offset, value) to sums, flushes and rejects."""
     task = _Task(seen)
     for batch in batches:
-        columns = [batch.column(name) for name in ("partition", "offset", "value")]
+        columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
         for partition, offset, value in zip(*columns, strict=True):
-            task.take(partition.as_py(), offset.as_py(), value.as_py())
+            task.take(partition, offset, value or b"")
     yield from task.result()
+
+
+def add_up(rows: pa.Table) -> pa.Table:
+    """One row for each set of keys: rows, and sums of rows, to their sums."""
+    # A task has one core: threads would only take it from the task beside.
+    grouped = rows.group_by(list(KEYS), use_threads=False)
+    summed = grouped.aggregate([(name, "sum") for name in SUMS])
+    # Results are called <name>_sum; the order of the columns differs between versions.
+    columns = [summed.column(name) for name in KEYS]
+    columns += [summed.column(f"{name}_sum") for name in SUMS]
+    return pa.table(columns, names=[*KEYS, *SUMS])
 
 
 @dataclass(slots=True)
@@ -114,75 +139,83 @@ class _Told:
     end_offset: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One that waits until it is worth reading many together."""
+
+    block: UsageBlock
+    partition: int
+    offset: int
+    value: bytes
+
+
 class _Task:
     def __init__(self, seen: Flushes) -> None:
         self._seen = seen
         self._own = Flushes()  # a copy may stand in the same batch
         self._told: dict[tuple[str, str, int], _Told] = {}
-        self._waiting: list[tuple[UsageFacts, int, int, bytes]] = []
-        self._waiting_rows = 0
-        self._sums: pa.Table | None = None
+        self._gathering = Gathering(self._read, self._read_slowly, bytes_max=READ_BYTES)
+        self._tables: list[pa.Table] = []  # rows, and sums of rows: both are added up the same
+        self._rows = 0
         self._rejects: list[tuple[int, int, str, bytes]] = []
 
-    def take(self, partition: int, offset: int, value: bytes | None) -> None:
+    def take(self, partition: int, offset: int, value: bytes) -> None:
         try:
-            facts = decode(value or b"")
+            block = FORM.block(value)
         except UsageUnreadable as error:
             self._reject(partition, offset, str(error), value)
             return
-        name = facts.node, facts.incarnation
-        if not (0 <= facts.minute_ms < _MS_MAX and 0 <= facts.written_at_ms < _MS_MAX):
+        name = block.node, block.incarnation
+        if not (0 <= block.minute_ms < _MS_MAX and 0 <= block.written_at_ms < _MS_MAX):
             self._reject(partition, offset, "a time that cannot be", value)
-        elif not 1 <= facts.flush < 1 << 53:
-            self._reject(partition, offset, f"flush {facts.flush} cannot be", value)
-        elif self._seen.has(name, facts.flush) or self._own.has(name, facts.flush):
-            what = f"{facts.node}/{facts.incarnation}/{facts.flush}"
-            self._reject(partition, offset, f"a copy of {what}", None)
+        elif not 1 <= block.flush < 1 << 53:
+            self._reject(partition, offset, f"flush {block.flush} cannot be", value)
+        elif self._seen.has(name, block.flush) or self._own.has(name, block.flush):
+            what = f"{block.node}/{block.incarnation}/{block.flush}"
+            self._reject(partition, offset, f"a copy of {what}", b"")
         else:
-            self._own.add(name, facts.flush, facts.flush)
-            self._waiting.append((facts, partition, offset, value or b""))
-            self._waiting_rows += len(facts.columns)
-            if self._waiting_rows >= FOLD_ROWS:
-                self._fold()
+            self._own.add(name, block.flush, block.flush)
+            self._gathering.add(_Record(block, partition, offset, value), len(value))
 
-    def _reject(self, partition: int, offset: int, why: str, value: bytes | None) -> None:
-        self._rejects.append((partition, offset, why, (value or b"")[:VALUE_BYTES_MAX]))
+    def _reject(self, partition: int, offset: int, why: str, value: bytes) -> None:
+        self._rejects.append((partition, offset, why, value[:VALUE_BYTES_MAX]))
 
-    def _fold(self) -> None:
-        waiting, self._waiting, self._waiting_rows = self._waiting, [], 0
+    def _read(self, records: Sequence[_Record]) -> None:
+        self._count(records, _rows_of([each.block for each in records]))
+
+    def _read_slowly(self, record: _Record) -> None:
         try:
-            table = _rows_of([each[0] for each in waiting])
-        except _RowsInvalid:
-            # One of them has a number that cannot be: find it, keep the others.
-            good = []
-            for each in waiting:
-                try:
-                    _rows_of([each[0]])
-                except _RowsInvalid as error:
-                    self._reject(each[1], each[2], str(error), each[3])
-                else:
-                    good.append(each)
-            waiting = good
-            table = _rows_of([each[0] for each in waiting])
-        for facts, partition, offset, _ in waiting:
-            told = self._told.setdefault((facts.node, facts.incarnation, partition), _Told())
-            told.flushes.append(facts.flush)
-            told.written_at_ms = max(told.written_at_ms, facts.written_at_ms)
-            told.hour_min = min(told.hour_min, facts.minute_ms // HOUR_MS)
-            told.end_offset = max(told.end_offset, offset + 1)
-        if self._sums is not None:
-            table = pa.concat_tables([self._sums, table])
-        summed = table.group_by(list(KEYS)).aggregate([(name, "sum") for name in SUMS])
-        # Results are called <name>_sum; the order of the columns differs between versions.
-        columns = [summed.column(name) for name in KEYS]
-        columns += [summed.column(f"{name}_sum") for name in SUMS]
-        self._sums = pa.table(columns, names=[*KEYS, *SUMS])
+            facts = FORM.decode(record.value)
+            self._count([record], _rows_of_lists(facts))
+        except (UsageUnreadable, _RowsInvalid) as error:
+            self._reject(record.partition, record.offset, str(error), record.value)
+
+    def _count(self, records: Sequence[_Record], rows: pa.Table) -> None:
+        self._tables.append(rows)
+        self._rows += rows.num_rows
+        for each in records:
+            block = each.block
+            key = block.node, block.incarnation, each.partition
+            told = self._told.get(key)
+            if told is None:
+                told = self._told[key] = _Told()
+            told.flushes.append(block.flush)
+            told.written_at_ms = max(told.written_at_ms, block.written_at_ms)
+            told.hour_min = min(told.hour_min, block.minute_ms // HOUR_MS)
+            told.end_offset = max(told.end_offset, each.offset + 1)
+        if self._rows >= FOLD_ROWS:
+            self._fold()
+
+    def _fold(self) -> pa.Table:
+        sums = add_up(pa.concat_tables([_NO_ROWS, *self._tables]))
+        self._tables, self._rows = [sums], sums.num_rows
+        return sums
 
     def result(self) -> Iterator[pa.RecordBatch]:
-        self._fold()
-        assert self._sums is not None
-        hours = pc.multiply(self._sums.column("hour"), HOUR_MS * 1_000).cast(OUT.field("hour").type)
-        yield from _padded(self._sums.set_column(0, "hour", hours))
+        self._gathering.read()
+        sums = self._fold()
+        hours = pc.multiply(sums.column("hour"), HOUR_MS * 1_000).cast(OUT.field("hour").type)
+        yield from _padded(sums.set_column(0, "hour", hours))
         yield from _padded(pa.Table.from_pylist(self._flush_rows(), _FLUSH_SCHEMA))
         rejects = [
             {"kind": REJECTED, "partition": p, "end_offset": at + 1, "why": why, "value": value}
@@ -228,37 +261,36 @@ class _RowsInvalid(Exception):
     """A column holds what no counter gives."""
 
 
-def _rows_of(facts: Sequence[UsageFacts]) -> pa.Table:
-    """All rows of some records as one table, hours as numbers; raises _RowsInvalid."""
-    lists: dict[str, list[Any]] = {name: [] for name in (*KEYS, *COUNTS, "byte_minutes")}
-    for each in facts:
-        columns = each.columns
-        lists["hour"] += [each.minute_ms // HOUR_MS] * len(columns)
-        for name in KEYS[1:]:
-            lists[name] += getattr(columns, name)
-        for name in COUNTS:
-            lists[name] += getattr(columns, name)
-        lists["byte_minutes"] += columns.stored_bytes  # one level for one minute
-    if not set(lists["kind"]) <= {CALLS, STORAGE}:
+def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
+    """All rows of some records as one table, hours as numbers. Raises Odd."""
+    found = read_columns([each.columns for each in blocks], texts=TEXTS, numbers=NUMBERS)
+    is_known = pc.is_in(found.texts["kind"], _KINDS)
+    if not pc.all(is_known).as_py():
+        flags = is_known.to_numpy(zero_copy_only=False)
+        raise Odd(found.records_of(np.flatnonzero(~flags)))
+    return _table(found, [each.minute_ms for each in blocks])
+
+
+def _rows_of_lists(facts: UsageFacts) -> pa.Table:
+    """The same for one record. Raises _RowsInvalid."""
+    if not set(facts.columns.kind) <= {CALLS, STORAGE}:
         raise _RowsInvalid("a row of an unknown kind")
-    count = len(lists["hour"])
-    made: dict[str, Any] = {name: pa.array(lists[name], pa.string()) for name in KEYS[1:]}
-    for name in ("hour", *COUNTS, "byte_minutes"):
-        made[name] = _numbers(name, lists[name])
-    made["facts"] = np.ones(count, np.int64)
+    for name in NUMBERS:
+        numbers = getattr(facts.columns, name)
+        if numbers and min(numbers) < 0:
+            raise _RowsInvalid(f"column {name} has a number below zero")
+        if numbers and max(numbers) >= 1 << 63:
+            raise _RowsInvalid(f"column {name} has a number that no counter reaches")
+    return _table(listed(facts.columns, texts=TEXTS, numbers=NUMBERS), [facts.minute_ms])
+
+
+def _table(found: Columns, minutes_ms: Sequence[int]) -> pa.Table:
+    hours = np.array(minutes_ms, np.int64) // HOUR_MS
+    made: dict[str, Any] = {**found.texts, **found.numbers}
+    made["hour"] = np.repeat(hours, found.counts)
+    made["byte_minutes"] = found.numbers["stored_bytes"]  # one level for one minute
+    made["facts"] = np.ones(len(made["hour"]), np.int64)
     return pa.table({name: made[name] for name in (*KEYS, *SUMS)})
-
-
-def _numbers(name: str, values: list[int]) -> npt.NDArray[np.int64]:
-    if not any(values):  # most are not refused, and most rows are no storage
-        return np.zeros(len(values), np.int64)
-    try:
-        numbers = np.array(values, np.int64)
-    except OverflowError:
-        raise _RowsInvalid(f"column {name} has a number that no counter reaches") from None
-    if numbers.min() < 0:
-        raise _RowsInvalid(f"column {name} has a number below zero")
-    return numbers
 
 
 def _padded(table: pa.Table) -> list[pa.RecordBatch]:

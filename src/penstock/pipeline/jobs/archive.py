@@ -1,7 +1,9 @@
 """Job ``archive``: topics become tables ``archive/<topic>``, every record once and for good.
 
-    topics ─► one query ─► part files of all tables in one pass ─► one commit for each table
+    topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
+A query plans offsets and keeps them in its checkpoint; its source (``pipeline/archive_source.py``)
+writes part files where records are fetched and hands on only their names, which are committed here.
 Tables are tracked (``lake.py``): they end behind an offset of each partition, a record that is
 there cannot come again, and a query whose checkpoint is lost goes on from the tables. Rows lie in
 folders by date and hour of the record's timestamp, in the order of the log; what an hour gathered
@@ -10,27 +12,35 @@ holds what the log holds is checked by ``pipeline/archive_check.py``.
 
 Values are kept as they are: what a producer encrypted stays so, a queue's messages are the records
 that they are in the log, the header ``penstock`` included.
+
+A table is of one topic, not of one name: when a topic was deleted and made again, the job refuses
+to begin and says how to keep both. A table that was moved aside for that is left alone from then on
+and is still read and checked under its new name.
 """
 
 import datetime
 import re
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
-from penstock.pipeline.lake import Ends, Lake, query_app
+from penstock.pipeline.lake import Ends, Lake, TopicRemade, query_app
 from penstock.pipeline.starting import client_of, starting_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.net.kafka_client import KafkaClient
+    from penstock.pipeline.archive_source import Written
+    from penstock.pipeline.parts import Part
+
 NAME: Final = "archive"
 FOLDER: Final = "archive"
-COLUMNS: Final = ("key", "value", "headers", "topic", "partition", "offset", "timestamp")
-PARTITION_BY: Final = ("date", "hour")
 BATCH_BYTES: Final = "256m"
 CLOSED_AFTER_MS: Final = 2 * 3_600_000  # records of an hour that come later stay in small files
 FILES_MIN: Final = 4  # of an hour, before it is worth reading and writing them again
@@ -43,22 +53,43 @@ def table_of(topic: str) -> str:
     return f"{FOLDER}/{topic}"
 
 
-def transform(records: "DataFrame") -> "DataFrame":
-    """Records as they are, with the date and the hour (UTC) that they lie under."""
-    from pyspark.sql import functions as f
-
-    return records.select(
-        *COLUMNS, f.to_date("timestamp").alias("date"), f.hour("timestamp").alias("hour")
-    )
+def topic_of(table: str) -> str:
+    return table.removeprefix(f"{FOLDER}/")
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Where all tables of the archive end."""
+    """Where all tables of the archive end. One that was moved aside says nothing of the topic
+    that has its old name now."""
     ends: Ends = {}
     for name in lake.tables(FOLDER):
-        for topic, of_topic in lake.end_offsets(name, NAME).items():
-            ends.setdefault(topic, {}).update(of_topic)
+        topic = topic_of(name)
+        of_topic = lake.end_offsets(name, NAME).get(topic)
+        if of_topic is not None:
+            ends[topic] = of_topic
     return ends
+
+
+def ends_of(lake: Lake, name: str) -> dict[int, int]:
+    """Where the partitions end in the archive of a topic, or in one that was moved aside."""
+    ends = lake.end_offsets(table_of(name), NAME)
+    return ends.get(name) or next(iter(ends.values()), {})
+
+
+def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
+    """Name the files of a batch in their tables, one commit each. Tables of a batch that was cut
+    off in between have theirs already and skip it."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    parts: dict[str, list[Part]] = {}
+    ids: dict[str, str] = {}
+    for topic, topic_id, part in written:
+        parts.setdefault(topic, []).append(part)
+        ids[topic] = topic_id
+    for topic in sorted(parts):
+        table = lake.table(table_of(topic))
+        table.ensure(from_arrow_schema(TABLE_SCHEMA), PARTITION_BY)
+        known = {topic: ids[topic]} if ids[topic] else {}
+        table.commit(parts[topic], app=app, batch_id=batch_id, is_tracked=True, ids=known)
 
 
 def compact_closed(lake: Lake, *, now_ms: int) -> int:
@@ -101,22 +132,20 @@ def run(context: JobContext) -> None:
         raise JobMisused(
             "archive needs topics: --topics NAME[,NAME…], or a pattern like 'orders.*'"
         )
+    from penstock.pipeline.archive_source import NAME as FORMAT
+    from penstock.pipeline.archive_source import ArchiveSource, read_written
+
     checkpoint = context.checkpoint_of()
     upkeep = _Upkeep(context.lake)
 
-    def take(records: "DataFrame", batch_id: int) -> None:
-        context.lake.append_each(
-            transform(records),
-            FOLDER,
-            by="topic",
-            app=query_app(NAME, checkpoint),
-            batch_id=batch_id,
-            partition_by=PARTITION_BY,
-        )
+    def take(batch: "DataFrame", batch_id: int) -> None:
+        app = query_app(NAME, checkpoint)
+        commit_written(context.lake, read_written(batch), app=app, batch_id=batch_id)
         upkeep.turn()
 
+    context.spark.dataSource.register(ArchiveSource)
     stream = (
-        context.spark.readStream.format("penstock")
+        context.spark.readStream.format(FORMAT)
         .options(**_options(context, topics, checkpoint))
         .load()
         .writeStream.foreachBatch(take)
@@ -136,20 +165,41 @@ def _options(context: JobContext, topics: str, checkpoint: str) -> dict[str, str
         _way(topics): topics,
         "columns": ",".join(COLUMNS),
         "maxBytesPerTrigger": str(context.arguments.get("batch_bytes") or BATCH_BYTES),
+        "folder": str(context.lake.path / FOLDER),
+        "tasks": str(context.spark.sparkContext.defaultParallelism),
     }
     if context.since_ms is not None:
         options["startingTimestamp"] = str(context.since_ms)
         options["startingOffsetsByTimestampStrategy"] = "latest"
     else:
         options["startingOffsets"] = "earliest"
-    ends = {} if (Path(checkpoint) / "metadata").exists() else archived_ends(context.lake)
+    ends = archived_ends(context.lake)
     if ends:
         with client_of(context) as client:
-            names = [topic.name for topic in client.metadata().topics]
-            chosen = [name for name in names if _is_chosen(name, topics)]
-            options.pop("startingTimestamp", None)
-            options["startingOffsets"] = starting_offsets(client, chosen, ends)
+            chosen = _chosen(client, topics)
+            check_ids(context.lake, {name: chosen[name] for name in ends if name in chosen})
+            if not (Path(checkpoint) / "metadata").exists():
+                options.pop("startingTimestamp", None)
+                options["startingOffsets"] = starting_offsets(client, list(chosen), ends)
     return options
+
+
+def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
+    """Whether tables are of the topics that have their names now. Raises TopicRemade."""
+    for topic, now in ids.items():
+        table = lake.table(table_of(topic))
+        before = table.topic_ids(NAME).get(topic, "")
+        if before and now and before != now:
+            raise TopicRemade(table.path, topic, before=before, now=now)
+
+
+def _chosen(client: "KafkaClient", topics: str) -> dict[str, str]:
+    """The topics that are there, and their ids."""
+    return {
+        topic.name: known_id(bytes(topic.topic_id).hex())
+        for topic in client.metadata().topics
+        if _is_chosen(topic.name, topics)
+    }
 
 
 def _way(topics: str) -> str:

@@ -25,7 +25,7 @@ import click
 from penstock.net.kafka_client import KafkaClient, KafkaRefused
 from penstock.pipeline.arrow_map import map_in_arrow
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
-from penstock.pipeline.jobs.archive import table_of
+from penstock.pipeline.jobs.archive import ends_of, table_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.option_values import Options
 from penstock.pipeline.options import parse_connection
@@ -54,7 +54,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class Choice:
     """What is replayed, and where to."""
 
-    source: str  # the archived topic
+    source: str  # the archived topic, or the name of a table that was moved aside
     target: str
     since_ms: int | None
     until_ms: int | None
@@ -185,7 +185,7 @@ def _begun(context: JobContext, choice: Choice, way: Way, client: KafkaClient) -
                 f"a replay {way.job} with another choice was begun before: give this one a --name"
             )
         return ends
-    ends = context.lake.end_offsets(table_of(choice.source), "archive").get(choice.source, {})
+    ends = ends_of(context.lake, choice.source)
     for partition in ends:
         producer_id, epoch = client.producer_id()
         note_standing(client, way, partition, Standing(0, producer_id, epoch, 0))

@@ -11,7 +11,9 @@ others, is decided by ``pipeline/retention_plan.py`` from facts of the server
 the server does not know of (``pipeline/acked.py``).
 
 A plan is made to be read: without ``--apply`` nothing else happens. With it, facts are gathered
-again, and only what both plans delete is asked for; the server refuses what may not be cut.
+again, and only what both plans delete is asked for; the server refuses what may not be cut. The
+plan is in its table before anything is asked for, and its outcome takes its place there: a run that
+is killed in between leaves ``asked`` behind, and nothing is ever deleted that no plan tells of.
 """
 
 import time
@@ -24,8 +26,10 @@ import pyarrow as pa
 
 from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
 from penstock.pipeline.acked import floors, melted_files
+from penstock.pipeline.archive_rows import known_id
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
-from penstock.pipeline.jobs.archive import archived_ends
+from penstock.pipeline.jobs.archive import archived_ends, check_ids
+from penstock.pipeline.lake import TopicRemade
 from penstock.pipeline.retention_facts import delete_records, gather
 from penstock.pipeline.retention_plan import (
     DELETE,
@@ -43,6 +47,8 @@ from penstock.pipeline.starting import client_of
 
 PLAN: Final = "retention_plan"
 NAME: Final = "retention"
+ASKED: Final = "asked"  # the outcome of a run that was killed before it knew
+PLAN_BY: Final = ("plan_id",)
 _PLAN: Final = pa.schema(
     [
         ("plan_id", pa.string()),
@@ -69,25 +75,40 @@ class Planner:
         self._policies = policies
         self._holds = holds
         self._acks: str | None = context.arguments.get("acks")
+        self._remade: set[str] = set()  # topics that were told of
 
     def decide(self, client: KafkaClient) -> list[Decision]:
         now_ms = time.time_ns() // 1_000_000
         return plan(self._facts(client, now_ms), self._policies, self._holds, now_ms=now_ms)
 
     def _facts(self, client: KafkaClient, now_ms: int) -> Facts:
-        archived = {
-            Place(topic, partition): end
-            for topic, ends in archived_ends(self._context.lake).items()
-            for partition, end in ends.items()
-        }
         return gather(
             client,
             self._policies,
             self._holds,
             now_ms=now_ms,
-            archived=archived,
+            archived=self._archived(client),
             acked={} if self._acks is None else self._acked(client, self._acks),
         )
+
+    def _archived(self, client: KafkaClient) -> dict[Place, int]:
+        """Where the archive ends. A table of a topic that was deleted says nothing of the one that
+        has its name now: of that one nothing is archived."""
+        lake, found = self._context.lake, dict[Place, int]()
+        ids = {
+            topic.name: known_id(bytes(topic.topic_id).hex())
+            for topic in client.retried(client.metadata).topics
+        }
+        for topic, ends in archived_ends(lake).items():
+            try:
+                check_ids(lake, {topic: ids.get(topic, "")})
+            except TopicRemade as remade:
+                if topic not in self._remade:
+                    self._remade.add(topic)
+                    self._context.progress.note(f"not archived: {remade}")
+                continue
+            found |= {Place(topic, partition): end for partition, end in ends.items()}
+        return found
 
     def _acked(self, client: KafkaClient, name: str) -> dict[Place, dict[str, int]]:
         spark, table = self._context.spark, self._context.lake.table(name)
@@ -120,11 +141,14 @@ def run(context: JobContext) -> None:
         raise JobMisused(str(error)) from None
     planner = Planner(context, policies, holds)
     outcomes: dict[Place, str] = {}
+    plan_id = uuid.uuid4().hex
     with client_of(context) as client:
         decisions = planner.decide(client)
-        if context.arguments.get("apply"):
-            outcomes = _carry_out(client, cuts(decisions), cuts(planner.decide(client)))
-    _write(context, decisions, outcomes)
+        planned = cuts(decisions)
+        if context.arguments.get("apply") and planned:
+            _write(context, plan_id, decisions, dict.fromkeys(planned, ASKED), batch_id=0)
+            outcomes = _carry_out(client, planned, cuts(planner.decide(client)))
+    _write(context, plan_id, decisions, outcomes, batch_id=1)
     context.show([_line(each, outcomes) for each in decisions])
     for topic, freed in sorted(savings(decisions).items()):
         context.progress.note(f"{topic}: {freed} bytes {'freed' if outcomes else 'to free'}")
@@ -143,9 +167,15 @@ def _carry_out(
 
 
 def _write(
-    context: JobContext, decisions: Sequence[Decision], outcomes: Mapping[Place, str]
+    context: JobContext,
+    plan_id: str,
+    decisions: Sequence[Decision],
+    outcomes: Mapping[Place, str],
+    *,
+    batch_id: int,
 ) -> None:
-    plan_id, made_at_us = uuid.uuid4().hex, time.time_ns() // 1_000
+    """The plan with what is known of its outcome, in place of what was known before."""
+    made_at_us = time.time_ns() // 1_000
     rows = [
         {
             "plan_id": plan_id,
@@ -163,7 +193,14 @@ def _write(
     ]
     if rows:
         table = pa.Table.from_pylist(rows, schema=_PLAN)
-        context.lake.append_arrow(table, PLAN, app=f"{NAME}:{plan_id}", batch_id=0)
+        context.lake.append_arrow(
+            table,
+            PLAN,
+            app=f"{NAME}:{plan_id}",
+            batch_id=batch_id,
+            partition_by=PLAN_BY,
+            replace_where=f"plan_id = '{plan_id}'" if batch_id else None,
+        )
 
 
 def _outcome(decision: Decision, outcomes: Mapping[Place, str]) -> str:

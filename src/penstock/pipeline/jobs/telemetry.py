@@ -28,14 +28,18 @@ import pyarrow as pa
 from penstock.pipeline import heat, rebalance
 from penstock.pipeline.arrow_map import map_in_arrow
 from penstock.pipeline.connections import client_for
+from penstock.pipeline.grace import grace_ms_of, grace_option
 from penstock.pipeline.job import Job, JobContext, Mode
 from penstock.pipeline.lag import Point, lag_of
 from penstock.pipeline.lake import Lake, query_app
 from penstock.pipeline.options import parse_read_options
+from penstock.pipeline.parts import PART_SCHEMA, Part, part_batches
 from penstock.pipeline.plans import publish
+from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
 from penstock.pipeline.telemetry_sums import (
     KEYS,
     MINUTE_MS,
+    OUT,
     OUT_SPARK,
     SOURCE,
     by_minute,
@@ -56,7 +60,9 @@ WINDOW_MS: Final = 5 * MINUTE_MS  # over which heat and load are judged
 LAG_MINUTES: Final = 5  # of history that a lag is judged by
 GRACE_MS: Final = 2 * MINUTE_MS
 LOADS_MAX: Final = 50_000  # partitions that one plan looks at; the busiest, should there be more
-BATCH_BYTES: Final = "64m"
+BATCH_BYTES: Final = "256m"
+MINUTES_BY: Final = ("kind", "date")
+MINUTES_SCHEMA: Final = OUT.append(pa.field("date", pa.date32()))
 
 _LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
 _LAG_SPARK: Final = (
@@ -101,9 +107,11 @@ _PLAN: Final = pa.schema(
 # ── Pure transforms ──────────────────────────────────────────────────────────────────────────
 
 
-def transform(records: "DataFrame") -> "DataFrame":
-    """Records of ``__telemetry`` to rows by the minute."""
-    return map_in_arrow(records.select("partition", "offset", "value"), by_minute, OUT_SPARK)
+def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows by the minute as ``metrics_1m`` has them."""
+    for batch in batches:
+        date = batch.column("at").cast(pa.date32())
+        yield pa.RecordBatch.from_arrays([*batch.columns, date], schema=MINUTES_SCHEMA)
 
 
 def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
@@ -239,9 +247,12 @@ class TelemetryTables:
         app: str = "",
         grace_ms: int = GRACE_MS,
         publish_plan: Callable[[rebalance.Plan], None] | None = None,
+        reading: Reading = as_they_are,
     ) -> None:
+        """``reading``: what makes records of the frames of micro-batches."""
         self._spark = spark
         self._lake = lake
+        self._reading = reading
         self._grace_ms = grace_ms
         self._publish = publish_plan
         self._since_ms = 0
@@ -255,11 +266,22 @@ class TelemetryTables:
         told = rows.groupBy("partition").agg(_expr("max(log_end_max)").alias("end"))
         return {row.partition: row.end for row in told.collect()}
 
-    def add(self, records: "DataFrame", batch_id: int) -> None:
-        rows = transform(records).withColumn("date", _expr("to_date(at)"))
-        self._lake.append(
-            rows, MINUTES, app=self.app, batch_id=batch_id, partition_by=("kind", "date")
-        )
+    def add(self, batch: "DataFrame", batch_id: int) -> None:
+        """One micro-batch. Records are fetched, folded and written in one task each."""
+        table = self._lake.table(MINUTES)
+        done = table.version_of(self.app)
+        if done is not None and done >= batch_id:
+            return
+        reading, root = self._reading, str(table.path)
+
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            rows = dated(by_minute(reading(batches)))
+            return part_batches(rows, root, MINUTES_BY, is_tracked=False)
+
+        found = map_in_arrow(batch, work, PART_SCHEMA).collect()
+        table.ensure_arrow(MINUTES_SCHEMA, MINUTES_BY)
+        parts = [Part.from_row(tuple(row)) for row in found]
+        table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
         """All that follows from minutes that are complete."""
@@ -376,37 +398,35 @@ def _day(at_ms: int) -> str:
 
 
 def run(context: JobContext) -> None:
-    grace_s = context.arguments.get("grace_s")
-    connection = parse_read_options(
-        {**context.read_options, "subscribe": TOPIC}, is_streaming=False
-    ).connection
+    topic = str(context.arguments.get("topic") or TOPIC)
+    reading = {**context.read_options, "subscribe": topic, "columns": "partition,offset,value"}
+    options = parse_read_options(reading, is_streaming=False)
 
     def tell(made: rebalance.Plan) -> None:
-        publish(client_for(connection), made)
+        publish(client_for(options.connection), made)
         context.progress.note(f"plan {made.plan_id} published: {len(made.steps)} steps")
 
     tables = TelemetryTables(
         context.spark,
         context.lake,
-        grace_ms=GRACE_MS if grace_s is None else int(grace_s) * 1_000,
+        grace_ms=grace_ms_of(context, GRACE_MS),
         publish_plan=tell,
+        reading=records_in(options),
     )
     checkpoint = context.checkpoint_of()
 
-    def take(records: "DataFrame", batch_id: int) -> None:
+    def take(batch: "DataFrame", batch_id: int) -> None:
         tables.app = query_app("telemetry", checkpoint)
-        tables.add(records, batch_id)
+        tables.add(batch, batch_id)
         if context.mode is Mode.CONTINUOUS:
             tables.derive()
 
     ends = tables.ends()
-    starting = json.dumps({TOPIC: {str(p): end for p, end in ends.items()}}) if ends else "earliest"
-    reader = context.spark.readStream.format("penstock").options(**context.read_options)
+    starting = json.dumps({topic: {str(p): end for p, end in ends.items()}}) if ends else "earliest"
     stream = (
-        reader.option("subscribe", TOPIC)
-        .option("columns", "partition,offset,value")
+        range_stream(context.spark, reading)
         .option("startingOffsets", starting)
-        .option("maxBytesPerTrigger", BATCH_BYTES)
+        .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
         .load()
         .writeStream.foreachBatch(take)
         .option("checkpointLocation", checkpoint)
@@ -421,13 +441,7 @@ JOB: Final = Job(
     summary="Roll up rates, durations and lags; find hot spots and plan moves.",
     run=run,
     options=(
-        click.Option(
-            ["--grace", "grace_s"],
-            type=click.IntRange(0, 86_400),
-            default=GRACE_MS // 1_000,
-            show_default=True,
-            metavar="SECONDS",
-            help="how long a minute stays open after its end",
-        ),
+        grace_option("a minute", GRACE_MS),
+        click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),
     ),
 )

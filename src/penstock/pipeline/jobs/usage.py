@@ -16,70 +16,65 @@ its rows carry it: which partials an hour was sealed with is then a comparison o
 grace. Tables are written in an order in which each can be made from those before, and each knows
 how far it is: a job that was killed anywhere goes on from what stands there.
 
-Decoding and summing happen in the executors: ``pipeline/usage_sums.py``.
+Records are fetched, added up (``pipeline/usage_sums.py``) and written (``pipeline/usage_files.py``)
+in one task each; the driver is told of files and flushes, and commits.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import datetime
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.grace import grace_ms_of, grace_option
 from penstock.pipeline.job import Job, JobContext, Mode
-from penstock.pipeline.lake import Lake, query_app
+from penstock.pipeline.lake import Lake, Table, query_app
+from penstock.pipeline.options import parse_read_options
+from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
 from penstock.pipeline.starting import client_of, starting_offsets
-from penstock.pipeline.usage_sums import (
-    FLUSH,
-    HOUR_MS,
-    KEYS,
-    OUT,
-    OUT_SPARK,
-    REJECTED,
-    SUMS,
-    Flushes,
-    Name,
-    partials,
+from penstock.pipeline.usage_files import (
+    PARTIAL,
+    PARTIAL_BY,
+    PARTIAL_SCHEMA,
+    REJECT,
+    REJECT_SCHEMA,
+    Told,
+    Written,
+    write,
 )
+from penstock.pipeline.usage_seal import (
+    HOURLY,
+    HOURLY_BY,
+    HOURLY_SCHEMA,
+    files_of,
+    first_hour,
+    seal,
+    shares_of,
+)
+from penstock.pipeline.usage_sums import FLUSH, HOUR_MS, KEYS, OUT, SUMS, Flushes, Name
 from penstock.wire.facts.usage import CALLS, STORAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+__all__ = ["ADJUSTMENT", "HOUR", "HOURLY", "JOB", "PARTIAL", "REJECT", "UsageTables"]
+
 TOPIC: Final = "__usage"
-PARTIAL, HOUR, HOURLY = "usage_partial", "usage_hour", "usage_hourly"
-ADJUSTMENT, REJECT = "usage_adjustment", "usage_reject"
+HOUR, ADJUSTMENT = "usage_hour", "usage_adjustment"
 DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
 SILENT_MS: Final = DAY_MS  # a node that told nothing for so long keeps no hour open
 SEEN_DAYS: Final = 40  # flushes are remembered for longer than the topic keeps them
-BATCH_BYTES: Final = "64m"  # of records, which hold about twenty rows a kilobyte
+BATCH_BYTES: Final = "256m"  # of records, which hold about twenty rows a kilobyte
 INPUT_COLUMNS: Final = "partition,offset,value"
 
 
 # ── Pure transforms of tables ────────────────────────────────────────────────────────────────
-
-
-def transform(records: "DataFrame", seen: Flushes) -> "DataFrame":
-    """Records of ``__usage`` to rows of ``usage_partial``, flushes and rejects among them."""
-
-    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return partials(batches, seen)
-
-    return map_in_arrow(records.select("partition", "offset", "value"), make, OUT_SPARK)
-
-
-def hourly(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
-    """Sums of the hours that are sealed: of all partials up to the turn with which each was."""
-    from pyspark.sql import functions as f
-
-    counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
-    sealed = hours.select("hour", "through")
-    joined = counted.join(f.broadcast(sealed), "hour").where("turn <= through")
-    sums = [f.sum(name).alias(name) for name in SUMS]
-    return joined.groupBy(*KEYS, "through").agg(*sums).withColumn("date", f.to_date("hour"))
 
 
 def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
@@ -113,10 +108,18 @@ class UsageTables:
     """What one driver does with the tables; all it remembers it has read from them."""
 
     def __init__(
-        self, spark: "SparkSession", lake: Lake, *, app: str = "", grace_ms: int = GRACE_MS
+        self,
+        spark: "SparkSession",
+        lake: Lake,
+        *,
+        app: str = "",
+        grace_ms: int = GRACE_MS,
+        reading: Reading = as_they_are,
     ) -> None:
+        """``reading``: what makes records of the frames of micro-batches."""
         self._spark = spark
         self._lake = lake
+        self._reading = reading
         self._grace_ms = grace_ms
         self.app = app
         self.flushes = Flushes()
@@ -143,55 +146,37 @@ class UsageTables:
         self._written_at_ms[told.node] = at_ms
         self.ends[told.partition] = max(told.end_offset, self.ends.get(told.partition, 0))
 
-    def add(self, records: "DataFrame", batch_id: int) -> bool:
+    def add(self, batch: "DataFrame", batch_id: int) -> bool:
         """One micro-batch; false if the tables had it already."""
         done = self._lake.version_of(PARTIAL, self.app)
         if done is not None and done >= batch_id:
             return False
-        rows = transform(records, self.flushes).persist()
-        try:
-            told = _told(rows)
-            if _overlap(told):  # copies of one flush in two tasks: one task sees both
-                rows.unpersist()
-                rows = transform(records.coalesce(1), self.flushes).persist()
-                told = _told(rows)
-            self._append(rows, batch_id)
-        finally:
-            rows.unpersist()
-        for each in told:
+        turn = self._lake.table(PARTIAL).turn_of("usage") + 1
+        found = self._write(batch, turn)
+        if _overlap(found.told):  # copies of one flush in two tasks: one task sees both
+            found.drop(self._lake.path)
+            found = self._write(batch.coalesce(1), turn)
+        self._commit(found, batch_id, turn)
+        for each in found.told:
             self._note(each)
         sealed = self.sealed_through()
-        if sealed is not None and any(row.hour_number <= sealed for row in told):
+        if sealed is not None and any(each.hour_number <= sealed for each in found.told):
             self.adjust()
         return True
 
-    def _append(self, rows: "DataFrame", batch_id: int) -> None:
-        from pyspark.sql import functions as f
+    def _write(self, batch: "DataFrame", turn: int) -> Written:
+        return write(batch, self._reading, seen=self.flushes, turn=turn, lake=self._lake.path)
 
-        rejects = rows.where(f"kind = '{REJECTED}'").selectExpr(
-            "partition", "end_offset - 1 AS offset", "why", "value"
-        )
-        count = rejects.count()
-        if count:
+    def _commit(self, found: Written, batch_id: int, turn: int) -> None:
+        if found.reject:
             # Before the sums: when those are there, a second run would take all for copies.
-            self._lake.append(rejects, REJECT, app=self.app, batch_id=batch_id)
-            self.rejected += count
-        turn = self._lake.table(PARTIAL).turn_of("usage") + 1
-        at = f.when(f.col("kind") == FLUSH, f.timestamp_millis("written_at_ms"))
-        partial = (
-            rows.where(f"kind <> '{REJECTED}'")
-            .drop("why", "value")
-            .withColumn("turn", f.lit(turn).cast("long"))
-            .withColumn("date", f.to_date(f.coalesce(at, f.col("hour"))))
-        )
-        self._lake.append(
-            partial,
-            PARTIAL,
-            app=self.app,
-            batch_id=batch_id,
-            partition_by=("kind", "date"),
-            turn=turn,
-        )
+            table = self._lake.table(REJECT)
+            table.ensure_arrow(REJECT_SCHEMA, ())
+            table.commit(found.reject, app=self.app, batch_id=batch_id)
+            self.rejected += sum(part.rows for part in found.reject)
+        table = self._lake.table(PARTIAL)
+        table.ensure_arrow(PARTIAL_SCHEMA, PARTIAL_BY)
+        table.commit(found.partial, app=self.app, batch_id=batch_id, turn=turn)
 
     def sealed_through(self) -> int | None:
         return self._lake.version_of(HOUR, "seal")
@@ -216,12 +201,12 @@ class UsageTables:
         done = self._lake.version_of(HOURLY, "seal")
         if last is None or (done is not None and done >= last):
             return count
-        since = "" if done is None else f"hour > {_sql_hour(done)}"
-        hours = self._lake.read(self._spark, HOUR, since or None)
-        partial = self._lake.read(self._spark, PARTIAL, since or None)
-        self._lake.append(
-            hourly(partial, hours), HOURLY, app="seal", batch_id=last, partition_by=("date",)
-        )
+        through = _through(self._lake.table(HOUR), done)
+        shares = shares_of(through, files_of(self._lake.table(PARTIAL)))
+        parts = seal(self._spark, shares, self._lake.path)
+        table = self._lake.table(HOURLY)
+        table.ensure_arrow(HOURLY_SCHEMA, HOURLY_BY)
+        table.commit(parts, app="seal", batch_id=last)
         return count
 
     def _close_hours(self) -> int:
@@ -230,12 +215,8 @@ class UsageTables:
         if last is None or (sealed is not None and last <= sealed):
             return 0
         if sealed is None:
-            first = self._lake.read(self._spark, PARTIAL).selectExpr(
-                "unix_seconds(min(hour)) div 3600 AS number"
-            )
-            row = first.first()
-            assert row is not None
-            sealed = row.number - 1
+            first = first_hour(files_of(self._lake.table(PARTIAL)))
+            sealed = last if first is None else first - 1
         numbers = range(sealed + 1, last + 1)
         if not numbers:
             return 0
@@ -254,13 +235,7 @@ class UsageTables:
         return len(numbers)
 
 
-def _told(rows: "DataFrame") -> list[Any]:
-    """Which flushes a batch has, and for which hours the first of their facts are."""
-    flushes = rows.where(f"kind = '{FLUSH}'")
-    return flushes.selectExpr("*", "unix_seconds(hour) div 3600 AS hour_number").collect()
-
-
-def _overlap(told: Sequence[Any]) -> bool:
+def _overlap(told: Sequence[Told]) -> bool:
     """Whether two tasks have the same flush."""
     found: dict[Name, list[tuple[int, int]]] = {}
     for row in told:
@@ -290,28 +265,42 @@ def _islands(flushes: "DataFrame") -> "DataFrame":
     )
 
 
-def _sql_hour(number: int) -> str:
-    return f"timestamp_seconds({number * 3_600})"
+def _through(hours: Table, done: int | None) -> dict[int, int]:
+    """Hours that are closed, behind the one that is done, and with which turn each was."""
+    where = None
+    if done is not None:
+        at = datetime.datetime.fromtimestamp(done * 3_600, datetime.UTC)
+        where = f"hour > '{at.strftime('%Y-%m-%dT%H:%M:%SZ')}'"
+    found: dict[int, int] = {}
+    for path in hours.files(where):
+        rows = pq.read_table(path, columns=["hour", "through"], partitioning=None)
+        numbers = pc.divide(rows["hour"].cast(pa.int64()), HOUR_MS * 1_000)
+        found |= dict(zip(numbers.to_pylist(), rows["through"].to_pylist(), strict=True))
+    return {hour: turn for hour, turn in found.items() if done is None or hour > done}
 
 
 def run(context: JobContext) -> None:
-    grace_ms = int(context.arguments.get("grace_s", GRACE_MS // 1_000)) * 1_000
-    tables = UsageTables(context.spark, context.lake, grace_ms=grace_ms)
+    topic = str(context.arguments.get("topic") or TOPIC)
+    reading = {**context.read_options, "subscribe": topic, "columns": INPUT_COLUMNS}
+    tables = UsageTables(
+        context.spark,
+        context.lake,
+        grace_ms=grace_ms_of(context, GRACE_MS),
+        reading=records_in(parse_read_options(reading, is_streaming=False)),
+    )
     tables.adjust()  # what a killed run had not come to
     checkpoint = context.checkpoint_of()
 
-    def take(records: "DataFrame", batch_id: int) -> None:
+    def take(batch: "DataFrame", batch_id: int) -> None:
         tables.app = query_app("usage", checkpoint)
-        if not tables.add(records, batch_id):
+        if not tables.add(batch, batch_id):
             context.progress.note(f"batch {batch_id} was there already")
         if context.mode is Mode.CONTINUOUS:
             tables.seal()
 
-    reader = context.spark.readStream.format("penstock").options(**context.read_options)
-    topic = str(context.arguments.get("topic") or TOPIC)
-    reader = reader.option("subscribe", topic).option("columns", INPUT_COLUMNS)
     stream = (
-        reader.option("startingOffsets", _starting(context, topic, tables.ends, checkpoint))
+        range_stream(context.spark, reading)
+        .option("startingOffsets", _starting(context, topic, tables.ends, checkpoint))
         .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
         .load()
         .writeStream.foreachBatch(take)
@@ -338,14 +327,7 @@ JOB: Final = Job(
     summary="Add up the facts of __usage by the hour, exactly once.",
     run=run,
     options=(
-        click.Option(
-            ["--grace", "grace_s"],
-            type=click.IntRange(0, 86_400),
-            default=GRACE_MS // 1_000,
-            show_default=True,
-            metavar="SECONDS",
-            help="how long an hour stays open after its end",
-        ),
+        grace_option("an hour", GRACE_MS),
         click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),
     ),
 )

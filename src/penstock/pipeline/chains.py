@@ -1,0 +1,266 @@
+"""Where each record of many batches begins and ends: chains of lengths, followed side by side.
+
+Every step of the lock-step walk moves all chains by one record, so it is width that makes it cheap:
+hundreds of chains. A chunk of small batches has them. One of large batches has not, so a long batch
+is cut into several chains at *marks*: records whose offset delta is known, since the deltas of a
+batch that was never compacted count up by one, and which are therefore found by searching for it.
+A mark may be wrong (a value can hold the same bytes), but not unnoticed: every chain must end,
+after its number of records, exactly where the next one begins.
+
+Lengths of one and two bytes are looked up in a table. Where there are longer ones, or something
+does not add up, the walk is done again in the general way, without marks: any length, and the few
+chains that are left when the others have ended are followed singly. Only that one says
+``Unreadable``.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.pipeline.varints import Bytes, Longs, Unreadable, read_varints
+from penstock.record.malformed import MalformedBatch
+from penstock.record.varint import decode_varint, encode_varint
+
+_WIDTH: Final = 400  # chains that a chunk is cut into: more cost more to find than they save
+_LINKS_MIN: Final = 64  # records of a chain; below, the deltas to look for are single bytes
+_DRIFT: Final = 24  # records by which a mark may be away from where it would be if all were equal
+_TRIES_MAX: Final = 4  # places that look like a mark and are none
+_NARROW: Final = 12  # chains, below which a step costs more than following them singly
+_NARROW_ANY: Final = 96  # the same for the general walk, whose steps cost more
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Chains(NamedTuple):
+    """Each with at least one record; one behind the other."""
+
+    starts: Longs
+    stops: Longs
+    counts: Longs
+
+
+class _Plan(NamedTuple):
+    """Chains by their length, longest first: those that still have a record are then always the
+    first few."""
+
+    order: Longs
+    place: Longs  # of the first record of each
+    lengths: Longs
+    widths: Longs  # how many take part in each step
+
+
+def _jumps() -> npt.NDArray[np.int16]:
+    """By the first two bytes of a record, how far the next one is; 0: they do not say."""
+    pair = np.arange(65_536)
+    low, high = pair & 0xFF, pair >> 8
+    short = (low >> 1) + 1
+    longer = (((low & 0x7F) | (high << 7)) >> 1) + 2
+    jump = np.where(low < 0x80, short, np.where(high < 0x80, longer, 0))
+    return np.where(low & 1, 0, jump).astype(np.int16)  # the lowest bit is the sign
+
+
+_JUMPS: Final = _jumps()
+
+
+def walk(
+    data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
+) -> tuple[Longs, Longs]:
+    """Beginning (behind its length) and end of each record, batch by batch. ``is_dense``: which
+    batches have a record for each of their offsets. Raises Unreadable."""
+    whole = Chains(starts, stops, counts)
+    chains = cut(data, whole, is_dense)
+    found = _walk_short(data, chains)
+    if found is None and chains is not whole:
+        found = _walk_short(data, whole)
+    return found or _walk_any(data, whole)
+
+
+# ── Marks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
+    """The same records as more chains, where there are too few."""
+    counts = chains.counts
+    links = max(_LINKS_MIN, int(counts.sum()) // _WIDTH)
+    if len(counts) >= _WIDTH or not (is_dense & (counts >= 2 * links)).any():
+        return chains
+    starts: list[int] = []
+    stops: list[int] = []
+    sizes: list[int] = []
+    rows = zip(*(each.tolist() for each in chains), is_dense.tolist(), strict=True)
+    for start, stop, count, may_cut in rows:
+        at, first = start, 0
+        for number in range(links, count - links + 1, links) if may_cut else ():
+            mean = (stop - at) / (count - first)
+            found = _find_mark(data, number, at + int(mean * (number - first)), mean, at, stop)
+            if found is not None:
+                starts.append(at)
+                stops.append(found)
+                sizes.append(number - first)
+                at, first = found, number
+        starts.append(at)
+        stops.append(stop)
+        sizes.append(count - first)
+    return Chains(*(np.array(each, np.int64) for each in (starts, stops, sizes)))
+
+
+def _find_mark(
+    data: Bytes, number: int, guess: int, mean: float, least: int, stop: int
+) -> int | None:
+    """Where the record with this offset delta begins, most likely."""
+    reach = int(mean * _DRIFT)
+    low, high = max(least, guess - reach), min(stop, guess + reach)
+    blob = data[low:high].tobytes()
+    wanted, follower = encode_varint(number), encode_varint(number + 1)
+    delta_at = -1
+    for _ in range(_TRIES_MAX):
+        delta_at = blob.find(wanted, delta_at + 1)
+        if delta_at < 0:
+            return None
+        try:
+            start = _start_of(blob, delta_at, follower)
+        except IndexError:
+            return None
+        if start is not None:
+            return low + start
+    return None
+
+
+def _start_of(blob: bytes, delta_at: int, follower: bytes) -> int | None:
+    """Of the record whose offset delta stands there, if one does: behind it must be another, with
+    the next delta. Raises IndexError where the blob ends too early."""
+    at = delta_at - 1  # the last byte of the time delta
+    if at < 1 or blob[at] >= 0x80:
+        return None
+    at -= 1
+    while at and blob[at] >= 0x80:
+        at -= 1
+    if blob[at]:  # attributes
+        return None
+    for start in (at - 2, at - 1, at - 3):  # the length; two bytes more often than not
+        if start < 0 or _behind_varint(blob, start) != at:
+            continue
+        size, _ = decode_varint(blob, start)
+        if size > 0 and at + size < len(blob):
+            attributes_at = _behind_varint(blob, at + size)
+            if blob.startswith(follower, _behind_varint(blob, attributes_at + 1)):
+                return start
+    return None
+
+
+def _behind_varint(blob: bytes, at: int) -> int:
+    while blob[at] >= 0x80:
+        at += 1
+    return at + 1
+
+
+# ── Walks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _planned(chains: Chains) -> _Plan:
+    counts = chains.counts
+    order = np.argsort(-counts, kind="stable")
+    place = (np.cumsum(counts) - counts)[order]
+    lengths = counts[order]
+    steps = int(lengths[0]) if lengths.size else 0
+    widths = np.searchsorted(-lengths, -np.arange(steps), side="left")
+    return _Plan(order, place, lengths, widths)
+
+
+def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
+    """None where a length has more than two bytes, or chains do not end where they should."""
+    if not len(chains.starts) or data.size < 2:
+        return None
+    pairs: npt.NDArray[np.uint16] = np.ndarray(
+        (data.size - 1,), np.dtype("<u2"), buffer=data, strides=(1,)
+    )
+    plan = _planned(chains)
+    at = chains.starts[plan.order]
+    end = np.empty(int(chains.counts.sum()), np.int64)
+    steps = len(plan.widths)
+    step = 0
+    try:
+        if not _JUMPS[pairs[at]].all():
+            return None
+        while step < steps and plan.widths[step] >= _NARROW:
+            width = int(plan.widths[step])
+            front = at[:width]
+            front += _JUMPS[pairs[front]]
+            end[plan.place[:width] + step] = front
+            step += 1
+    except IndexError:  # beyond the buffer
+        return None
+    stops = chains.stops[plan.order]
+    if step < steps:
+        for chain in range(int(plan.widths[step])):
+            first = int(plan.place[chain]) + step
+            last = int(plan.place[chain] + plan.lengths[chain])
+            begin, stop = int(at[chain]), int(stops[chain])
+            if begin > stop or not _follow(data[begin:stop], begin, end[first:last]):
+                return None
+            at[chain] = end[last - 1]
+    if (at != stops).any():
+        return None
+    start = np.empty_like(end)
+    start[1:] = end[:-1]
+    start[plan.place] = chains.starts[plan.order]
+    return start + 1 + (data.take(start, mode="clip") >> 7), end
+
+
+def _follow(data: Bytes, at: int, ends: Longs) -> bool:
+    """One chain alone: fills in where its records end. ``data`` begins ``at`` the chain's place.
+    False where it runs out of the data, or a length is none."""
+    blob = data.tobytes()
+    base, at, limit = at, 0, len(blob)
+    found = []
+    try:
+        for _ in range(len(ends)):
+            low = blob[at]
+            if low < 0x80:
+                at += 1 + (low >> 1)
+            elif (high := blob[at + 1]) < 0x80:
+                at += 2 + (((low & 0x7F) >> 1) | (high << 6))
+            else:
+                size, at = decode_varint(blob, at)
+                at += size
+            if low & 1 or at > limit:  # the lowest bit is the sign
+                return False
+            found.append(at)
+    except (IndexError, MalformedBatch):
+        return False
+    ends[:] = found
+    ends += base
+    return True
+
+
+def _walk_any(data: Bytes, chains: Chains) -> tuple[Longs, Longs]:
+    plan = _planned(chains)
+    total = int(chains.counts.sum())
+    begin = np.empty(total, np.int64)
+    end = np.empty(total, np.int64)
+    at = chains.starts[plan.order]
+    stops = chains.stops[plan.order]
+    steps = len(plan.widths)
+    step = 0
+    while step < steps and plan.widths[step] >= _NARROW_ANY:
+        width = int(plan.widths[step])
+        size, after = read_varints(data, at[:width])
+        into = plan.place[:width] + step
+        begin[into] = after
+        after += size
+        end[into] = after
+        at[:width] = after
+        step += 1
+    for chain in range(int(plan.widths[step]) if step < steps else 0):
+        first = int(plan.place[chain]) + step
+        last = int(plan.place[chain] + plan.lengths[chain])
+        start, stop = int(at[chain]), int(stops[chain])
+        if not 0 <= start <= stop or not _follow(data[start:stop], start, end[first:last]):
+            raise Unreadable("a record runs past the end")
+        starts = np.concatenate(([start], end[first : last - 1]))
+        begin[first:last] = read_varints(data, starts)[1]
+        at[chain] = end[last - 1]
+    if (end < begin).any() or (at != stops).any():
+        raise Unreadable("records do not add up to their batch")
+    return begin, end

@@ -1,0 +1,167 @@
+"""The headers of all batches of a chunk, read together: one column for each field.
+
+Small batches are common (a producer that does not wait sends a few records at a time), and then a
+header costs as much as its records if it is made an object of. Only two things are done batch by
+batch: stepping from one length to the next, and the checksum.
+
+``record/batch.py`` draws the layout and says what is wrong with a header that is not sound; here it
+is only found out which ones those are.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.model.limits import BATCH_BYTES_MAX
+from penstock.pipeline.varints import Bytes, Longs
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_CODEC_MASK,
+    ATTR_CONTROL,
+    ATTR_TRANSACTIONAL,
+    CRC_FROM,
+    HEADER_BYTES,
+    LENGTH_FROM,
+    MAGIC,
+)
+from penstock.record.crc32c import crc32c
+
+_LAYOUT: Final = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("length", ">i4"),
+        ("leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">u4"),
+        ("attributes", ">i2"),
+        ("last_delta", ">i4"),
+        ("base_ms", ">i8"),
+        ("max_ms", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("count", ">i4"),
+    ]
+)
+assert _LAYOUT.itemsize == HEADER_BYTES
+_LENGTH: Final = struct.Struct(">i")
+_LENGTH_AT: Final = 8
+
+Flags = npt.NDArray[np.bool_]
+Chosen = Flags | Longs | slice
+
+
+class LengthWrong(ValueError):
+    """A length that is none, so that nobody knows where the next batch begins."""
+
+    def __init__(self, length: int, places: Sequence[int]) -> None:
+        super().__init__(f"a length of {length} bytes")
+        self.places = places  # of the batches in front of it
+
+
+class Heads(NamedTuple):
+    """An element for each batch, in their order."""
+
+    at: Longs  # where it stands in its buffer
+    size: Longs  # all of its bytes
+    base_offset: Longs
+    last_delta: Longs
+    attributes: Longs
+    base_ms: Longs
+    max_ms: Longs
+    producer_id: Longs
+    counts: Longs
+
+    @property
+    def next_offset(self) -> Longs:
+        behind: Longs = self.base_offset + self.last_delta + 1
+        return behind
+
+    @property
+    def codec(self) -> Longs:
+        codec: Longs = self.attributes & ATTR_CODEC_MASK
+        return codec
+
+    @property
+    def is_control(self) -> Flags:
+        return self._has(ATTR_CONTROL)
+
+    @property
+    def is_transactional(self) -> Flags:
+        return self._has(ATTR_TRANSACTIONAL)
+
+    @property
+    def is_append_time(self) -> Flags:
+        return self._has(ATTR_APPEND_TIME)
+
+    @property
+    def is_dense(self) -> Flags:
+        """Whether it has a record for each of its offsets: compaction has taken none."""
+        is_dense: Flags = self.counts == self.last_delta + 1
+        return is_dense
+
+    def _has(self, attribute: int) -> Flags:
+        has: Flags = (self.attributes & attribute) != 0
+        return has
+
+    def chosen(self, which: Chosen) -> "Heads":
+        return Heads(*(each[which] for each in self))
+
+
+def whole_batches(buffer: bytes | memoryview) -> list[int]:
+    """Where the batches begin that are there to their end. Raises LengthWrong."""
+    places: list[int] = []
+    at, limit = 0, len(buffer)
+    length_of = _LENGTH.unpack_from
+    while limit - at >= HEADER_BYTES:
+        (length,) = length_of(buffer, at + _LENGTH_AT)
+        if not HEADER_BYTES <= length + LENGTH_FROM <= BATCH_BYTES_MAX:
+            raise LengthWrong(length, places)
+        stop = at + LENGTH_FROM + length
+        if stop > limit:
+            break
+        places.append(at)
+        at = stop
+    return places
+
+
+def read_heads(buffer: bytes | memoryview, places: Sequence[int]) -> tuple[Heads, Flags]:
+    """The headers of the batches at these places, and which of the batches are sound: their header
+    can be, and their checksum is right."""
+    octets: Bytes = np.frombuffer(buffer, np.uint8)
+    at = np.array(places, np.int64)
+    raw = octets[at[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT)[:, 0]
+
+    def column(name: str) -> Longs:
+        native: Longs = raw[name].astype(np.int64)
+        return native
+
+    size = column("length") + LENGTH_FROM
+    heads = Heads(
+        at,
+        size,
+        column("base_offset"),
+        column("last_delta"),
+        column("attributes"),
+        column("base_ms"),
+        column("max_ms"),
+        column("producer_id"),
+        column("count"),
+    )
+    is_sound: Flags = (
+        (raw["magic"] == MAGIC)
+        & (heads.base_offset >= 0)
+        & (heads.last_delta >= 0)
+        & (heads.counts >= 0)
+        & (heads.counts <= heads.last_delta + 1)
+    )
+    view = memoryview(buffer)
+    sums = [
+        crc32c(view[begin:end])
+        for begin, end in zip((at + CRC_FROM).tolist(), (at + size).tolist(), strict=True)
+    ]
+    is_sound &= np.array(sums, np.uint32) == raw["crc"]
+    return heads, is_sound

@@ -1,0 +1,102 @@
+"""``penstock_ranges``: a stream whose micro-batches say which records they have, and not what is in
+them.
+
+Offsets are planned, limited and kept in the checkpoint as by ``format("penstock")``; only what a
+task yields differs: one row for each record, of which the first says from where to where the task
+is to read. A job that makes little of much hands such rows to the function that works records up,
+and fetches them there (``records_in``). Records then go from the socket to their sum within one
+process; the JVM, which would carry each of them twice, counts empty rows for the progress.
+
+A batch of fewer partitions than there are cores is shared out among them, if it is worth it.
+"""
+
+# ruff: noqa: N802 - the names of methods are Spark's
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from penstock.net.kafka_client import Place
+from penstock.pipeline.fetching import RangePartition, read_range
+from penstock.pipeline.options import ReadOptions, parse_read_options
+from penstock.pipeline.ranges import Range, split
+from penstock.pipeline.stream_source import StreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+    from pyspark.sql.types import StructType
+
+NAME: Final = "penstock_ranges"
+_SCHEMA: Final = pa.schema([("range", pa.string())])
+_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; less is done before a task has begun
+_ROWS_MAX: Final = 1_048_576  # that are told at once, at four bytes each
+
+Reading = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def range_stream(spark: "SparkSession", options: Mapping[str, str]) -> "DataStreamReader":
+    """For ``load``; the options are those of ``penstock``."""
+    spark.dataSource.register(RangeSource)
+    cores = str(spark.sparkContext.defaultParallelism)
+    given = {"minPartitions": cores, **options}
+    return spark.readStream.format(NAME).options(**given)
+
+
+def records_in(options: ReadOptions) -> Reading:
+    """What makes records of ranges, in a task; their columns are those of the options."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for text in batch.column("range").drop_null().to_pylist():
+                topic, partition, begin, end = json.loads(text)
+                yield from read_range(Range(Place(topic, partition), begin, end), options)
+
+    return read
+
+
+def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For a frame that holds records already."""
+    yield from batches
+
+
+class RangeSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return "range string"
+
+    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002
+        return RangeReader(parse_read_options(self.options, is_streaming=True))
+
+
+class RangeReader(StreamReader):
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(replace(options, partitions_min=None))
+        self._tasks = options.partitions_min
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ranges = []
+        for each in super().partitions(start, end):
+            assert isinstance(each, RangePartition)
+            ranges.append(each.wanted)
+        if self._tasks and sum(each.count for each in ranges) >= self._tasks * _TASK_RECORDS_MIN:
+            ranges = split(ranges, partitions_min=self._tasks, records_max=None)
+        return [RangePartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
+        wanted = partition.wanted
+        place = wanted.place
+        text = json.dumps([place.topic, place.partition, wanted.begin, wanted.end])
+        first = pa.array([text], pa.string())
+        yield pa.RecordBatch.from_arrays([first], schema=_SCHEMA)
+        for at in range(1, wanted.count, _ROWS_MAX):
+            empty = pa.nulls(min(_ROWS_MAX, wanted.count - at), pa.string())
+            yield pa.RecordBatch.from_arrays([empty], schema=_SCHEMA)

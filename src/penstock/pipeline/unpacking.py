@@ -1,0 +1,139 @@
+"""The records of many batches, unpacked into one buffer.
+
+Decoding wants the records of a chunk side by side. Each batch is therefore expanded straight to its
+place in a buffer that all of them share, which is not cleared before and not copied after: for
+small batches that is most of what expanding costs.
+
+What comes out is bounded. Nobody knows how large a batch is before it has been expanded, so the
+buffer is closed as soon as it is full, and the batches that are left go into the next one.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import cramjam
+import numpy as np
+
+from penstock.pipeline.heads import Heads
+from penstock.pipeline.varints import Bytes, Longs
+from penstock.record.batch import HEADER_BYTES
+from penstock.record.compression import Codec, decompress
+from penstock.record.record import RECORDS_BYTES_MAX
+
+FULL_BYTES: Final = 32 * 1_048_576  # of expanded records that are decoded together
+_LIKELY_RATIO: Final = 6  # what is not touched costs nothing, so the guess may be generous
+
+# An LZ4 frame:  magic u32 · flags · block size · [content size u64] · [dictionary u32] · check u8,
+# then blocks (size u32, its top bit: stored as it is · data · [checksum u32]), a size of 0, and
+# [checksum u32].
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+_LZ4_FLAGS_AT, _LZ4_SIZE_AT, _LZ4_HEAD_BYTES = 4, 5, 7
+_LZ4_INDEPENDENT, _LZ4_BLOCK_SUMS, _LZ4_CONTENT_SIZE = 0x20, 0x10, 0x08
+_LZ4_CONTENT_SUM, _LZ4_DICTIONARY = 0x04, 0x01
+_LZ4_STORED: Final = 0x8000_0000
+_LZ4_SIZE: Final = struct.Struct("<I")
+_Into = Callable[[memoryview, Any], int]  # numpy's arrays are buffers that mypy knows nothing of
+
+
+class _NotSo(Exception):
+    """Not of the kind that is expanded here: ``record/compression.py`` is asked."""
+
+
+def _lz4_into(data: memoryview, free: Any) -> int:
+    """Block by block, which takes a fifth of the time of the library's own frames: those go through
+    small buffers, and sum up what the batch's own checksum has covered. Blocks that need the one
+    before them are left to it. Raises _NotSo, cramjam.DecompressionError."""
+    flags, size_code = data[_LZ4_FLAGS_AT], data[_LZ4_SIZE_AT] >> 4
+    if bytes(data[:4]) != _LZ4_MAGIC or flags & _LZ4_DICTIONARY or not 4 <= size_code <= 7:
+        raise _NotSo
+    block_bytes_max = 1 << (8 + 2 * size_code)
+    at = _LZ4_HEAD_BYTES + (8 if flags & _LZ4_CONTENT_SIZE else 0)
+    used = 0
+    while size := _LZ4_SIZE.unpack_from(data, at)[0]:
+        at += _LZ4_SIZE.size
+        if used and not flags & _LZ4_INDEPENDENT:
+            raise _NotSo
+        block = data[at : at + (size & ~_LZ4_STORED)]
+        at += len(block)
+        into = free[used : used + block_bytes_max]
+        if size & _LZ4_STORED:
+            if len(block) > len(into):
+                raise _NotSo
+            into[: len(block)] = block
+            used += len(block)
+        else:
+            used += cramjam.lz4.decompress_block_into(block, into, output_len=len(into))
+        at += _LZ4_SIZE.size if flags & _LZ4_BLOCK_SUMS else 0
+    at += _LZ4_SIZE.size + (_LZ4_SIZE.size if flags & _LZ4_CONTENT_SUM else 0)
+    if at != len(data):
+        raise _NotSo
+    return used
+
+
+_INTO: Final[Mapping[int, _Into]] = {
+    Codec.GZIP: cramjam.gzip.decompress_into,
+    Codec.LZ4: _lz4_into,
+    Codec.ZSTD: cramjam.zstd.decompress_into,
+}
+
+
+class Unpacked(NamedTuple):
+    """The first batches of those that were given."""
+
+    octets: Bytes  # lent: good until the next are unpacked
+    starts: Longs  # where the records of each begin and end
+    stops: Longs
+
+
+class Unpacker:
+    """Keeps its buffer from one chunk to the next: memory that is new has to be cleared first."""
+
+    def __init__(self) -> None:
+        self._room: Bytes = np.empty(0, np.uint8)
+        self._used = 0
+
+    def unpack(self, buffer: bytes | memoryview, heads: Heads) -> Unpacked:
+        """Batches that are not compressed stay where they are. Raises MalformedBatch."""
+        codecs = heads.codec
+        begins, ends = heads.at + HEADER_BYTES, heads.at + heads.size
+        if not codecs.any():
+            return Unpacked(np.frombuffer(buffer, np.uint8), begins, ends)
+        view = memoryview(buffer)
+        self._used = 0
+        self._reserve(min(FULL_BYTES, _LIKELY_RATIO * int(heads.size.sum())))
+        stops: list[int] = []
+        for codec, begin, end in zip(codecs.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            self._expand(codec, view[begin:end])
+            stops.append(self._used)
+            if self._used >= FULL_BYTES:
+                break
+        return Unpacked(
+            self._room[: self._used],
+            np.array([0, *stops[:-1]], np.int64),
+            np.array(stops, np.int64),
+        )
+
+    def _expand(self, codec: int, data: memoryview) -> None:
+        expand_into = _INTO.get(codec)
+        if expand_into is not None:
+            free = self._room[self._used : self._used + RECORDS_BYTES_MAX]
+            try:
+                self._used += expand_into(data, free)
+            except (cramjam.DecompressionError, _NotSo, struct.error, IndexError):
+                pass  # too little room, or no such format: the codec finds out which
+            else:
+                return
+        records = decompress(codec, bytes(data), bytes_max=RECORDS_BYTES_MAX)
+        stop = self._used + len(records)
+        self._reserve(stop)
+        self._room[self._used : stop] = np.frombuffer(records, np.uint8)
+        self._used = stop
+
+    def _reserve(self, size: int) -> None:
+        if size <= len(self._room):
+            return
+        # A quarter more: the batch that fills it should find room behind the mark.
+        grown = np.empty(size + size // 4, np.uint8)
+        grown[: self._used] = self._room[: self._used]
+        self._room = grown

@@ -1,0 +1,560 @@
+"""What is killed (``killing.py`` says how): each job with its work, its moments to die, and the
+truth its result is held against, row by row.
+
+Work is given out for each life of a job, so that a kill always finds it busy, and values are made
+so that no two are alike: whatever is there twice or not at all is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from benchmarks.pipeline.facts import make_facts, totals_of, totals_of_rows
+from tests.compat.conftest import sqs_client
+from tests.pipeline.killing import Case, Kill, Tally, Told
+from tests.pipeline.topics import BASE_MS, send
+
+from penstock.net.kafka_client import EARLIEST, Place
+from penstock.pipeline.replaying import CHUNK_RECORDS
+from penstock.wire.facts import telemetry
+
+PARTITIONS = 2
+WORKER, AFTER = Kill("worker"), Kill("after")
+BATCH_BYTES = "16k"
+
+
+def between(table: str, nth: int = 1) -> Kill:
+    return Kill("between", table, nth)
+
+
+def before(table: str, nth: int = 1) -> Kill:
+    return Kill("before", table, nth)
+
+
+class _Fed(Case):
+    """Counts its feeds."""
+
+    feeds = 0
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(table).to_pylist()
+        return found
+
+    def table(self, table: str) -> pa.Table:
+        return self.lake.table(table).open().to_pyarrow_table()
+
+
+# ── Records, kept and copied ─────────────────────────────────────────────────────────────────
+
+
+class ArchiveCase(_Fed):
+    name = "archive"
+    tables = ("archive/archived",)
+    lives = ((WORKER, between("archive/archived")), (WORKER, AFTER), (before("archive/archived"),))
+
+    def prepare(self) -> None:
+        self.topics.make("archived", PARTITIONS)
+
+    def feed(self) -> None:
+        self.feeds += 1
+        counts = dict.fromkeys(range(PARTITIONS), 900)
+        self.topics.fill("archived", counts, prefix=f"f{self.feeds}-")
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"topics": "archived", "batch_bytes": "1m" if is_last else BATCH_BYTES}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        want = self.topics.values("archived")
+        rows = self.table("archive/archived")
+        rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+        found = rows["value"].to_pylist()
+        tally.compare(Counter(want), Counter(found))
+        assert found == want, "in the order of the log"
+
+
+class SinkCase(_Fed):
+    """A copy by way of the sink. Three partitions from two: nothing lies where it lay."""
+
+    name = "sink"
+    watched = "copied"
+    lives = ((WORKER, AFTER), (AFTER,))
+
+    def prepare(self) -> None:
+        self.topics.make("copied", 3)
+        self.topics.make("to-copy", PARTITIONS)
+
+    def feed(self) -> None:
+        self.feeds += 1
+        counts = dict.fromkeys(range(PARTITIONS), 900)
+        self.topics.fill("to-copy", counts, prefix=f"f{self.feeds}-")
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        records = 5_000 if is_last else 200
+        return {"source": "to-copy", "target": "copied", "batch_records": records}
+
+    def is_due_again(self, told: Sequence[Told], batches: Set[int]) -> bool:
+        return bool(batches)  # perhaps in the target, perhaps not: the sink has to find out
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        want, found = self.topics.values("to-copy"), self.topics.values("copied")
+        tally.compare(Counter(want), Counter(found))
+
+
+class ReplayCase(_Fed):
+    """Commits to no table on its way; its target shows that it is under way."""
+
+    name = "replay"
+    watched = "replayed"
+    lives = ((WORKER, Kill("between")), (WORKER, AFTER), (Kill("between"),))
+
+    def prepare(self) -> None:
+        self.topics.make("replayed", PARTITIONS)
+        self.topics.make("kept", PARTITIONS)
+        records = CHUNK_RECORDS * (4 + 3 * self.kills)
+        self.topics.fill("kept", dict.fromkeys(range(PARTITIONS), records))
+        archive = _Kept(self.stage, kills=0)
+        archive.lake = self.lake
+        self.stage.finish(archive)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        # Slow enough that a kill finds it at work: two chunks of each partition in a second.
+        rate = None if is_last else 2.0 * CHUNK_RECORDS * PARTITIONS
+        return {"source": "kept", "target": "replayed", "rate": rate}
+
+    def is_due_again(self, told: Sequence[Told], batches: Set[int]) -> bool:
+        return any(each["what"] == "held" for each in told)  # sent, and nobody noted it
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        want, found = self.topics.values("kept"), self.topics.values("replayed")
+        tally.compare(Counter(want), Counter(found))
+        assert found == want, "in the order of the archive"
+
+
+class _Kept(_Fed):
+    name = "kept"
+    job = "archive"
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"topics": "kept"}
+
+
+# ── Facts, added up ──────────────────────────────────────────────────────────────────────────
+
+
+def _sums(totals: Mapping[Any, Mapping[str, int]]) -> Counter[Any]:
+    """So that what is too little or too much of any sum shows as so many."""
+    return Counter({(key, n): v for key, sums in totals.items() for n, v in sums.items() if v})
+
+
+class UsageCase(_Fed):
+    name = "usage"
+    tables = ("usage_partial",)
+    lives = (
+        (WORKER, between("usage_partial")),
+        (WORKER, AFTER),
+        (between("usage_hour"),),
+        (before("usage_hourly"),),
+    )
+    topic = "facts"
+    facts_each = 130  # of two nodes: more than an hour, so that one is closed by each life
+
+    def prepare(self) -> None:
+        self.topics.make(self.topic, 1)
+        self._made = make_facts(self.facts_each * (self.kills + 8), rows=10, nodes=2)
+
+    def feed(self) -> None:
+        self.feeds += 1
+        made = self._made[(self.feeds - 1) * self.facts_each : self.feeds * self.facts_each]
+        assert made, "the facts are used up"
+        send(self.topics, self.topic, [value for _, value in made])
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        size = "1m" if is_last else BATCH_BYTES
+        return {"topic": self.topic, "grace_s": 0, "batch_bytes": size}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        want = totals_of(each for each, _ in self._made[: self.feeds * self.facts_each])
+        tally.compare(_sums(want), _sums(totals_of_rows(self.rows("usage_partial"))))
+        late = ["usage_adjustment"] if self.lake.exists("usage_adjustment") else []
+        sealed = [row for table in ["usage_hourly", *late] for row in self.rows(table)]
+        last = max(key[0] for key in totals_of_rows(self.rows("usage_hourly")))
+        closed = {key: sums for key, sums in want.items() if key[0] <= last}
+        tally.compare(_sums(closed), _sums(totals_of_rows(sealed)))
+        assert not self.lake.exists("usage_reject"), "a fact was taken for a copy"
+
+
+RATES = """
+currency = "EUR"
+[[version]]
+valid_from = 2026-01-01
+free_requests = 100
+bytes_out_micros = 90_000
+storage_micros = 23_000
+[version.request_micros]
+send = 400_000
+other = 100_000
+[version.classes]
+send = ["sqs:SendMessage", "kafka:Write"]
+"""
+
+
+class BillingCase(_Fed):
+    """Invoices of a month that goes on. All of it is SQL, so there is no Python worker to kill."""
+
+    name = "billing"
+    lives = (
+        (between("invoice_line"),),
+        (between("invoice"),),
+        (before("invoice"),),
+        (before("invoice_line"),),
+    )
+
+    def prepare(self) -> None:
+        self._usage = _BilledUsage(self.stage, kills=self.kills)
+        self._usage.lake = self.lake
+        self._rates = self.stage.folder / self.name / "rates.toml"
+        self._rates.write_text(RATES)
+
+    def feed(self) -> None:
+        self._usage.feed()
+        self.stage.finish(self._usage)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"rates": str(self._rates), "month": "2026-01"}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        heads, lines = self.rows("invoice"), self.rows("invoice_line")
+        names = ("requests", "messages", "bytes_in", "bytes_out", "byte_minutes")
+        used: Counter[Any] = Counter()
+        for row in self.rows("usage_partial"):
+            if row["kind"] in ("calls", "storage"):
+                used.update({(row["tenant"], name): row[name] for name in names})
+        last = {head["tenant"]: head for head in sorted(heads, key=lambda h: h["revision"])}
+        billed = Counter({(t, name): head[name] for t, head in last.items() for name in names})
+        tally.compare(+used, +billed)
+        revisions = Counter((head["tenant"], head["revision"]) for head in heads)
+        tally.compare(Counter(set(revisions)), revisions)
+        amounts: Counter[Any] = Counter()
+        for line in lines:
+            amounts[line["tenant"], line["revision"], line["writing"]] += line["amount_micros"]
+        owed = Counter(
+            {(h["tenant"], h["revision"], h["writing"]): h["amount_micros"] for h in heads}
+        )
+        tally.compare(+owed, +amounts)
+        written = Counter(each["table"] for each in told if each["what"] == "commit")
+        # Lines of which no invoice came: the next writing had to find them and take their place.
+        tally.replays += written["invoice_line"] - written["invoice"]
+
+
+class _BilledUsage(UsageCase):
+    name = "usage-to-bill"
+    job = "usage"
+    topic = "facts-to-bill"
+
+
+class TelemetryCase(_Fed):
+    name = "telemetry"
+    tables = ("metrics_1m",)
+    lives = (
+        (WORKER, between("metrics_1m")),
+        (WORKER, AFTER),
+        (between("metrics_1h"),),
+        (before("lag_1m"),),
+    )
+    minutes_each = 70
+    begin_ms = 1_700_000_400_000 // 3_600_000 * 3_600_000
+
+    def prepare(self) -> None:
+        self.topics.make("measured", 1)
+
+    def feed(self) -> None:
+        first = self.feeds * self.minutes_each
+        self.feeds += 1
+        minutes = range(first, first + self.minutes_each)
+        send(self.topics, "measured", [_measured(n, node) for n in minutes for node in (0, 1)])
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"topic": "measured", "grace_s": 0, "batch_bytes": "1m" if is_last else BATCH_BYTES}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        count = self.feeds * self.minutes_each
+        want = Counter({_minute_key(n, node): n + 1 for n in range(count) for node in (0, 1)})
+        minutes: Counter[Any] = Counter()
+        for row in self.rows("metrics_1m"):
+            if row["kind"] == telemetry.CALLS:
+                minutes[_ms(row["at"]), row["resource"]] += row["requests"]
+        tally.compare(want, minutes)
+        hours: Counter[Any] = Counter()
+        for row in self.rows("metrics_1h"):
+            if row["kind"] == telemetry.CALLS:
+                hours[_ms(row["at"]), row["resource"]] += row["requests"]
+        whole: Counter[Any] = Counter()
+        for (at_ms, resource), requests in want.items():
+            if at_ms - self.begin_ms < count // 60 * 3_600_000:
+                whole[at_ms // 3_600_000 * 3_600_000, resource] += requests
+        tally.compare(whole, hours)
+        lags = Counter((_ms(row["at"]), row["resource"]) for row in self.rows("lag_1m"))
+        tally.compare(Counter(set(want)), lags)
+
+
+def _measured(minute: int, node: int) -> bytes:
+    columns = telemetry.TelemetryColumns()
+    name = {"account": "a", "region": "r", "resource": f"t{node}"}
+    columns.add(telemetry.CALLS, **name, op="kafka:Write", requests=minute + 1, messages=9)
+    columns.add(telemetry.LAG, **name, partition=0, group="g", committed=5, log_end=minute + 9)
+    columns.add(telemetry.NODE, cpu_ms=100)
+    at_ms = TelemetryCase.begin_ms + minute * 60_000
+    return telemetry.encode(
+        telemetry.TelemetryFacts(1, f"n{node}", "i", minute + 1, at_ms, at_ms + 60_000, columns)
+    )
+
+
+def _minute_key(minute: int, node: int) -> tuple[int, str]:
+    return TelemetryCase.begin_ms + minute * 60_000, f"t{node}"
+
+
+def _ms(at: Any) -> int:
+    return int(at.timestamp() * 1_000)
+
+
+# ── Records, judged ──────────────────────────────────────────────────────────────────────────
+
+
+class AuditCase(_Fed):
+    """The trail of a server whose queues are made by the dozen."""
+
+    name = "audit"
+    tables = ("audit_log",)
+    lives = ((WORKER, between("audit_log")), (WORKER, AFTER), (before("audit_log"),))
+    queues_each = 120
+
+    def feed(self) -> None:
+        self.feeds += 1
+        with closing(sqs_client(self.stage.server.url)) as sqs:
+            for number in range(self.queues_each):
+                sqs.create_queue(QueueName=f"q-{self.feeds}-{number}")
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"batch_bytes": "1m" if is_last else "8k"}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        from penstock.pipeline.audit_check import verify_audit
+
+        rows = self.rows("audit_log")
+        end = self.lake.end_offsets("audit_log", "audit")["__audit"][0]
+        tally.compare(Counter(range(end)), Counter(row["offset"] for row in rows))
+        made = Counter(
+            row["resource"].rsplit(":")[-1] for row in rows if row["action"] == "sqs:CreateQueue"
+        )
+        names = [f"q-{f}-{n}" for f in range(1, self.feeds + 1) for n in range(self.queues_each)]
+        tally.compare(Counter(names), Counter({n: c for n, c in made.items() if n[:2] == "q-"}))
+        assert verify_audit(self.stage.spark, self.lake).fault_count == 0
+
+
+RULES = """
+[[rule]]
+topic = "orders"
+name = "id there"
+check = "not_null"
+field = "id"
+[[rule]]
+topic = "orders"
+name = "amount"
+check = "range"
+field = "amount"
+min = 0
+on_fail = "quarantine"
+[[rule]]
+topic = "orders"
+name = "gap"
+check = "offset_gap"
+"""
+
+
+class QualityCase(_Fed):
+    name = "quality"
+    tables = ("dq_result",)
+    lives = (
+        (WORKER, between("dq_result")),
+        (WORKER, between("dq_quarantine")),
+        (AFTER,),
+        (before("dq_result"),),
+    )
+    orders_each = 600
+
+    def prepare(self) -> None:
+        self.topics.make("orders", 1)
+        self._rules = self.stage.folder / self.name / "rules.toml"
+        self._rules.parent.mkdir(parents=True, exist_ok=True)
+        self._rules.write_text(RULES)
+
+    def feed(self) -> None:
+        first = self.feeds * self.orders_each
+        self.feeds += 1
+        numbers = range(first, first + self.orders_each)
+        orders = [{"id": n, "amount": -1 if n % 7 == 0 else n} for n in numbers]
+        send(self.topics, "orders", [json.dumps(order).encode() for order in orders], at_once=20)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"rules": str(self._rules), "batch_bytes": "1m" if is_last else "6k"}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        count = self.feeds * self.orders_each
+        bad = range(0, count, 7)
+        checked: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        for row in self.rows("dq_result"):
+            checked[row["rule"]] += row["checked"]
+            failed[row["rule"]] += row["failed"]
+        tally.compare(Counter({"id there": count, "amount": count, "gap": checked["gap"]}), checked)
+        tally.compare(Counter({"amount": len(bad)}), +failed)
+        aside = Counter(row["offset"] for row in self.rows("dq_quarantine"))
+        tally.compare(Counter(bad), aside)
+
+
+class DeadLettersCase(_Fed):
+    name = "dead-letters"
+    tables = ("dead_letter",)
+    lives = (
+        (WORKER, between("dead_letter")),
+        (WORKER, AFTER),
+        (between("dlq_group"),),
+        (before("dlq_hourly"),),
+    )
+    letters_each = 400
+
+    def prepare(self) -> None:
+        self.topics.make("dead", 1)
+
+    def feed(self) -> None:
+        first = self.feeds * self.letters_each
+        self.feeds += 1
+        numbers = range(first, first + self.letters_each)
+        values = [json.dumps({"order": n}).encode() for n in numbers]
+        headers = [_died(n) for n in numbers]
+        at_ms = BASE_MS + self.feeds * 3_600_000
+        send(self.topics, "dead", values, at_once=20, headers=headers, at_ms=at_ms)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"queue": ("dead",), "batch_bytes": "1m" if is_last else BATCH_BYTES}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        count = self.feeds * self.letters_each
+        rows = self.rows("dead_letter")
+        tally.compare(Counter(range(count)), Counter(row["offset"] for row in rows))
+        ids = Counter(row["message_id"] for row in rows)
+        tally.compare(Counter(n.to_bytes(16, "big").hex() for n in range(count)), ids)
+        groups: Counter[str] = Counter()
+        for row in self.rows("dlq_group"):
+            groups[row["error"]] += row["letters"]
+        tally.compare(Counter(_cause(n) for n in range(count)), groups)
+        hours: Counter[int] = Counter()
+        for row in self.rows("dlq_hourly"):
+            hours[_ms(row["hour"])] += row["letters"]
+        first = (BASE_MS + 3_600_000) // 3_600_000 * 3_600_000
+        each = {first + n * 3_600_000: self.letters_each for n in range(self.feeds)}
+        tally.compare(Counter(each), hours)
+
+
+def _cause(number: int) -> str:
+    return ("timed out", "not found", "refused")[number % 3]
+
+
+def _died(number: int) -> list[tuple[bytes, bytes]]:
+    arn = "arn:aws:sqs:eu-central-1:000000000000:orders"
+    message_id = number.to_bytes(16, "big")
+    told = [message_id, "me", None, None, None, 3, arn, BASE_MS, False]
+    return [(b"penstock", msgspec.msgpack.encode(told)), (b"error", _cause(number).encode())]
+
+
+# ── What is deleted ──────────────────────────────────────────────────────────────────────────
+
+
+class RetentionCase(_Fed):
+    """Records are acknowledged up to a few from the end; exactly those may go, and what goes is
+    told of by a plan."""
+
+    name = "retention"
+    lives = (
+        (WORKER, before("retention_plan", nth=2)),
+        (between("retention_plan"),),
+        (between("retention_plan", nth=2),),
+    )
+    records_each, kept = 200, 30
+    is_early = True
+
+    def prepare(self) -> None:
+        self.topics.make("done-with", PARTITIONS, retention_ms="-1")
+        self._policies = self.stage.folder / self.name / "policies.toml"
+        self._policies.parent.mkdir(parents=True, exist_ok=True)
+        self._policies.write_text(
+            '[[policy]]\ntopic = "done-with"\nkeep_s = 1\narchive_required = false\n'
+        )
+
+    @property
+    def floor(self) -> int:
+        return max(0, self.feeds * self.records_each - self.kept)
+
+    def feed(self) -> None:
+        first = self.floor
+        self.feeds += 1
+        counts = dict.fromkeys(range(PARTITIONS), self.records_each)
+        self.topics.fill("done-with", counts, prefix=f"f{self.feeds}-")
+        offsets = [n for _ in range(PARTITIONS) for n in range(first, self.floor)]
+        partitions = [p for p in range(PARTITIONS) for _ in range(first, self.floor)]
+        acks = pa.table(
+            {
+                "topic": ["done-with"] * len(offsets),
+                "partition": pa.array(partitions, pa.int32()),
+                "cursor": ["c"] * len(offsets),
+                "first": pa.array(offsets, pa.int64()),
+                "last": pa.array(offsets, pa.int64()),
+            }
+        )
+        self.lake.append_arrow(acks, "acks", app=f"acks:{self.feeds}", batch_id=0)
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        return {"policies": str(self._policies), "acks": "acks", "apply": True}
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        places = [Place("done-with", n) for n in range(PARTITIONS)]
+        starts = self.topics.client.offsets(dict.fromkeys(places, EARLIEST))
+        gone = Counter((place.partition, n) for place in places for n in range(starts[place]))
+        may = Counter((place.partition, n) for place in places for n in range(self.floor))
+        # A record that went and should not have is lost; one that stayed is one too many.
+        tally.compare(may - gone, Counter())
+        tally.doubled, tally.lost = tally.lost, (gone - may).total()
+        last = range(self.records_each - self.kept, self.records_each)
+        names = [f"f{self.feeds}-{p}-{n}".encode() for p in range(PARTITIONS) for n in last]
+        tally.compare(Counter(names), Counter(self.topics.values("done-with")))
+        plans = [row for row in self.rows("retention_plan") if row["action"] == "delete"]
+        asked = {(r["partition"], n) for r in plans for n in range(r["base"], r["end"])
+                 if r["outcome"]}  # fmt: skip
+        done = Counter((r["partition"], n) for r in plans for n in range(r["base"], r["end"])
+                       if r["outcome"] == "done")  # fmt: skip
+        tally.lost += len(set(gone) - asked)  # deleted, and no plan says so
+        tally.doubled += (done - Counter(set(done))).total()
+        tally.replays += len({r["plan_id"] for r in plans if r["outcome"] == "asked"})
+
+
+CASES: Mapping[str, type[Case]] = {
+    case.name: case
+    for case in (
+        ArchiveCase,
+        UsageCase,
+        SinkCase,
+        AuditCase,
+        ReplayCase,
+        TelemetryCase,
+        QualityCase,
+        RetentionCase,
+        DeadLettersCase,
+        BillingCase,
+    )
+}

@@ -1,0 +1,548 @@
+"""Kills jobs of the pipeline with SIGKILL, again and again: the process that is killed, and the one
+that kills.
+
+The server, the topics and the truth belong to the process that kills; a job runs in another one, in
+a process group of its own, which says on stdout what it has committed and is told on stdin where to
+stop. A kill is one of these:
+
+    worker   only the Python workers, under a job that goes on: the same process is there for the
+             next kill, so that one JVM serves for both
+    after    some milliseconds after progress was seen: in the middle of what comes next, mostly
+    between  with one table's commit done and whatever follows it not: the job is held there
+    before   with everything ready for a table's commit, and the commit not made
+
+Every kill waits for progress, so none hits the start-up alone. At the end the job runs undisturbed,
+in the session of this process; then a case (``killed_jobs.py``) compares every row with the truth.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tests.harness.patience import eventually
+from tests.harness.server import Server
+from tests.pipeline import held_worker
+from tests.pipeline.stage import Notes
+from tests.pipeline.topics import Topics, topics_of
+
+from penstock.net.kafka_client import LATEST
+from penstock.pipeline.job import JobContext
+from penstock.pipeline.jobs import JOBS
+from penstock.pipeline.lake import Commit, Lake, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+REPO = Path(__file__).parents[2]
+PATIENCE_S = 180.0  # for a session to start and a batch to be done on a busy machine
+MOMENT_S = 0.5  # within which a kill comes after progress was seen
+TRIES_MAX = 3  # of a kill whose job was done before it
+STDERR_LINES_MAX = 200
+
+Told = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """``table``, ``nth``: which commit of which table it is held at, counted from when it is told;
+    without a table, at a commit of any."""
+
+    kind: str
+    table: str = ""
+    nth: int = 1
+
+    @property
+    def is_held(self) -> bool:
+        return self.kind in ("between", "before")
+
+
+# ── The process that is killed ───────────────────────────────────────────────────────────────
+
+
+class ToldLake(Lake):
+    """Says what it commits, and can stop there for good."""
+
+    def __init__(self, path: str | Path, say: Callable[[Told], None]) -> None:
+        super().__init__(path)
+        self._say = say
+        self._hold: Kill | None = None
+        self._passed = 0
+
+    def hold_at(self, kill: Kill) -> None:
+        self._passed = 0
+        self._hold = kill
+
+    def table(self, name: str) -> Table:
+        return ToldTable(self, name)
+
+    def pass_by(self, table: str, *, is_before: bool) -> None:
+        hold = self._hold
+        if hold is None or (hold.kind == "before") != is_before or hold.table not in ("", table):
+            return
+        self._passed += 1
+        if self._passed == hold.nth:
+            self._say({"what": "held"})
+            threading.Event().wait()
+
+    def say(self, table: str, app: str, commit: Commit) -> None:
+        told = {"table": table, "app": app, "batch": commit.batch_id, "is_new": commit.is_new}
+        self._say({"what": "commit", **told})
+
+
+class ToldTable(Table):
+    def __init__(self, lake: ToldLake, name: str) -> None:
+        super().__init__(lake.path, name)
+        self._lake = lake
+
+    def commit(self, *arguments: Any, **options: Any) -> Commit:
+        self._lake.pass_by(self.name, is_before=True)
+        commit = super().commit(*arguments, **options)
+        self._lake.say(self.name, options["app"], commit)
+        if commit.is_new:
+            self._lake.pass_by(self.name, is_before=False)
+        return commit
+
+
+class ToldNotes(Notes):
+    def __init__(self, say: Callable[[Told], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        self._say({"what": "note", "text": text})
+
+
+def copy(context: JobContext) -> None:
+    """Not one of our jobs: a query of a user that copies a topic to another, by way of the sink."""
+    wish = context.arguments
+    rows = (
+        context.spark.readStream.format("penstock")
+        .options(**context.read_options)
+        .option("subscribe", wish["source"])
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", str(wish["batch_records"]))
+        .load()
+        .select("key", "value")
+    )
+    query = (
+        rows.writeStream.format("penstock")
+        .options(**context.read_options)
+        .option("topic", wish["target"])
+        .option("checkpointLocation", context.checkpoint_of())
+        .trigger(**context.trigger)
+    )
+    context.follow(query.start())
+
+
+def run_job(spark: SparkSession, wish: Mapping[str, Any], say: Callable[[Told], None]) -> None:
+    lake = ToldLake(wish["lake"], say)
+    context = JobContext(
+        spark=spark,
+        server=wish["server"],
+        lake=lake,
+        checkpoint=Path(wish["checkpoint"]),
+        progress=ToldNotes(say),
+        arguments=wish["arguments"],
+    )
+    hold_at = _holder_of_workers(wish, say) if wish["job"] == "replay" else lake.hold_at
+    if wish["hold"] is not None:
+        hold_at(Kill(**wish["hold"]))
+    if wish["is_told"]:
+        threading.Thread(target=_listen, args=(hold_at,), daemon=True).start()
+    run = copy if wish["job"] == "sink" else JOBS[wish["job"]].run
+    run(context)
+
+
+def _listen(hold_at: Callable[[Kill], None]) -> None:
+    for line in sys.stdin:
+        hold_at(Kill(**json.loads(line)))
+
+
+def _holder_of_workers(
+    wish: Mapping[str, Any], say: Callable[[Told], None]
+) -> Callable[[Kill], None]:
+    """A replay commits to no table: its workers are held (``held_worker.py``)."""
+    folder = Path(wish["checkpoint"])
+
+    def wait() -> None:
+        eventually((folder / "held").exists, seconds=PATIENCE_S, what="a worker is held")
+        say({"what": "held"})
+
+    def hold_at(kill: Kill) -> None:
+        assert kill.kind == "between", kill
+        (folder / "hold").touch()
+        threading.Thread(target=wait, daemon=True).start()
+
+    return hold_at
+
+
+def drive(wish: Mapping[str, Any]) -> None:
+    from penstock.pipeline.session import close_session, open_session
+
+    lock = threading.Lock()
+
+    def say(told: Told) -> None:
+        with lock:
+            print(json.dumps(told), flush=True)
+
+    conf = {}
+    if wish["job"] == "replay":
+        folder = Path(wish["checkpoint"])
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("hold", "held"):
+            (folder / name).unlink(missing_ok=True)
+        os.environ[held_worker.FOLDER] = str(folder)
+        conf["spark.python.daemon.module"] = held_worker.__name__
+    spark = open_session("killed", master="local[2,4]", is_short=True, conf=conf)
+    say({"what": "ready"})
+    run_job(spark, wish, say)
+    close_session(spark)
+    say({"what": "done"})
+
+
+# ── The process that kills ───────────────────────────────────────────────────────────────────
+
+
+class Driver:
+    """One run of a job in a process group of its own."""
+
+    def __init__(self, wish: Mapping[str, Any]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.killing", json.dumps(wish)],
+            cwd=REPO,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.told: list[Told] = []
+        self.stderr: list[str] = []
+        self._news = threading.Condition()
+        self._has_ended = False
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._threads = [
+            threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True),
+            threading.Thread(target=self._keep, args=(self.process.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, pipe: IO[str]) -> None:
+        with pipe:
+            for line in pipe:
+                if line.startswith("{") and line.endswith("}\n"):
+                    with self._news:
+                        self.told.append(json.loads(line))
+                        self._news.notify_all()
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
+
+    def _keep(self, pipe: IO[str]) -> None:
+        with pipe:
+            for line in pipe:
+                self.stderr = [*self.stderr[1 - STDERR_LINES_MAX :], line]
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended
+
+    @property
+    def commits(self) -> int:
+        with self._news:
+            return sum(told["what"] == "commit" and told["is_new"] for told in self.told)
+
+    def wait_for(self, is_so: Callable[[], bool]) -> bool:
+        """Whether it was so before the process ended."""
+        with self._news:
+            self._news.wait_for(lambda: self._has_ended or is_so(), PATIENCE_S)
+            return is_so()
+
+    def has_said(self, what: str) -> bool:
+        return any(told["what"] == what for told in self.told)
+
+    def hold_at(self, kill: Kill) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asdict(kill)) + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+        for thread in self._threads:
+            thread.join(10)
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    def kill_workers(self) -> int:
+        """The Python workers below Spark's daemon; how many there were."""
+        daemons = [pid for pid in _below(self.process.pid) if _is_daemon(_command(pid))]
+        parents = {child for pid in daemons for child in _children(pid)}
+        workers = [pid for pid in daemons if pid in parents]
+        for pid in workers:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        return len(workers)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(c) for task in tasks for c in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _below(child)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_daemon(command: bytes) -> bool:
+    """That of workers that do tasks: other daemons, for whoever plans a query, have their like."""
+    names = (b"pyspark.daemon", held_worker.__name__.encode())
+    return any(name + b"\0pyspark.worker\0" in command for name in names)
+
+
+@dataclass
+class Tally:
+    """What happened to one job."""
+
+    job: str
+    kills: Counter[str] = field(default_factory=Counter)
+    starts: int = 0
+    commits: int = 0
+    replays: int = 0  # kills after which something that was done had to be found done
+    lost: int = 0
+    doubled: int = 0
+
+    def compare(self, want: Counter[Any], found: Counter[Any]) -> None:
+        self.lost += (want - found).total()
+        self.doubled += (found - want).total()
+
+    def assert_exact(self, kills: int) -> None:
+        assert self.kills.total() == kills, self
+        assert self.replays, f"{self.job}: nothing was found done, so nothing was proved: {self}"
+        assert (self.lost, self.doubled) == (0, 0), self
+
+
+class Case:
+    """A job, what it is given, and how its result is judged."""
+
+    name: str
+    job: str = ""  # empty: as the case
+    lives: Sequence[Sequence[Kill]]  # kills of one process each; only the last ends it
+    is_early: bool = False  # workers are at work before there is progress to be seen
+    watched: str | None = None  # topic whose growth is progress; otherwise commits are
+    tables: Sequence[str] = ()  # those that are committed to by Spark's batches
+
+    def __init__(self, stage: Stage, *, kills: int) -> None:
+        self.stage = stage
+        self.kills = kills
+        self.topics = stage.topics
+        self.lake = Lake(stage.folder / self.name / "lake")
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make topics and files."""
+
+    def feed(self) -> None:
+        """Make work for one life."""
+
+    def arguments(self, *, is_last: bool) -> dict[str, Any]:
+        raise AssertionError(f"{self.name} says nothing of its arguments, last or not: {is_last}")
+
+    def is_due_again(self, told: Sequence[Told], batches: Set[int]) -> bool:
+        """Whether a batch is in a table and not yet in Spark's checkpoint (``batches`` are those):
+        the next run plans it again, and has to find it there."""
+        new = {
+            each["batch"]
+            for each in told
+            if each["what"] == "commit" and each["is_new"] and each["table"] in self.tables
+        }
+        return bool(new & batches)
+
+    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
+        """Compare all that is there with the truth."""
+        raise AssertionError(f"{self.name} does not judge {tally} by {len(told)} lines")
+
+
+class Stage:
+    """A server, a session, and what happens to jobs."""
+
+    def __init__(self, folder: Path, server: Server, topics: Topics, spark: SparkSession) -> None:
+        self.folder = folder
+        self.server = server
+        self.topics = topics
+        self.spark = spark
+
+    def disturb(self, kind: type[Case], *, kills: int, seed: int) -> Tally:
+        """Run a job with one kill after the other, then to its end, and judge."""
+        case = kind(self, kills=kills)
+        chance, tally, told = random.Random(seed), Tally(case.name), list[Told]()
+        number = tries = 0
+        while tally.kills.total() < kills:
+            left = kills - tally.kills.total()
+            life = case.lives[number % len(case.lives)][-left:]
+            case.feed()
+            before = tally.kills.total()
+            told += self._live(case, life, tally, chance)
+            tries = 0 if tally.kills.total() == before + len(life) else tries + 1
+            number += tries == 0
+            assert tries < TRIES_MAX, f"{case.name} is always done before it is killed: {tally}"
+        told += self.finish(case)
+        tally.commits = sum(each["what"] == "commit" and each["is_new"] for each in told)
+        _assert_once(told)
+        case.judge(tally, told)
+        return tally
+
+    def finish(self, case: Case) -> list[Told]:
+        """Run a job undisturbed, here."""
+        told: list[Told] = []
+        run_job(self.spark, self._wish(case, is_last=True), told.append)
+        return told
+
+    def _wish(self, case: Case, hold: Kill | None = None, *, is_last: bool) -> dict[str, Any]:
+        return {
+            "job": case.job or case.name,
+            "server": self.server.kafka,
+            "lake": str(case.lake.path),
+            "checkpoint": str(self._checkpoint(case)),
+            "arguments": case.arguments(is_last=is_last),
+            "hold": asdict(hold) if hold is not None else None,
+            "is_told": not is_last,
+        }
+
+    def _checkpoint(self, case: Case) -> Path:
+        return self.folder / case.name / "checkpoint"
+
+    def _live(
+        self, case: Case, life: Sequence[Kill], tally: Tally, chance: random.Random
+    ) -> list[Told]:
+        """One process, until it is dead."""
+        seen = self._seen(case, None)
+        known = life if case.is_early else life[:1]
+        hold = next((kill for kill in known if kill.is_held), None)
+        driver = Driver(self._wish(case, hold, is_last=False))
+        tally.starts += 1
+        try:
+            for kill in life:
+                if kill.is_held and kill is not hold:
+                    driver.hold_at(kill)
+                if not self._strike(case, driver, kill, seen, chance):
+                    break
+                tally.kills[kill.kind] += 1
+                if kill.kind == "worker" and not case.is_early:  # it goes on, and gets on
+                    seen = self._seen(case, driver)
+                    if not self._has_more(case, driver, seen):
+                        break
+                    seen = self._seen(case, driver)
+        finally:
+            driver.kill()
+        is_well = driver.process.returncode in (0, -signal.SIGKILL)
+        assert is_well, f"{case.name} failed by itself:\n{''.join(driver.stderr[-40:])}"
+        tally.replays += case.is_due_again(driver.told, undone(self._checkpoint(case)))
+        return driver.told
+
+    def _strike(
+        self, case: Case, driver: Driver, kill: Kill, seen: int, chance: random.Random
+    ) -> bool:
+        """False: the job was done before its kill."""
+        if kill.is_held:
+            if not driver.wait_for(lambda: driver.has_said("held")):
+                return False
+        elif not case.is_early:
+            if not self._has_more(case, driver, seen):
+                return False
+            threading.Event().wait(chance.random() * MOMENT_S)
+        if kill.kind == "worker":
+            return bool(
+                eventually(
+                    lambda: driver.kill_workers() or driver.is_over,
+                    seconds=PATIENCE_S,
+                    what=f"{case.name} has a Python worker",
+                )
+            ) and not driver.has_said("done")
+        if driver.has_said("done"):
+            return False
+        driver.kill()
+        return True
+
+    def _seen(self, case: Case, driver: Driver | None) -> int:
+        """How far it has come."""
+        if case.watched is not None:
+            places = self.topics.client.places(case.watched)
+            ends = self.topics.client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
+            return sum(ends.values())
+        return driver.commits if driver is not None else 0
+
+    def _has_more(self, case: Case, driver: Driver, seen: int) -> bool:
+        if case.watched is None:
+            return driver.wait_for(lambda: driver.commits > seen)
+        return eventually(
+            lambda: self._seen(case, driver) > seen or driver.is_over,
+            seconds=PATIENCE_S,
+            what=f"{case.watched} grows",
+        ) and not driver.has_said("done")
+
+
+def undone(checkpoint: Path) -> set[int]:
+    """Batches of any query of a job that were planned and are not done."""
+
+    def batches(query: Path, log: str) -> set[int]:
+        names = [each.name for each in (query / log).iterdir()] if (query / log).is_dir() else []
+        return {int(name) for name in names if name.isdigit()}
+
+    queries = list(checkpoint.iterdir()) if checkpoint.is_dir() else []
+    return {n for each in queries for n in batches(each, "offsets") - batches(each, "commits")}
+
+
+def _assert_once(told: Sequence[Told]) -> None:
+    """No table takes a batch twice, whatever is in it."""
+    commits = Counter(
+        (each["table"], each["app"], each["batch"])
+        for each in told
+        if each["what"] == "commit" and each["is_new"]
+    )
+    again = [commit for commit, count in commits.items() if count > 1]
+    assert not again, f"committed more than once: {again}"
+
+
+@contextmanager
+def stage_in(folder: Path, spark: SparkSession) -> Iterator[Stage]:
+    with (
+        Server(folder / "data", fsync="never", kafka_port=0) as server,
+        topics_of(server.kafka) as topics,
+    ):
+        yield Stage(folder, server, topics, spark)
+        server.assert_no_traceback()
+
+
+if __name__ == "__main__":
+    drive(json.loads(sys.argv[1]))
