@@ -52,13 +52,14 @@ def test_the_programs_run(server: Server) -> None:
 
 
 def test_the_commands_run(server: Server, tmp_path: Path) -> None:
-    """Each line in the order of the page. `make` and `serve` have tests of their own."""
+    """Each line in the order of the page. `make`, `serve` and `cluster` have tests of their own:
+    the last wants its own servers and no other's address (``test_cluster_cli.py``)."""
     programs = Path(sys.prefix) / "bin"
     script = ["set -eu"]
     script += [
         line.replace(ADDRESS, server.url)
         for line in SHELL
-        if not line.startswith(("make ", "penstock serve", "penstock doctor"))
+        if not line.startswith(("make ", "penstock serve", "penstock doctor", "penstock cluster"))
     ]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],

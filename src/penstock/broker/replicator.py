@@ -463,7 +463,10 @@ class Replicator:
             return
         finally:
             self._work = None
-        self._go_on()
+        try:
+            self._go_on()
+        except Exception as error:
+            self._halt(f"{type(error).__name__}: {error}")  # reads what a disk may not give
 
     def _go_on(self, *, after_ms: int = 0) -> None:
         """Ask again, unless there is something to be done first that nothing may come between."""

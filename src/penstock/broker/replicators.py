@@ -27,7 +27,7 @@ from penstock.metadata.cluster_entries import partition_of as key_of
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
 from penstock.metadata.store import Store
-from penstock.model.errors import NotLeader, Overloaded, PenstockError, VersionConflict
+from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError, VersionConflict
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.election import Found, declare_loss, loss_of
 from penstock.replication.epochs import EpochHistory
@@ -53,6 +53,7 @@ TICK_SECONDS = 0.5  # between looks at who is in sync
 LEAVE_SECONDS_MAX = 10.0  # for others to lead, before a node that stops stops all the same
 DROP_RETRY_SECONDS = 2.0
 RESTART_RETRY_SECONDS = 1.0
+OPEN_RETRY_SECONDS = 2.0
 
 
 class Replicators:
@@ -263,10 +264,18 @@ class Replicators:
             self._opening[key] = self._spawn(self._open_new(key), self._opening, key, "open")
 
     async def _open_new(self, key: PartitionKey) -> None:
-        view = self._view.rows.get(key)
-        if view is None or not self._membership.incarnation:
-            return
-        _, opened = await self._look(key, view)
+        while True:
+            view = self._view.rows.get(key)
+            if view is None or self.node not in view.row.replicas:
+                return
+            if not self._membership.incarnation:
+                return
+            try:
+                _, opened = await self._look(key, view)
+                break
+            except (OSError, DiskFull) as error:  # there will be room one day
+                log_.warning("replica not opened", extra={"at": str(key), "reason": str(error)})
+            await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
             return  # the catalog will tell
         replicator = self._add(key, *opened)

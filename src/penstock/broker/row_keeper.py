@@ -30,6 +30,7 @@ log_ = logging.getLogger(__name__)
 
 RELOAD_MS_MIN = 1_000
 RELOAD_MS_MAX = 60_000
+STOP_SECONDS_MAX = 3.0
 
 Told = Callable[[bool], None]
 
@@ -124,8 +125,12 @@ class RowKeeper:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        if self._appender is not None:
+            # In a cluster nobody may be left who could commit it.
+            await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
         while self._appender is not None:
-            await asyncio.shield(self._appender)
+            self._appender.cancel()
+            await asyncio.wait((self._appender,))
         if self._log is not None:
             self._log = None
             self._fold.lost()

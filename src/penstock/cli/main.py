@@ -27,6 +27,11 @@ _LEARN = "Learn"
 
 _ENTRIES = {
     "serve": Entry("penstock.cli.serve:serve", "Start a server on embedded defaults.", _RUN),
+    "cluster": Entry(
+        "penstock.cli.cluster:cluster",
+        "Several nodes: status, drain, safe restarts; try one here with `up`.",
+        _RUN,
+    ),
     "queue": Entry(
         "penstock.cli.queue:queue",
         "Create, list, show, set, delete, purge queues; watch their numbers.",

@@ -17,6 +17,7 @@ _KEYS = {
     "admin": "admin.listen",
     "fsync": "log.fsync",
     "partitions": "queue.partitions",
+    "workers": "node.workers",
     "auth": "auth.mode",
     "insecure": "auth.insecure",
     "tls_cert": "tls.cert_file",
@@ -52,6 +53,11 @@ class Address(click.ParamType[str]):
     help="when an accepted message is on disk",
 )
 @click.option("--partitions", type=click.IntRange(min=1), help="of a queue that does not say")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    help="processes to serve with, for more than one core; 0: this one alone",
+)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="how much to log"
 )

@@ -27,12 +27,14 @@ from penstock.manager.decisions import Policy, wanted
 from penstock.manager.in_cluster import Catalog
 from penstock.manager.known import Known, Wish
 from penstock.manager.overview import NodeSummary, Overview, overview, risk_of_stopping
-from penstock.manager.reading import read_known
+from penstock.manager.reading import read_nodes
 from penstock.metadata.cluster_entries import (
     DRAINS_PREFIX,
+    PARTITIONS_PREFIX,
     PLACES_PREFIX,
     NodeEntry,
     PartitionKey,
+    decode_row,
     decode_wish,
     node_of,
     partition_of,
@@ -40,7 +42,7 @@ from penstock.metadata.cluster_entries import (
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.store import Entry, Store
 from penstock.model.errors import Conflict, Damaged, NotFound, Overloaded, PenstockError
-from penstock.replication.row import NOBODY, PartitionRow
+from penstock.replication.row import NOBODY, PartitionRow, View
 
 _STRANGER = NodeEntry(0, "", "")
 
@@ -130,7 +132,7 @@ class ClusterAdmin:
         async with self._turn:
             found = await asyncio.to_thread(self._safety, await self._known(), node)
             if found.is_safe:
-                fresh = await read_known(self._store)
+                fresh = await self._fresh()
                 found = await asyncio.to_thread(self._safety, fresh, node)
         return found
 
@@ -143,7 +145,7 @@ class ClusterAdmin:
 
     async def undrain(self, node: int) -> Drain:
         self._heard()
-        known = await read_known(self._store)
+        known = await self._fresh()
         if node not in known.draining and node not in known.nodes:
             raise NotFound(f"There is no node {node}, nor is one being drained by that number.")
         await wishes.undrain(self._store, node)
@@ -151,7 +153,7 @@ class ClusterAdmin:
 
     async def decommission(self, node: int) -> Drain:
         self._heard()
-        known = await read_known(self._store)
+        known = await self._fresh()
         stuck = self._stuck(known, node)
         if stuck:
             raise Conflict(
@@ -174,7 +176,7 @@ class ClusterAdmin:
         await wishes.elect_uncleanly(self._store, PartitionKey(topic_id, partition), node)
 
     async def _drain_of(self, node: int) -> Drain:
-        known = await read_known(self._store)
+        known = await self._fresh()
         rows = [known.rows[key].row for key in known.on(node)]
         leaders = sum(row.leader == node for row in rows)
         stuck = self._stuck(known, node)
@@ -215,21 +217,23 @@ class ClusterAdmin:
             self._wishes_trouble = f"the metadata cannot be read: {error}"
         else:
             self._wishes_trouble = None
-            self._wishes = _decoded(drains, places)
-        nodes, incarnations = dict(self._view.nodes), dict(self._view.incarnations)
-        rows, wished = dict(self._view.rows), self._wishes
+            self._wishes = _wishes_in(drains, places)
+        view = self._view
+        nodes, incarnations, rows = dict(view.nodes), dict(view.incarnations), dict(view.rows)
+        return await asyncio.to_thread(_arranged, nodes, incarnations, rows, self._wishes)
 
-        def arranged() -> Known:
-            known = Known()
-            known.see_nodes(nodes, incarnations)
-            known.see_draining(wished.draining)
-            for key, view in rows.items():
-                known.see_row(key, view)
-            for key, wish in wished.places.items():
-                known.see_wish(key, wish)
-            return known
+    async def _fresh(self) -> Known:
+        """As the store has it. As ``manager.reading`` does, but out of the way of clients."""
+        nodes, incarnations = await read_nodes(self._store)
+        drains, _ = await self._store.list(DRAINS_PREFIX)
+        places, _ = await self._store.list(PLACES_PREFIX)
+        rows, revision = await self._store.list(PARTITIONS_PREFIX)
 
-        return await asyncio.to_thread(arranged)
+        def read() -> Known:
+            wished = _wishes_in(drains, places)
+            return _arranged(nodes, incarnations, _rows_in(rows, revision), wished)
+
+        return await asyncio.to_thread(read)
 
     def _summarize(self, known: Known) -> tuple[Overview, Mapping[PartitionState, int]]:
         summary = overview(known, self._catalog, self._catalog.all_topics(), self._policy)
@@ -337,8 +341,37 @@ def _place(key: PartitionKey) -> tuple[str, int]:
     return key.topic_id, key.index
 
 
-def _decoded(drains: Sequence[Entry], places: Sequence[Entry]) -> _Wishes:
-    """Without what cannot be read: the manager's log names it."""
+def _arranged(
+    nodes: Mapping[int, NodeEntry],
+    incarnations: Mapping[int, int],
+    rows: Mapping[PartitionKey, View],
+    wished: _Wishes,
+) -> Known:
+    known = Known()
+    known.see_nodes(nodes, incarnations)
+    known.see_draining(wished.draining)
+    for key, view in rows.items():
+        known.see_row(key, view)
+    for key, wish in wished.places.items():
+        known.see_wish(key, wish)
+    return known
+
+
+# What cannot be read is left out: the manager's log names it.
+
+
+def _rows_in(entries: Sequence[Entry], revision: int) -> dict[PartitionKey, View]:
+    found: dict[PartitionKey, View] = {}
+    for entry in entries:
+        try:
+            row = decode_row(entry.key, entry.value)
+            found[partition_of(entry.key)] = View(revision, entry.version, row)
+        except Damaged:
+            continue
+    return found
+
+
+def _wishes_in(drains: Sequence[Entry], places: Sequence[Entry]) -> _Wishes:
     draining: set[int] = set()
     for entry in drains:
         try:

@@ -109,7 +109,7 @@ class Follower:
         if isinstance(answer, NotYet):
             return Ignore()
         if isinstance(answer, Behind):
-            return self._restart(answer, end_offset)
+            return self._restart(answer, high_watermark)
         return self._truncate(
             answer,
             history,
@@ -118,10 +118,12 @@ class Follower:
             high_watermark=high_watermark,
         )
 
-    def _restart(self, answer: Behind, end_offset: int) -> Restart | Halt:
-        if answer.start_offset <= end_offset:
-            return Halt("the leader has what it says it has not")
-        return Restart(answer.start_offset)
+    def _restart(self, answer: Behind, high_watermark: int) -> Restart | Halt:
+        """All that is committed here stands before the leader's beginning, or it would have it."""
+        at = answer.start_offset
+        if at < high_watermark:
+            return Halt(f"told to begin anew at {at} with {high_watermark} committed")
+        return Restart(at)
 
     def _truncate(
         self,

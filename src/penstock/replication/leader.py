@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.replication.epochs import EpochHistory
+from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
 from penstock.replication.row import Change, PartitionRow, View
 
@@ -68,6 +68,9 @@ class Leader:
         assert view.row.leader == self.node
         self._view = view
         self._pending = [each for each in self._pending if each.version >= view.version]
+        # Whoever is no replica may drop its log: what it had says nothing when it comes back.
+        for node in self._peers.keys() - set(view.row.replicas):
+            del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
 
     # ── Fetches ──────────────────────────────────────────────────────────────────────────────
@@ -89,11 +92,9 @@ class Leader:
         peer = self._peers.get(fetch.node)
         if peer is not None and fetch.incarnation < peer.incarnation:
             return Fenced(fetch, self.epoch)
-        if fetch.offset < start_offset:
-            return Behind(fetch, start_offset)
-        epoch, end = history.end_of(fetch.last_epoch, end_offset=end_offset)
-        if fetch.offset > start_offset and (epoch != fetch.last_epoch or end < fetch.offset):
-            return Diverge(fetch, epoch, end)
+        apart = self._compare(fetch, history, start_offset=start_offset, end_offset=end_offset)
+        if apart is not None:
+            return apart
         if peer is None or fetch.incarnation > peer.incarnation:
             peer = self._peers[fetch.node] = _Peer(fetch.incarnation, self._since_ms)
         # Requests may overtake each other; what is on disk stays there for this incarnation.
@@ -105,6 +106,23 @@ class Leader:
         peer.asked_at_ms = now_ms
         peer.end_then = end_offset
         return Serve(fetch)
+
+    def _compare(
+        self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
+    ) -> Diverge | Behind | None:
+        """None when the follower's log is contained in ours (R15). An empty one is, wherever in
+        ours it begins. One that ends in an epoch older than all we have left may have parted from
+        ours in what we have dropped, and nobody knows where: it begins anew with us."""
+        if fetch.offset < start_offset:
+            return Behind(fetch, start_offset)
+        if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
+            return None
+        epoch, end = history.end_of(fetch.last_epoch, end_offset=end_offset)
+        if epoch == fetch.last_epoch and fetch.offset <= end:
+            return None
+        if epoch == NO_EPOCH and start_offset:
+            return Behind(fetch, start_offset)
+        return Diverge(fetch, epoch, end)
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
 
@@ -140,6 +158,10 @@ class Leader:
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
+        if self._doubted:
+            # A new version of the same row: what may still be on its way then never happens, or is
+            # seen to have happened. Until that is known commits wait for whoever it is about.
+            return self._proposed(Change(self._view.version, row))
         late = [
             member
             for member in sorted(row.in_sync)

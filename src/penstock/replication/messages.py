@@ -33,7 +33,8 @@ class Diverge(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What the follower wants is not in the leader's log any more; this is where that begins."""
+    """What the follower wants, or where the two logs part, is not in the leader's log any more;
+    this is where that begins."""
 
     asked: Fetch
     start_offset: int

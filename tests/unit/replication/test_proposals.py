@@ -54,6 +54,9 @@ def test_R2_a_change_that_may_still_happen_counts_although_it_was_refused_since(
     asked = Fetch(2, 5, 1, 12, 12, 1, 2)
     leader.fetched(asked, EpochHistory([(1, 0)]), start_offset=0, end_offset=12, now_ms=1)
     assert leader.advance(12) == 10
-    row = leader.row
-    leader.saw(View(9, 9, row))  # a later version: now it is known that it did not
+    settling = leader.propose(now_ms=2)
+    assert settling is not None
+    assert settling.row == leader.row  # nothing changes but the version
+    leader.saw(View(9, 9, leader.row))  # now it is known that it did not happen, and never will
     assert leader.advance(12) == 12
+    assert leader.propose(now_ms=3) is None

@@ -1,6 +1,7 @@
 """What a call carries, and how an error crosses from one node to another."""
 
 import inspect
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from penstock.model.errors import (
     TopicNotFound,
     VersionConflict,
 )
+from penstock.wire.internal import broker_calls, coordinator_calls, replica_calls
 from penstock.wire.internal.calls import PING, Answers, Asked, Call, encode
 from penstock.wire.internal.faults import (
     TEXT_CHARS_MAX,
@@ -93,12 +95,23 @@ def test_a_call_is_answered_by_one_handler() -> None:
         answers.add(PING, lambda nothing, _asked: nothing)
 
 
-def test_numbers_of_calls_are_the_roles_own_and_different() -> None:
-    calls = [one for one in vars(metadata_calls).values() if isinstance(one, Call)]
-    assert len(calls) == 5
-    assert all(0x0100 <= call.number <= 0x01FF for call in calls)
-    assert len({call.number for call in calls}) == len(calls)
-    assert all(call.name.startswith("metadata.") for call in calls)
+@pytest.mark.parametrize(
+    ("module", "first", "count"),
+    [
+        (metadata_calls, 0x0100, 8),
+        (broker_calls, 0x0200, 31),
+        (replica_calls, 0x0300, 3),
+        (coordinator_calls, 0x0400, 2),
+    ],
+)
+def test_numbers_of_calls_are_the_roles_own_and_different(
+    module: ModuleType, first: int, count: int
+) -> None:
+    calls = [one for one in vars(module).values() if isinstance(one, Call) and one is not PING]
+    assert len(calls) == count
+    assert all(first <= call.number <= first + 0xFF for call in calls)
+    assert len({call.number for call in calls}) == count
+    assert len({call.name for call in calls}) == count
 
 
 # ── Errors ───────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,157 @@
+"""``penstock cluster``: how a cluster is doing, and what an operator may ask of it.
+
+Any node answers for all of them. What changes something is in ``cluster_changes.py``, what waits
+for something in ``cluster_waiting.py``; ``up`` and ``down``, which run a cluster on this machine,
+are in ``cluster_up.py``.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from penstock.cli.cluster_changes import drain, place, rebalance, unclean_elect, undrain
+from penstock.cli.cluster_up import down, up
+from penstock.cli.cluster_waiting import decommission, wait_safe
+from penstock.cli.cluster_words import problems, remarks, state_of_node, verdict
+from penstock.cli.failure import ExitCode
+from penstock.cli.output import Column, Row
+from penstock.cli.session import Noun, Session, pass_session
+
+_STATES = (
+    "under_replicated",
+    "below_minimum",
+    "leaderless",
+    "lost",
+    "moving",
+    "missing",
+    "orphaned",
+)
+
+
+def _numbers(nodes: Sequence[int]) -> str:
+    return ",".join(map(str, nodes)) or "-"
+
+
+_STATUS_COLUMNS = (
+    Column("node", "NODE", is_number=True, form=str),
+    Column("name", "NAME"),
+    Column("state", "STATE"),
+    Column("leaders", "LEADS", is_number=True),
+    Column("replicas", "HOLDS", is_number=True),
+    Column("behind", "BEHIND", is_number=True),
+)
+_MEMBER_COLUMNS = (
+    *_STATUS_COLUMNS,
+    Column("rack", "RACK", form=lambda rack: rack or "-"),
+    Column("version", "VERSION"),
+    Column("feature_level", "LEVEL", is_number=True),
+    Column("http", "SQS"),
+    Column("kafka", "KAFKA"),
+    Column("internal", "INTERNAL"),
+)
+_PARTITION_COLUMNS = (
+    Column("topic", "TOPIC"),
+    Column("partition", "PARTITION", is_number=True),
+    Column("leader", "LEADER", is_number=True, form=str),
+    Column("epoch", "EPOCH", is_number=True),
+    Column("replicas", "REPLICAS", form=_numbers),
+    Column("in_sync", "IN SYNC", form=_numbers),
+    Column("in_sync_min", "MIN", is_number=True),
+    Column("moving_to", "MOVING TO", form=_numbers),
+    Column("states", "STATE", form=lambda states: ", ".join(states).replace("_", " ") or "ok"),
+)
+
+
+@click.group(cls=Noun)
+def cluster() -> None:
+    """Nodes and partitions of a cluster: how they are, and where they should be."""
+
+
+@cluster.command()
+@pass_session
+def status(session: Session) -> None:
+    """Say in words how the cluster is doing.
+
+    Exit code 1 when something is wrong.
+    """
+    found = session.admin.get("cluster", what="cannot ask how the cluster is")
+    wrong, worth_knowing = problems(found), remarks(found)
+    if session.out.is_table:
+        session.out.line(verdict(found, wrong))
+        for line in (*wrong, *worth_knowing):
+            session.out.line(f"  - {line}")
+        session.out.line("")
+        session.out.many(_members(found), columns=_STATUS_COLUMNS, name="node")
+    else:
+        told = {"healthy": not wrong, "problems": wrong, "remarks": worth_knowing, **found}
+        session.out.one(told, name="healthy")
+    if wrong:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+@cluster.command()
+@pass_session
+def members(session: Session) -> None:
+    """List the nodes, with their addresses."""
+    found = session.admin.get("cluster", what="cannot list the nodes")
+    session.out.many(_members(found), columns=_MEMBER_COLUMNS, name="node")
+
+
+def _members(found: dict[str, Any]) -> list[Row]:
+    return [{**node, "state": state_of_node(node)} for node in found["nodes"]]
+
+
+@cluster.command()
+@click.option("--topic", metavar="NAME", help="of this topic or queue only")
+@click.option("--node", type=click.IntRange(1), help="on this node only")
+@click.option("--state", type=click.Choice(_STATES), help="in this state only")
+@click.option("--under-replicated", is_flag=True, help="the same as --state under_replicated")
+@pass_session
+def partitions(
+    session: Session,
+    topic: str | None,
+    node: int | None,
+    state: str | None,
+    under_replicated: bool,
+) -> None:
+    """List partitions with their leaders and replicas."""
+    if under_replicated and state not in (None, _STATES[0]):
+        raise click.UsageError("--under-replicated and another --state contradict each other.")
+    query = {
+        "topic": topic,
+        "node": node,
+        "state": _STATES[0] if under_replicated else state,
+    }
+    if topic is not None:
+        query |= {"account": session.settings.account, "region": session.settings.region}
+    found = sorted(
+        _pages(session, query), key=lambda one: (one["topic"] or one["topic_id"], one["partition"])
+    )
+    session.out.many(found, columns=_PARTITION_COLUMNS, name="topic_id")
+
+
+def _pages(session: Session, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    after = None
+    while True:
+        reply = session.admin.get(
+            "cluster/partitions", {**query, "after": after}, what="cannot list partitions"
+        )
+        yield from reply["partitions"]
+        after = reply["next"]
+        if after is None:
+            return
+
+
+for command in (
+    drain,
+    undrain,
+    decommission,
+    rebalance,
+    wait_safe,
+    place,
+    unclean_elect,
+    up,
+    down,
+):
+    cluster.add_command(command)
