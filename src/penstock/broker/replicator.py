@@ -37,7 +37,7 @@ log_ = logging.getLogger(__name__)
 READ_BYTES_MAX = 4 * 1_048_576  # for one follower in one answer
 PENDING_SECONDS_MAX = 5.0  # for a client to wait until it is known what became of its request
 FOLD_BYTES = 512 * 1_024  # of the log, read into cursors between two questions to the leader
-ASYNC_CONFIG = "replication.mode"
+ASYNC_CONFIG = "penstock.replication"
 
 T = TypeVar("T")
 

@@ -120,7 +120,7 @@ async def test_a_wiped_node_declares_its_loss_and_is_filled_again(tmp_path: Path
 
 async def test_an_asynchronous_topic_answers_before_the_others_have_it(tmp_path: Path) -> None:
     async with cluster(tmp_path) as on:
-        topic, key = await on.topic(configs={"replication.mode": "async"})
+        topic, key = await on.topic(configs={"penstock.replication": "async"})
         on.nodes[2].is_cut = on.nodes[3].is_cut = True
         await until(lambda: not on.nodes[1].replica(key)._parked)
         await settles(on.sent(1, topic, "answered by one"))

@@ -34,6 +34,7 @@ DIGITS_MAX: Final = 20  # of any number that fits 64 bits, its sign included
 QUEUE: Final = "penstock.queue"
 FSYNC: Final = "penstock.fsync"
 ENCRYPTION: Final = "penstock.encryption"
+REPLICATION: Final = "penstock.replication"
 RETENTION_MS: Final = "retention.ms"
 RETENTION_BYTES: Final = "retention.bytes"
 CLEANUP_POLICY: Final = "cleanup.policy"
@@ -305,7 +306,16 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
     _bool(
         "unclean.leader.election.enable",
         "unclean.leader.election.enable",
-        "Kept: there is one node.",
+        "Kept: a replica that may lack something leads only when an operator says so by name.",
+    ),
+    TopicConfig(
+        REPLICATION,
+        ValueType.STRING,
+        "sync",
+        None,
+        choice("sync", "async"),
+        "Whether an answer waits for the replicas that are in sync, or for the leader alone: then "
+        "what they did not have yet is lost with it. A node by itself has one replica.",
     ),
     TopicConfig(
         FSYNC,
