@@ -8,7 +8,8 @@ killed and what must come of it. One line for each job:
     kills        of driver and JVM, or of Python workers
     replays hit  kills after which something that was done had to be found done; none is a failure,
                  because such a run would have proved nothing
-    rows         that are missing, or there more than once, in all tables and topics of the job
+    rows         that are missing, or there more than once, in all tables and topics of the job;
+                 of sums, by how much they are too small or too large
 
 A job that fails is told of with its reason, and the others are killed all the same; the exit code
 is then 1. With the classes of Spark archived (``penstock pipeline warm``) it takes half the time.

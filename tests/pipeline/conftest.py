@@ -30,13 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def classes() -> None:
-    """What ``penstock pipeline warm`` makes, if nobody has made it before."""
+    """What ``penstock pipeline warm`` makes, if nobody has made it before. Without it everything
+    works and takes longer."""
     from penstock.pipeline.java import find_java
     from penstock.pipeline.warm import archive_file
 
     if not archive_file(find_java()).is_file():
         warm = [penstock_command(), "pipeline", "warm"]
-        subprocess.run(warm, check=True, capture_output=True, timeout=WARM_S_MAX)
+        subprocess.run(warm, check=False, capture_output=True, timeout=WARM_S_MAX)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
 """What is killed (``killing.py`` says how): each job with its work, its moments to die, and the
-truth its result is held against, row by row.
+truth its result is held against, row by row. Those that add up facts are in ``killed_facts.py``.
 
 Work is given out for each life of a job, so that a kill always finds it busy, and values are made
 so that no two are alike: whatever is there twice or not at all is counted.
@@ -15,45 +15,23 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from benchmarks.pipeline.facts import make_facts, totals_of, totals_of_rows
 from tests.compat.conftest import sqs_client
-from tests.pipeline.killing import Case, Kill, Tally, Told
+from tests.pipeline.killed_facts import BillingCase, TelemetryCase, UsageCase, ms_of
+from tests.pipeline.killed_process import Kill, Told
+from tests.pipeline.killing import AFTER, WORKER, Case, Tally, before, between
 from tests.pipeline.topics import BASE_MS, send
 
 from penstock.net.kafka_client import EARLIEST, Place
 from penstock.pipeline.replaying import CHUNK_RECORDS
-from penstock.wire.facts import telemetry
 
 PARTITIONS = 2
-WORKER, AFTER = Kill("worker"), Kill("after")
 BATCH_BYTES = "16k"
-
-
-def between(table: str, nth: int = 1) -> Kill:
-    return Kill("between", table, nth)
-
-
-def before(table: str, nth: int = 1) -> Kill:
-    return Kill("before", table, nth)
-
-
-class _Fed(Case):
-    """Counts its feeds."""
-
-    feeds = 0
-
-    def rows(self, table: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.table(table).to_pylist()
-        return found
-
-    def table(self, table: str) -> pa.Table:
-        return self.lake.table(table).open().to_pyarrow_table()
 
 
 # ── Records, kept and copied ─────────────────────────────────────────────────────────────────
 
 
-class ArchiveCase(_Fed):
+class ArchiveCase(Case):
     name = "archive"
     tables = ("archive/archived",)
     lives = ((WORKER, between("archive/archived")), (WORKER, AFTER), (before("archive/archived"),))
@@ -78,7 +56,7 @@ class ArchiveCase(_Fed):
         assert found == want, "in the order of the log"
 
 
-class SinkCase(_Fed):
+class SinkCase(Case):
     """A copy by way of the sink. Three partitions from two: nothing lies where it lay."""
 
     name = "sink"
@@ -106,7 +84,7 @@ class SinkCase(_Fed):
         tally.compare(Counter(want), Counter(found))
 
 
-class ReplayCase(_Fed):
+class ReplayCase(Case):
     """Commits to no table on its way; its target shows that it is under way."""
 
     name = "replay"
@@ -136,7 +114,7 @@ class ReplayCase(_Fed):
         assert found == want, "in the order of the archive"
 
 
-class _Kept(_Fed):
+class _Kept(Case):
     name = "kept"
     job = "archive"
 
@@ -144,195 +122,16 @@ class _Kept(_Fed):
         return {"topics": "kept"}
 
 
-# ── Facts, added up ──────────────────────────────────────────────────────────────────────────
-
-
-def _sums(totals: Mapping[Any, Mapping[str, int]]) -> Counter[Any]:
-    """So that what is too little or too much of any sum shows as so many."""
-    return Counter({(key, n): v for key, sums in totals.items() for n, v in sums.items() if v})
-
-
-class UsageCase(_Fed):
-    name = "usage"
-    tables = ("usage_partial",)
-    lives = (
-        (WORKER, between("usage_partial")),
-        (WORKER, AFTER),
-        (between("usage_hour"),),
-        (before("usage_hourly"),),
-    )
-    topic = "facts"
-    facts_each = 130  # of two nodes: more than an hour, so that one is closed by each life
-
-    def prepare(self) -> None:
-        self.topics.make(self.topic, 1)
-        self._made = make_facts(self.facts_each * (self.kills + 8), rows=10, nodes=2)
-
-    def feed(self) -> None:
-        self.feeds += 1
-        made = self._made[(self.feeds - 1) * self.facts_each : self.feeds * self.facts_each]
-        assert made, "the facts are used up"
-        send(self.topics, self.topic, [value for _, value in made])
-
-    def arguments(self, *, is_last: bool) -> dict[str, Any]:
-        size = "1m" if is_last else BATCH_BYTES
-        return {"topic": self.topic, "grace_s": 0, "batch_bytes": size}
-
-    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
-        want = totals_of(each for each, _ in self._made[: self.feeds * self.facts_each])
-        tally.compare(_sums(want), _sums(totals_of_rows(self.rows("usage_partial"))))
-        late = ["usage_adjustment"] if self.lake.exists("usage_adjustment") else []
-        sealed = [row for table in ["usage_hourly", *late] for row in self.rows(table)]
-        last = max(key[0] for key in totals_of_rows(self.rows("usage_hourly")))
-        closed = {key: sums for key, sums in want.items() if key[0] <= last}
-        tally.compare(_sums(closed), _sums(totals_of_rows(sealed)))
-        assert not self.lake.exists("usage_reject"), "a fact was taken for a copy"
-
-
-RATES = """
-currency = "EUR"
-[[version]]
-valid_from = 2026-01-01
-free_requests = 100
-bytes_out_micros = 90_000
-storage_micros = 23_000
-[version.request_micros]
-send = 400_000
-other = 100_000
-[version.classes]
-send = ["sqs:SendMessage", "kafka:Write"]
-"""
-
-
-class BillingCase(_Fed):
-    """Invoices of a month that goes on. All of it is SQL, so there is no Python worker to kill."""
-
-    name = "billing"
-    lives = (
-        (between("invoice_line"),),
-        (between("invoice"),),
-        (before("invoice"),),
-        (before("invoice_line"),),
-    )
-
-    def prepare(self) -> None:
-        self._usage = _BilledUsage(self.stage, kills=self.kills)
-        self._usage.lake = self.lake
-        self._rates = self.stage.folder / self.name / "rates.toml"
-        self._rates.write_text(RATES)
-
-    def feed(self) -> None:
-        self._usage.feed()
-        self.stage.finish(self._usage)
-
-    def arguments(self, *, is_last: bool) -> dict[str, Any]:
-        return {"rates": str(self._rates), "month": "2026-01"}
-
-    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
-        heads, lines = self.rows("invoice"), self.rows("invoice_line")
-        names = ("requests", "messages", "bytes_in", "bytes_out", "byte_minutes")
-        used: Counter[Any] = Counter()
-        for row in self.rows("usage_partial"):
-            if row["kind"] in ("calls", "storage"):
-                used.update({(row["tenant"], name): row[name] for name in names})
-        last = {head["tenant"]: head for head in sorted(heads, key=lambda h: h["revision"])}
-        billed = Counter({(t, name): head[name] for t, head in last.items() for name in names})
-        tally.compare(+used, +billed)
-        revisions = Counter((head["tenant"], head["revision"]) for head in heads)
-        tally.compare(Counter(set(revisions)), revisions)
-        amounts: Counter[Any] = Counter()
-        for line in lines:
-            amounts[line["tenant"], line["revision"], line["writing"]] += line["amount_micros"]
-        owed = Counter(
-            {(h["tenant"], h["revision"], h["writing"]): h["amount_micros"] for h in heads}
-        )
-        tally.compare(+owed, +amounts)
-        written = Counter(each["table"] for each in told if each["what"] == "commit")
-        # Lines of which no invoice came: the next writing had to find them and take their place.
-        tally.replays += written["invoice_line"] - written["invoice"]
-
-
-class _BilledUsage(UsageCase):
-    name = "usage-to-bill"
-    job = "usage"
-    topic = "facts-to-bill"
-
-
-class TelemetryCase(_Fed):
-    name = "telemetry"
-    tables = ("metrics_1m",)
-    lives = (
-        (WORKER, between("metrics_1m")),
-        (WORKER, AFTER),
-        (between("metrics_1h"),),
-        (before("lag_1m"),),
-    )
-    minutes_each = 70
-    begin_ms = 1_700_000_400_000 // 3_600_000 * 3_600_000
-
-    def prepare(self) -> None:
-        self.topics.make("measured", 1)
-
-    def feed(self) -> None:
-        first = self.feeds * self.minutes_each
-        self.feeds += 1
-        minutes = range(first, first + self.minutes_each)
-        send(self.topics, "measured", [_measured(n, node) for n in minutes for node in (0, 1)])
-
-    def arguments(self, *, is_last: bool) -> dict[str, Any]:
-        return {"topic": "measured", "grace_s": 0, "batch_bytes": "1m" if is_last else BATCH_BYTES}
-
-    def judge(self, tally: Tally, told: Sequence[Told]) -> None:
-        count = self.feeds * self.minutes_each
-        want = Counter({_minute_key(n, node): n + 1 for n in range(count) for node in (0, 1)})
-        minutes: Counter[Any] = Counter()
-        for row in self.rows("metrics_1m"):
-            if row["kind"] == telemetry.CALLS:
-                minutes[_ms(row["at"]), row["resource"]] += row["requests"]
-        tally.compare(want, minutes)
-        hours: Counter[Any] = Counter()
-        for row in self.rows("metrics_1h"):
-            if row["kind"] == telemetry.CALLS:
-                hours[_ms(row["at"]), row["resource"]] += row["requests"]
-        whole: Counter[Any] = Counter()
-        for (at_ms, resource), requests in want.items():
-            if at_ms - self.begin_ms < count // 60 * 3_600_000:
-                whole[at_ms // 3_600_000 * 3_600_000, resource] += requests
-        tally.compare(whole, hours)
-        lags = Counter((_ms(row["at"]), row["resource"]) for row in self.rows("lag_1m"))
-        tally.compare(Counter(set(want)), lags)
-
-
-def _measured(minute: int, node: int) -> bytes:
-    columns = telemetry.TelemetryColumns()
-    name = {"account": "a", "region": "r", "resource": f"t{node}"}
-    columns.add(telemetry.CALLS, **name, op="kafka:Write", requests=minute + 1, messages=9)
-    columns.add(telemetry.LAG, **name, partition=0, group="g", committed=5, log_end=minute + 9)
-    columns.add(telemetry.NODE, cpu_ms=100)
-    at_ms = TelemetryCase.begin_ms + minute * 60_000
-    return telemetry.encode(
-        telemetry.TelemetryFacts(1, f"n{node}", "i", minute + 1, at_ms, at_ms + 60_000, columns)
-    )
-
-
-def _minute_key(minute: int, node: int) -> tuple[int, str]:
-    return TelemetryCase.begin_ms + minute * 60_000, f"t{node}"
-
-
-def _ms(at: Any) -> int:
-    return int(at.timestamp() * 1_000)
-
-
 # ── Records, judged ──────────────────────────────────────────────────────────────────────────
 
 
-class AuditCase(_Fed):
+class AuditCase(Case):
     """The trail of a server whose queues are made by the dozen."""
 
     name = "audit"
     tables = ("audit_log",)
     lives = ((WORKER, between("audit_log")), (WORKER, AFTER), (before("audit_log"),))
-    queues_each = 120
+    queues_each = 70
 
     def feed(self) -> None:
         self.feeds += 1
@@ -341,7 +140,7 @@ class AuditCase(_Fed):
                 sqs.create_queue(QueueName=f"q-{self.feeds}-{number}")
 
     def arguments(self, *, is_last: bool) -> dict[str, Any]:
-        return {"batch_bytes": "1m" if is_last else "8k"}
+        return {"batch_bytes": "1m" if is_last else "4k"}
 
     def judge(self, tally: Tally, told: Sequence[Told]) -> None:
         from penstock.pipeline.audit_check import verify_audit
@@ -377,7 +176,7 @@ check = "offset_gap"
 """
 
 
-class QualityCase(_Fed):
+class QualityCase(Case):
     name = "quality"
     tables = ("dq_result",)
     lives = (
@@ -390,8 +189,7 @@ class QualityCase(_Fed):
 
     def prepare(self) -> None:
         self.topics.make("orders", 1)
-        self._rules = self.stage.folder / self.name / "rules.toml"
-        self._rules.parent.mkdir(parents=True, exist_ok=True)
+        self._rules = self.folder / "rules.toml"
         self._rules.write_text(RULES)
 
     def feed(self) -> None:
@@ -418,7 +216,7 @@ class QualityCase(_Fed):
         tally.compare(Counter(bad), aside)
 
 
-class DeadLettersCase(_Fed):
+class DeadLettersCase(Case):
     name = "dead-letters"
     tables = ("dead_letter",)
     lives = (
@@ -456,7 +254,7 @@ class DeadLettersCase(_Fed):
         tally.compare(Counter(_cause(n) for n in range(count)), groups)
         hours: Counter[int] = Counter()
         for row in self.rows("dlq_hourly"):
-            hours[_ms(row["hour"])] += row["letters"]
+            hours[ms_of(row["hour"])] += row["letters"]
         first = (BASE_MS + 3_600_000) // 3_600_000 * 3_600_000
         each = {first + n * 3_600_000: self.letters_each for n in range(self.feeds)}
         tally.compare(Counter(each), hours)
@@ -476,7 +274,7 @@ def _died(number: int) -> list[tuple[bytes, bytes]]:
 # ── What is deleted ──────────────────────────────────────────────────────────────────────────
 
 
-class RetentionCase(_Fed):
+class RetentionCase(Case):
     """Records are acknowledged up to a few from the end; exactly those may go, and what goes is
     told of by a plan."""
 
@@ -491,8 +289,7 @@ class RetentionCase(_Fed):
 
     def prepare(self) -> None:
         self.topics.make("done-with", PARTITIONS, retention_ms="-1")
-        self._policies = self.stage.folder / self.name / "policies.toml"
-        self._policies.parent.mkdir(parents=True, exist_ok=True)
+        self._policies = self.folder / "policies.toml"
         self._policies.write_text(
             '[[policy]]\ntopic = "done-with"\nkeep_s = 1\narchive_required = false\n'
         )

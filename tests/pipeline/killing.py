@@ -1,8 +1,7 @@
-"""Kills jobs of the pipeline with SIGKILL, again and again: the process that is killed, and the one
-that kills.
+"""Kills jobs of the pipeline with SIGKILL, again and again.
 
-The server, the topics and the truth belong to the process that kills; a job runs in another one, in
-a process group of its own, which says on stdout what it has committed and is told on stdin where to
+The server, the topics and the truth belong to this process; a job runs in another one, in a process
+group of its own (``killed_process.py``), which says what it has committed and is told where to
 stop. A kill is one of these:
 
     worker   only the Python workers, under a job that goes on: the same process is there for the
@@ -31,189 +30,34 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+import pyarrow as pa
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 from tests.pipeline import held_worker
-from tests.pipeline.stage import Notes
+from tests.pipeline.killed_process import PATIENCE_S, Kill, Told, run_job
 from tests.pipeline.topics import Topics, topics_of
 
 from penstock.net.kafka_client import LATEST
-from penstock.pipeline.job import JobContext
-from penstock.pipeline.jobs import JOBS
-from penstock.pipeline.lake import Commit, Lake, Table
+from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 REPO = Path(__file__).parents[2]
-PATIENCE_S = 180.0  # for a session to start and a batch to be done on a busy machine
 MOMENT_S = 0.5  # within which a kill comes after progress was seen
 TRIES_MAX = 3  # of a kill whose job was done before it
 STDERR_LINES_MAX = 200
 
-Told = dict[str, Any]
+
+WORKER, AFTER = Kill("worker"), Kill("after")
 
 
-@dataclass(frozen=True)
-class Kill:
-    """``table``, ``nth``: which commit of which table it is held at, counted from when it is told;
-    without a table, at a commit of any."""
-
-    kind: str
-    table: str = ""
-    nth: int = 1
-
-    @property
-    def is_held(self) -> bool:
-        return self.kind in ("between", "before")
+def between(table: str, nth: int = 1) -> Kill:
+    return Kill("between", table, nth)
 
 
-# ── The process that is killed ───────────────────────────────────────────────────────────────
-
-
-class ToldLake(Lake):
-    """Says what it commits, and can stop there for good."""
-
-    def __init__(self, path: str | Path, say: Callable[[Told], None]) -> None:
-        super().__init__(path)
-        self._say = say
-        self._hold: Kill | None = None
-        self._passed = 0
-
-    def hold_at(self, kill: Kill) -> None:
-        self._passed = 0
-        self._hold = kill
-
-    def table(self, name: str) -> Table:
-        return ToldTable(self, name)
-
-    def pass_by(self, table: str, *, is_before: bool) -> None:
-        hold = self._hold
-        if hold is None or (hold.kind == "before") != is_before or hold.table not in ("", table):
-            return
-        self._passed += 1
-        if self._passed == hold.nth:
-            self._say({"what": "held"})
-            threading.Event().wait()
-
-    def say(self, table: str, app: str, commit: Commit) -> None:
-        told = {"table": table, "app": app, "batch": commit.batch_id, "is_new": commit.is_new}
-        self._say({"what": "commit", **told})
-
-
-class ToldTable(Table):
-    def __init__(self, lake: ToldLake, name: str) -> None:
-        super().__init__(lake.path, name)
-        self._lake = lake
-
-    def commit(self, *arguments: Any, **options: Any) -> Commit:
-        self._lake.pass_by(self.name, is_before=True)
-        commit = super().commit(*arguments, **options)
-        self._lake.say(self.name, options["app"], commit)
-        if commit.is_new:
-            self._lake.pass_by(self.name, is_before=False)
-        return commit
-
-
-class ToldNotes(Notes):
-    def __init__(self, say: Callable[[Told], None]) -> None:
-        super().__init__()
-        self._say = say
-
-    def note(self, text: str) -> None:
-        super().note(text)
-        self._say({"what": "note", "text": text})
-
-
-def copy(context: JobContext) -> None:
-    """Not one of our jobs: a query of a user that copies a topic to another, by way of the sink."""
-    wish = context.arguments
-    rows = (
-        context.spark.readStream.format("penstock")
-        .options(**context.read_options)
-        .option("subscribe", wish["source"])
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", str(wish["batch_records"]))
-        .load()
-        .select("key", "value")
-    )
-    query = (
-        rows.writeStream.format("penstock")
-        .options(**context.read_options)
-        .option("topic", wish["target"])
-        .option("checkpointLocation", context.checkpoint_of())
-        .trigger(**context.trigger)
-    )
-    context.follow(query.start())
-
-
-def run_job(spark: SparkSession, wish: Mapping[str, Any], say: Callable[[Told], None]) -> None:
-    lake = ToldLake(wish["lake"], say)
-    context = JobContext(
-        spark=spark,
-        server=wish["server"],
-        lake=lake,
-        checkpoint=Path(wish["checkpoint"]),
-        progress=ToldNotes(say),
-        arguments=wish["arguments"],
-    )
-    hold_at = _holder_of_workers(wish, say) if wish["job"] == "replay" else lake.hold_at
-    if wish["hold"] is not None:
-        hold_at(Kill(**wish["hold"]))
-    if wish["is_told"]:
-        threading.Thread(target=_listen, args=(hold_at,), daemon=True).start()
-    run = copy if wish["job"] == "sink" else JOBS[wish["job"]].run
-    run(context)
-
-
-def _listen(hold_at: Callable[[Kill], None]) -> None:
-    for line in sys.stdin:
-        hold_at(Kill(**json.loads(line)))
-
-
-def _holder_of_workers(
-    wish: Mapping[str, Any], say: Callable[[Told], None]
-) -> Callable[[Kill], None]:
-    """A replay commits to no table: its workers are held (``held_worker.py``)."""
-    folder = Path(wish["checkpoint"])
-
-    def wait() -> None:
-        eventually((folder / "held").exists, seconds=PATIENCE_S, what="a worker is held")
-        say({"what": "held"})
-
-    def hold_at(kill: Kill) -> None:
-        assert kill.kind == "between", kill
-        (folder / "hold").touch()
-        threading.Thread(target=wait, daemon=True).start()
-
-    return hold_at
-
-
-def drive(wish: Mapping[str, Any]) -> None:
-    from penstock.pipeline.session import close_session, open_session
-
-    lock = threading.Lock()
-
-    def say(told: Told) -> None:
-        with lock:
-            print(json.dumps(told), flush=True)
-
-    conf = {}
-    if wish["job"] == "replay":
-        folder = Path(wish["checkpoint"])
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("hold", "held"):
-            (folder / name).unlink(missing_ok=True)
-        os.environ[held_worker.FOLDER] = str(folder)
-        conf["spark.python.daemon.module"] = held_worker.__name__
-    spark = open_session("killed", master="local[2,4]", is_short=True, conf=conf)
-    say({"what": "ready"})
-    run_job(spark, wish, say)
-    close_session(spark)
-    say({"what": "done"})
-
-
-# ── The process that kills ───────────────────────────────────────────────────────────────────
+def before(table: str, nth: int = 1) -> Kill:
+    return Kill("before", table, nth)
 
 
 class Driver:
@@ -221,7 +65,7 @@ class Driver:
 
     def __init__(self, wish: Mapping[str, Any]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.pipeline.killing", json.dumps(wish)],
+            [sys.executable, "-m", "tests.pipeline.killed_process", json.dumps(wish)],
             cwd=REPO,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -361,13 +205,23 @@ class Case:
     is_early: bool = False  # workers are at work before there is progress to be seen
     watched: str | None = None  # topic whose growth is progress; otherwise commits are
     tables: Sequence[str] = ()  # those that are committed to by Spark's batches
+    feeds = 0
 
     def __init__(self, stage: Stage, *, kills: int) -> None:
         self.stage = stage
         self.kills = kills
         self.topics = stage.topics
-        self.lake = Lake(stage.folder / self.name / "lake")
+        self.folder = stage.folder / self.name
+        self.folder.mkdir(parents=True)
+        self.lake = Lake(self.folder / "lake")
         self.prepare()
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(table).to_pylist()
+        return found
+
+    def table(self, table: str) -> pa.Table:
+        return self.lake.table(table).open().to_pyarrow_table()
 
     def prepare(self) -> None:
         """Make topics and files."""
@@ -440,7 +294,7 @@ class Stage:
         }
 
     def _checkpoint(self, case: Case) -> Path:
-        return self.folder / case.name / "checkpoint"
+        return case.folder / "checkpoint"
 
     def _live(
         self, case: Case, life: Sequence[Kill], tally: Tally, chance: random.Random
@@ -542,7 +396,3 @@ def stage_in(folder: Path, spark: SparkSession) -> Iterator[Stage]:
     ):
         yield Stage(folder, server, topics, spark)
         server.assert_no_traceback()
-
-
-if __name__ == "__main__":
-    drive(json.loads(sys.argv[1]))

@@ -36,6 +36,7 @@ def test_without_a_server_the_demo_says_what_to_start(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("classes")
 def test_the_demo_goes_from_messages_to_pages(tmp_path: Path) -> None:
     with Server(tmp_path / "data", fsync="never", kafka_port=0) as server:
         done = demo(tmp_path / "demo", server.url, seconds=840)

@@ -3,12 +3,14 @@ there twice. Few kills of each here; ``python -m benchmarks.pipeline.kills`` doe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.pipeline.killed_jobs import CASES
-from tests.pipeline.killing import Stage, stage_in
+from tests.pipeline.killing import Stage, Tally, stage_in, undone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,6 +20,32 @@ if TYPE_CHECKING:
 def stage(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Stage]:
     with stage_in(tmp_path_factory.mktemp("kills"), spark) as found:
         yield found
+
+
+def test_what_is_missing_and_what_is_there_twice_is_counted_and_refused() -> None:
+    tally = Tally("any", kills=Counter({"after": 2}), replays=1)
+    tally.compare(Counter("abc"), Counter("bca"))
+    tally.assert_exact(2)
+    with pytest.raises(AssertionError, match="kills"):
+        tally.assert_exact(3)
+    with pytest.raises(AssertionError, match="nothing was proved"):
+        Tally("any", kills=Counter({"after": 2})).assert_exact(2)
+    tally.compare(Counter("abc"), Counter("bccc"))
+    assert (tally.lost, tally.doubled) == (1, 2)
+    with pytest.raises(AssertionError):
+        tally.assert_exact(2)
+
+
+def test_batches_that_were_planned_and_are_not_done_are_found_in_any_query(tmp_path: Path) -> None:
+    assert undone(tmp_path / "none") == set()
+    for query, log, batch in (
+        ("a", "offsets", 0), ("a", "offsets", 1), ("a", "commits", 0), ("b", "offsets", 7),
+    ):  # fmt: skip
+        folder = tmp_path / query / log
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(batch)).touch()
+        (folder / f".{batch}.crc").touch()
+    assert undone(tmp_path) == {1, 7}
 
 
 @pytest.mark.timeout(900)

@@ -104,7 +104,7 @@ def test_a_table_that_was_moved_aside_is_replayed_under_its_new_name(
     (lake.path / "archive/renewed").rename(lake.path / "archive/renewed.0a1b2c3d")
     topics.make("renewed-again", 2)
     notes = Notes()
-    wish = {"source": "renewed.0a1b2c3d", "target": "renewed-again"}
+    wish: dict[str, Any] = {"source": "renewed.0a1b2c3d", "target": "renewed-again"}
     replay.run(context_of(spark, server, lake, tmp_path, notes, **wish))
     assert "50 records sent" in notes.texts[0]
     assert topics.values("renewed-again") == old
