@@ -7,8 +7,14 @@ changes is compared. Three things follow others and need no comparison of their 
 its topic, a password and the end of a key the entry of their user, which names both. A topic goes
 only in exchange for its tombstone, for without one nobody would ever remove its data.
 
-A transaction keeps to one kind of things: topics, identities, data keys, producer ids, or
-frontends.
+Having looked at a key is to know its version, or in which revision it came to be: nodes and
+managers count on the latter. Wishes and tasks are the last word of whoever says them and may be put
+over anything; a node's entry may be removed by anybody, for one that lives registers anew. What
+says that somebody is alive hangs on a lease, and what must outlive everybody, a partition's row or
+a wish, never does.
+
+A transaction keeps to one kind of things: topics, identities, data keys, producer ids, frontends,
+tasks that move dead letters, or a cluster with its nodes, rows, manager and wishes.
 """
 
 import re
@@ -18,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from penstock.metadata import cluster_entries as cluster
 from penstock.metadata import frontends, producer_ids
 from penstock.metadata import identity_entries as identities
 from penstock.metadata.calls import Txn
@@ -30,13 +37,19 @@ from penstock.metadata.catalog import (
     topic_key,
 )
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
+from penstock.metadata.moves import MOVES_PREFIX, move_key
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
-from penstock.model.errors import InvalidRequest
+from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.names import is_account, is_region
+from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
+from penstock.replication.row import NOBODY, PartitionRow
 
 DATA_KEYS_MAX: Final = 1_000_000  # some 300 bytes each
 PRODUCER_ID_MAX: Final = 2**63 - 1
+ROWS_MAX: Final = 1_000_000  # some 150 bytes each
+MOVES_MAX: Final = 100_000  # a hundred of each of a thousand sources
+NODE_TEXT_CHARS_MAX: Final = 1_024  # of any one thing that a node says of itself
 
 _DATA_KEY = re.compile(rf"{DATA_KEYS_PREFIX}[0-9a-f]{{32}}/[0-9a-f]{{16}}\Z")
 
@@ -49,6 +62,8 @@ class Family(Enum):
     DATA_KEYS = "data keys"
     PRODUCER_IDS = "producer ids"
     FRONTENDS = "frontends"
+    MOVES = "moves"
+    CLUSTER = "cluster"
 
 
 class Rule(NamedTuple):
@@ -56,6 +71,9 @@ class Rule(NamedTuple):
     place: Callable[[str, bytes], str | None]  # where a value belongs; None: it can be anywhere
     entries_max: int
     follows: str = ""  # the prefix of what may be compared in its place
+    is_put_unseen: bool = False  # by whoever has not looked at what is there
+    is_deleted_unseen: bool = False
+    is_leased: bool | None = None  # whether it has to hang on a lease; None: as its writer likes
 
 
 class _Id(msgspec.Struct):
@@ -64,6 +82,7 @@ class _Id(msgspec.Struct):
 
 _decode_id = msgspec.json.Decoder(_Id).decode
 _decode = msgspec.json.Decoder(Topic).decode
+_decode_move = msgspec.json.Decoder(MoveTask).decode
 
 
 def topic_id_of(value: bytes) -> str:
@@ -133,12 +152,82 @@ def _frontend_place(key: str, value: bytes) -> None:
     frontends.check_entry(key, value)
 
 
-# Every prefix that is served to other nodes, longest keys of it included. Moves of dead letters are
-# not among them: they belong to the logs of one node and stay in its own store.
+def _move_place(_key: str, value: bytes) -> str:
+    return move_key(_decode_move(value).task_id)
+
+
+# ── Of a cluster ─────────────────────────────────────────────────────────────────────────────
+
+
+def _check_node(key: str, *nodes: int) -> None:
+    if not all(1 <= node <= cluster.NODE_ID_MAX for node in nodes):
+        raise InvalidRequest(f"{key}: a node has a number from 1 to {cluster.NODE_ID_MAX}.")
+
+
+def _check_replicas(key: str, replicas: Sequence[int]) -> None:
+    _check_node(key, *replicas)
+    if not 1 <= len(replicas) <= cluster.NODES_MAX or len(set(replicas)) != len(replicas):
+        raise InvalidRequest(f"{key}: a partition is on one node at least, on each of them once.")
+
+
+def _node_place(key: str, value: bytes) -> str:
+    entry = cluster.decode_node(key, value)
+    _check_node(key, entry.node)
+    said = [entry.name, entry.internal, entry.http, entry.kafka, entry.rack]
+    said += [entry.folder_id, entry.version]
+    if max(map(len, said)) > NODE_TEXT_CHARS_MAX:
+        raise InvalidRequest(f"{key}: at most {NODE_TEXT_CHARS_MAX} characters each.")
+    return cluster.node_key(entry.node)
+
+
+def _row_place(key: str, value: bytes) -> str:
+    row = cluster.decode_row(key, value)
+    _check_replicas(key, row.replicas)
+    if row.leader != NOBODY and row.leader not in row.replicas:
+        raise InvalidRequest(f"{key}: whoever leads a partition has it.")
+    if not _is_counted(row):
+        raise InvalidRequest(f"{key}: a row counts from 0, and wants somebody in sync.")
+    return _partition_place(key, cluster.partition_key)
+
+
+def _is_counted(row: PartitionRow) -> bool:
+    numbers = (row.epoch, row.leader_incarnation, row.watermark_floor, row.in_sync_min - 1)
+    return min(numbers) >= 0
+
+
+def _partition_place(key: str, key_of: Callable[[cluster.PartitionKey], str]) -> str:
+    """Written the one way that everybody looks for it."""
+    place = cluster.partition_of(key)
+    if place.index < 0 or not place.topic_id:
+        raise InvalidRequest(f"{key} names no partition.")
+    return key_of(place)
+
+
+def _manager_place(key: str, value: bytes) -> str:
+    _check_node(key, cluster.decode_manager(key, value).node)
+    return cluster.MANAGER_KEY
+
+
+def _drain_place(key: str, value: bytes) -> str:
+    node = cluster.node_of(key)
+    _check_node(key, node)
+    if value:
+        raise InvalidRequest(f"{key} says everything by being there.")
+    return cluster.drain_key(node)
+
+
+def _wish_place(key: str, value: bytes) -> str:
+    _check_replicas(key, cluster.decode_wish(key, value).replicas)
+    return _partition_place(key, cluster.place_key)
+
+
+# Every prefix that is served to other nodes, longest keys of it included.
 RULES: Final[Mapping[str, Rule]] = {
     TOPICS_PREFIX: Rule(Family.TOPICS, _topic_place, TOPICS_MAX),
     # Swept down to their bound; a little more may stand there meanwhile.
-    TOMBS_PREFIX: Rule(Family.TOPICS, _tomb_place, 4 * TOMBSTONES_MAX, TOPICS_PREFIX),
+    TOMBS_PREFIX: Rule(
+        Family.TOPICS, _tomb_place, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_unseen=True
+    ),
     identities.TENANTS_PREFIX: Rule(Family.IDENTITIES, _tenant_place, identities.TENANTS_MAX),
     identities.USERS_PREFIX: Rule(Family.IDENTITIES, _user_place, identities.USERS_MAX),
     identities.KEYS_PREFIX: Rule(
@@ -156,16 +245,42 @@ RULES: Final[Mapping[str, Rule]] = {
     DATA_KEYS_PREFIX: Rule(Family.DATA_KEYS, _data_key_place, DATA_KEYS_MAX),
     producer_ids.KEY: Rule(Family.PRODUCER_IDS, _producer_ids_place, 1),
     frontends.PREFIX: Rule(Family.FRONTENDS, _frontend_place, frontends.FRONTENDS_MAX),
+    MOVES_PREFIX: Rule(
+        Family.MOVES, _move_place, MOVES_MAX, is_put_unseen=True, is_deleted_unseen=True
+    ),
+    cluster.NODES_PREFIX: Rule(
+        Family.CLUSTER, _node_place, cluster.NODES_MAX, is_deleted_unseen=True, is_leased=True
+    ),
+    cluster.PARTITIONS_PREFIX: Rule(Family.CLUSTER, _row_place, ROWS_MAX, is_leased=False),
+    cluster.MANAGER_KEY: Rule(Family.CLUSTER, _manager_place, 1, is_leased=True),
+    cluster.DRAINS_PREFIX: Rule(
+        Family.CLUSTER,
+        _drain_place,
+        cluster.NODES_MAX,
+        is_put_unseen=True,
+        is_deleted_unseen=True,
+        is_leased=False,
+    ),
+    cluster.PLACES_PREFIX: Rule(
+        Family.CLUSTER,
+        _wish_place,
+        ROWS_MAX,
+        is_put_unseen=True,
+        is_deleted_unseen=True,
+        is_leased=False,
+    ),
 }
+_WISHES: Final = "/wishes/"  # the one kind that is told apart by the second part of its keys
 
 
 def prefix_of(key: str) -> str:
     """Of those that are served. Raises InvalidRequest."""
-    end = key.find("/", 1) + 1
+    end = key.find("/", len(_WISHES) if key.startswith(_WISHES) else 1) + 1
     prefix = key[:end] if end else key
     if prefix not in RULES:
         raise InvalidRequest(
-            "Only topics, identities, data keys, producer ids and frontends are served."
+            "Only topics, identities, data keys, producer ids, frontends, moves of dead letters and"
+            " what a cluster says of itself are served."
         )
     return prefix
 
@@ -176,20 +291,23 @@ def prefix_of(key: str) -> str:
 def check_txn(txn: Txn) -> Sequence[str]:
     """The keys that may be new with it. Raises InvalidRequest."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
-    if len(keys) > CHANGES_PER_TXN_MAX or len(txn.compare) > CHANGES_PER_TXN_MAX:
+    seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
+    if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
         raise InvalidRequest(f"A transaction changes at most {CHANGES_PER_TXN_MAX} keys.")
     if len(set(keys)) != len(keys):
         raise InvalidRequest("A transaction changes a key once.")
-    families = {RULES[prefix_of(key)].family for key in (*keys, *(key for key, _ in txn.compare))}
+    families = {RULES[prefix_of(key)].family for key in (*keys, *seen)}
     if len(families) > 1:
         raise InvalidRequest("A transaction keeps to one kind of things.")
-    compared = dict(txn.compare)
-    tombs = _check_puts(txn.puts, compared)
+    compared = {**dict(txn.compare_created), **dict(txn.compare)}
+    tombs = _check_puts(txn.puts, compared, is_leased=txn.lease != 0)
     _check_deletes(txn.deletes, compared, tombs)
     return [key for key, _ in txn.puts if not compared.get(key)]
 
 
-def _check_puts(puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int]) -> set[str]:
+def _check_puts(
+    puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int], *, is_leased: bool
+) -> set[str]:
     """The keys of topics whose tombstones are put."""
     tombs: set[str] = set()
     for key, value in puts:
@@ -197,14 +315,17 @@ def _check_puts(puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int]) 
         rule = RULES[prefix]
         try:
             place = rule.place(key, value)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, Damaged) as error:
             raise InvalidRequest(f"{key}: the value cannot be read: {error}") from error
         if place is not None and place != key:
             raise InvalidRequest(f"{key} is not where that value belongs, which is {place}.")
+        if rule.is_leased is not None and rule.is_leased is not is_leased:
+            how = "only with" if rule.is_leased else "never with"
+            raise InvalidRequest(f"{key} ends {how} a lease.")
         if prefix == TOMBS_PREFIX:
             tomb = _decode(value)
             tombs.add(topic_key(tomb.account, tomb.region, tomb.name))
-        elif not _is_looked_at(key, rule, compared):
+        elif not (rule.is_put_unseen or _is_looked_at(key, rule, compared)):
             raise InvalidRequest(f"{key} is changed only by its version.")
     return tombs
 
@@ -212,9 +333,10 @@ def _check_puts(puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int]) 
 def _check_deletes(deletes: Sequence[str], compared: Mapping[str, int], tombs: set[str]) -> None:
     for key in deletes:
         prefix = prefix_of(key)
+        rule = RULES[prefix]
         if prefix == TOPICS_PREFIX and (key not in compared or key not in tombs):
             raise InvalidRequest(f"{key} goes only by its version and for its tombstone.")
-        if prefix != TOMBS_PREFIX and not _is_looked_at(key, RULES[prefix], compared):
+        if not (rule.is_deleted_unseen or _is_looked_at(key, rule, compared)):
             raise InvalidRequest(f"{key} goes only by its version.")
 
 

@@ -51,7 +51,8 @@ from penstock.metadata.calls import (
     Written,
 )
 from penstock.metadata.catalog import TOPICS_MAX, TOPICS_PREFIX
-from penstock.metadata.entry_rules import RULES, check_txn, prefix_of, topic_id_of
+from penstock.metadata.cluster_entries import MANAGER_KEY
+from penstock.metadata.entry_rules import RULES, Family, check_txn, prefix_of, topic_id_of
 from penstock.metadata.mirror import HISTORY_CHANGES_MAX, Keeps, Mirror, take_page
 from penstock.metadata.ring import Member, Ring, place_of
 from penstock.metadata.store import Change, Entry, Store
@@ -355,6 +356,8 @@ class MetadataService:
 
     def _list(self, request: ListPage, asked: Asked) -> Listed | Coroutine[Any, Any, Listed]:
         mirror = self._mirror_of(request.prefix)
+        if RULES[mirror.prefix].family is Family.CLUSTER and not request.after:
+            return self._list_as_of_now(mirror, request)
         if mirror.known_revision < request.min_revision:
             return self._list_later(mirror, request, asked)
         if mirror.is_whole or (request.ring and request.ring == self._held_ring):
@@ -367,6 +370,14 @@ class MetadataService:
         await mirror.catch_up(request.min_revision, seconds=CATCH_UP_SECONDS)
         listed = self._list(msgspec.structs.replace(request, min_revision=0), asked)
         return listed if isinstance(listed, Listed) else await listed
+
+    async def _list_as_of_now(self, mirror: Mirror, request: ListPage) -> Listed:
+        """A node acts only on rows that are no older than its registration, which is a change of
+        another kind: what stands in memory may be as new, but only the store can say so. Further
+        pages are never older than the first."""
+        _, revision = await self._store.list(MANAGER_KEY)  # one entry at most, and the revision
+        await mirror.catch_up(max(revision, request.min_revision), seconds=0)
+        return self._page(mirror, request)
 
     def _page(self, mirror: Mirror, request: ListPage) -> Listed:
         entries, is_end = mirror.page(
@@ -413,11 +424,11 @@ class MetadataService:
     # ── Changes ──────────────────────────────────────────────────────────────────────────────
 
     async def _txn(self, request: Txn, _asked: Asked) -> Written:
-        new = check_txn(request)
-        for key, _ in request.compare_created:
-            prefix_of(key)  # of what is not served, nobody is told either
-        for key in new:
+        for key in check_txn(request):
             self._check_room(key)
+        # What goes for certain, or is about to as far as is known here.
+        known = {**dict(request.compare_created), **dict(request.compare)}
+        gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]
         revision = await self._store.txn(
             compare=request.compare,
             compare_created=request.compare_created,
@@ -426,8 +437,6 @@ class MetadataService:
             lease=request.lease,
         )
         # Heard here before it is answered: whoever asks this node from now on is told of it.
-        compared = dict(request.compare)
-        gone = (key for key in request.deletes if compared.get(key))
         for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
             await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
         return Written(revision)

@@ -76,8 +76,10 @@ class Listener:
         *,
         tls: ssl.SSLContext | None = None,
         handshake_seconds_max: float = HANDSHAKE_SECONDS_MAX,
+        reuse_port: bool = False,
     ) -> str:
-        """Bind and serve; returns the bound ``host:port``."""
+        """Bind and serve; returns the bound ``host:port``. ``reuse_port``: other processes that say
+        so too may have the same one, and the kernel spreads connections over all of them."""
         self.is_tls = tls is not None
         self._server = await self.loop.create_server(
             self.make_connection,
@@ -86,6 +88,7 @@ class Listener:
             ssl=tls,
             backlog=BACKLOG,
             reuse_address=True,
+            reuse_port=reuse_port or None,
             ssl_handshake_timeout=None if tls is None else handshake_seconds_max,
         )
         self._sweep()

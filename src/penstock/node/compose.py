@@ -8,6 +8,7 @@ is.
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
@@ -21,6 +22,7 @@ from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Config
 from penstock.node.exposure import check_internal, is_auth_on, reachable
 from penstock.node.facts import Facts
+from penstock.node.farewell import say_farewell
 from penstock.node.frontend_calls import make_calls
 from penstock.node.listeners import Listeners
 from penstock.node.memory import MemoryKeeper
@@ -35,6 +37,7 @@ from penstock.node.roles import SERVICE, parse_roles
 from penstock.node.settings import Loaded
 from penstock.node.upkeep import Upkeep
 from penstock.node.vault import Vault
+from penstock.node.worker_plan import check_not_of_workers
 
 POOL_THREADS = 4  # fdatasync and opening logs; more only queue in the kernel
 
@@ -80,6 +83,7 @@ class AnyNode(Protocol):
 def make_node(loaded: Loaded[Config]) -> AnyNode:
     """Raises PenstockError with one line for the operator."""
     config = loaded.config
+    check_not_of_workers(Path(config.node.data))
     check_internal(config)
     auth = is_auth_on(config)
     certificates = CertificateKeeper(config.tls, config.internal)
@@ -207,7 +211,10 @@ class Node:
         self._basis.health.drain()
         if self._basis.config.node.drain_ms:
             await asyncio.sleep(self._basis.config.node.drain_ms / 1_000)
-        if self._cluster is not None:
+        # Where nobody else has what this node has, there is nothing to hand over, and it goes on
+        # managing for as long as anybody may still write.
+        is_only = self._basis.config.cluster.replicas == 1
+        if self._cluster is not None and not is_only:
             await self._cluster.leave()
         self._listeners.refuse_more()
         if self._frontends is not None:
@@ -215,6 +222,9 @@ class Node:
         self._role.end_waits()
         await self._listeners.drain()
         await self._facts.stop()
+        if self._cluster is not None and is_only:
+            await say_farewell(self._cluster)
+            await self._cluster.leave()
         await self._role.stop_coordinators()
         self._upkeep.stop()
         self._memory.stop()

@@ -50,6 +50,7 @@ __all__ = [
 SYSTEM_FILE = Path("/etc/penstock/penstock.toml")
 
 
+WORKERS_MAX = 64
 KAFKA_OFF = "off"
 KAFKA_LISTEN_DEFAULT = ("127.0.0.1", 9092)
 
@@ -127,6 +128,15 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     region: Annotated[
         str, note("Region of callers whose signature names none.", check=_check_region)
     ] = names.REGION_DEFAULT
+    workers: Annotated[
+        int,
+        note(
+            "Processes that serve together behind the addresses of one, to use more cores; 0:"
+            " everything in this one. More than before may be asked for later, fewer may not.",
+            ge=0,
+            le=WORKERS_MAX,
+        ),
+    ] = 0
     drain_ms: Annotated[
         int,
         note(
@@ -150,6 +160,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             check=_check_url,
         ),
     ] = ""
+    reuse_port: Annotated[
+        bool,
+        note(
+            "Whether other processes of this machine may listen on the same address: the kernel"
+            " spreads connections over them. Workers do so among themselves."
+        ),
+    ] = False
     connections_max: Annotated[
         int, note("Connections open at once; more are refused.", ge=1, le=1_000_000)
     ] = limits.CONNECTIONS_MAX
@@ -450,7 +467,18 @@ def _check_together(config: Config) -> None:
     """What no setting can say of itself. Raises ConfigInvalid."""
     roles, internal, metadata = parse_roles(config.node.roles), config.internal, config.metadata
     wrong = ""
-    if roles == SERVICE and not internal.listen:
+    if config.node.workers and (
+        roles != EVERYTHING
+        or internal.listen
+        or metadata.service
+        or config.cluster.node
+        or config.cluster.etcd
+    ):
+        wrong = (
+            "--workers is for one machine by itself: leave out --role, --internal, --metadata,"
+            " --node and --etcd"
+        )
+    elif roles == SERVICE and not internal.listen:
         wrong = "the role metadata needs an address for other nodes: --internal HOST:PORT"
     elif roles != SERVICE and internal.listen and not config.cluster.node:
         wrong = (

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -50,6 +51,11 @@ def serve(
     telemetry = loaded.config.telemetry
     logs.configure(telemetry.level, telemetry.format, node=loaded.config.node.name)
     open_files.raise_limit()
+    if loaded.config.node.workers:
+        from penstock.node import workers  # a process by itself need not know of them
+
+        told = partial(_hints, config=loaded.config) if hints else None
+        return workers.serve(loaded, flags, config_file=config_file, hints=told)
     keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(loaded, hints=hints))

@@ -123,7 +123,7 @@ class Listeners:
         basis.meter.register_collector(frontend.samples)
         self.http = make_listener(basis, frontend.handle, "http", outlives=frontend.outlives)
         host, port = parse_listen(config.http.listen)
-        bound = await self.http.start(host, port, tls=self._tls)
+        bound = await self.http.start(host, port, tls=self._tls, reuse_port=config.http.reuse_port)
         self.http_url = f"{self._scheme}://{bound}"
         basis.endpoints["sqs"] = reachable(self.http_url)
 

@@ -1,8 +1,8 @@
 """The metadata as the rest of a node has it: a store of its own, or calls to a metadata service.
 
 Both look alike from here on: a catalog for clients' requests, the topics for the broker, and a
-store for identities, data keys and producer ids. What belongs to the logs of this node, the tasks
-that move dead letters, is in a store of this node's own in either case.
+store for identities, data keys and producer ids. What belongs to the logs, the tasks that move dead
+letters, is where the logs are: with this node, or with the cluster that it is a node of.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from penstock.model.ports import Catalog
 from penstock.net.internal import NodeCertificates
 from penstock.node.addresses import parse_places
 from penstock.node.basis import Basis
+from penstock.node.folder import DataFolder
 from penstock.node.peers import Peers
 from penstock.node.store_pin import StorePin
 from penstock.telemetry import families
@@ -132,7 +133,7 @@ class EtcdMetadata:
             from penstock.metadata.etcd_links import EtcdConfig
         except ImportError:
             raise StoreUnusable("a cluster needs: pip install 'penstock[cluster]'") from None
-        await self._check_folder()
+        await check_folder(self._folder)
         cluster = self._config.cluster
         config = EtcdConfig(
             endpoints=tuple(str(place) for place in parse_places(cluster.etcd)),
@@ -156,19 +157,6 @@ class EtcdMetadata:
         self.catalog: Catalog = self.topics
         await start_when_there(self.topics.start, cluster.etcd, stop)
 
-    async def _check_folder(self) -> None:
-        """What a node by itself has written cannot be carried into a cluster by starting it."""
-        if not self._folder.metadata_path.exists():
-            return
-        own = await SqliteStore.open(self._folder.metadata_path)
-        topics, _ = await own.list(TOPICS_PREFIX)
-        await own.close()
-        if topics:
-            raise FolderTaken(
-                f"the data folder {self._folder.path} has a catalog of its own with {len(topics)}"
-                " topics: give a node of a cluster a folder of its own"
-            )
-
     async def stop(self) -> None:
         await self.topics.stop()
         await self.store.close()
@@ -188,6 +176,21 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+async def check_folder(folder: DataFolder) -> None:
+    """What a node by itself has written cannot be carried into a cluster by starting it. Raises
+    FolderTaken."""
+    if not folder.metadata_path.exists():
+        return
+    own = await SqliteStore.open(folder.metadata_path)
+    topics, _ = await own.list(TOPICS_PREFIX)
+    await own.close()
+    if topics:
+        raise FolderTaken(
+            f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics:"
+            " give a node of a cluster a folder of its own"
+        )
+
+
 class RemoteMetadata:
     """Of a node that asks a metadata service."""
 
@@ -198,6 +201,7 @@ class RemoteMetadata:
     ) -> None:
         config = basis.config
         self._folder = basis.folder
+        self._is_clustered = bool(config.cluster.node)
         self._service = config.metadata.service
         self._pin = StorePin(basis.folder.path)
         self._peers = Peers(
@@ -221,6 +225,12 @@ class RemoteMetadata:
 
     async def start(self, stop: asyncio.Event) -> None:
         """Waits for the service, and says so once for each reason. Raises GivenUp."""
+        if self._is_clustered:
+            # Its logs are the cluster's, and so is what is done with them.
+            await check_folder(self._folder)
+            self.own_store = self.store
+            await start_when_there(self._remote.start, self._service, stop)
+            return
         self.own_store = await SqliteStore.open(self._folder.metadata_path)
         topics, _ = await self.own_store.list(TOPICS_PREFIX)
         if topics:
@@ -234,7 +244,8 @@ class RemoteMetadata:
     async def stop(self) -> None:
         await self._remote.stop()
         await self._peers.close()
-        await self.own_store.close()
+        if self.own_store is not self.store:
+            await self.own_store.close()
 
     @property
     def trouble(self) -> str | None:

@@ -200,7 +200,7 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([], [(TOMB_AT, encode(TOMB))], [AT]), "by its version"),
         (Txn([(AT, 1)], [(TOMB_AT, encode(TOPIC))], [AT]), "not the tombstone"),
         (Txn([(AT, 1)], [(tomb_key("other"), encode(TOMB))], [AT]), "where that value belongs"),
-        (Txn([], [("/moves/x", b"{}")]), "Only topics"),
+        (Txn([], [("/others/x", b"{}")]), "Only topics"),
         (Txn([("/store", 0)], [(TOMB_AT, encode(TOMB))]), "Only topics"),
         (Txn([("/keys/x", 0)], [(TOMB_AT, encode(TOMB))]), "one kind of things"),
         (Txn([], [("/users/x", b"{}")]), "cannot be read"),
@@ -218,7 +218,7 @@ DATA_KEY_AT = data_key_key("ab" * 16, "cd" * 8)
         (Txn([(AT, 1)], [(AT, encode(TOPIC))], [AT]), "once"),
         (Txn([(AT, 0)] * 200), "at most"),
         (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [(AT, 0)] * 128), "at most"),
-        (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [("/moves/x", 0)]), "Only topics"),
+        (Txn([(AT, 0)], [(AT, encode(TOPIC))], (), [("/others/x", 0)]), "Only topics"),
         (
             Txn([(AT, 0)], [(AT, encode(msgspec.structs.replace(TOPIC, name="a/b")))]),
             "no account, region or name",
@@ -239,14 +239,14 @@ async def test_nobody_writes_what_others_could_not_read_or_have_not_looked_at(
 
 
 async def test_what_is_not_for_other_nodes_is_not_told(cluster: Cluster) -> None:
-    await cluster.store.put("/moves/secret", b"1")
+    await cluster.store.put("/others/secret", b"1")
     caller = cluster.caller("m1")
     with pytest.raises(InvalidRequest):
-        await caller.call(GET, Get("/moves/secret"), timeout_ms=5_000)
-    for prefix in ("/moves/", "/", "", "/topics"):
+        await caller.call(GET, Get("/others/secret"), timeout_ms=5_000)
+    for prefix in ("/others/", "/", "", "/topics", "/wishes/"):
         with pytest.raises(InvalidRequest):
             await caller.call(LIST, ListPage(prefix), timeout_ms=5_000)
-    for prefix in ("/moves/", "/topics/111111111111/"):
+    for prefix in ("/others/", "/topics/111111111111/"):
         with pytest.raises(InvalidRequest):
             await caller.call(WATCH, Watch(prefix, 1, 0), timeout_ms=5_000)
 
