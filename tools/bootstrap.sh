@@ -21,6 +21,10 @@ case "${1:-}" in
     needs kcat kcat
     needs etcd etcd-server
     needs etcdctl etcd-client
+    # The networks that the fault lab cuts.
+    needs ip iproute2
+    needs ss iproute2
+    needs nsenter util-linux
     ;;
   *)
     echo "usage: $0 python|tests" >&2

@@ -255,6 +255,10 @@ class EtcdCluster:
         }
         return int(self._post(self._any(), "/v3/kv/put", body)["header"]["revision"])
 
+    def delete(self, key: bytes) -> None:
+        body = {"key": base64.b64encode(key).decode()}
+        self._post(self._any(), "/v3/kv/deleterange", body)
+
     def compact(self, revision: int) -> None:
         self._post(self._any(), "/v3/kv/compaction", {"revision": revision, "physical": True})
 

@@ -117,6 +117,13 @@ class RecvInfo(Event, frozen=True, tag="RECV_INFO"):
     count_max: int
 
 
+class RecvNone(Event, frozen=True, tag="RECV_NONE"):
+    """A receive that was answered with nothing."""
+
+    invoked_at: int
+    queue: str
+
+
 class DelInvoke(Event, frozen=True, tag="DEL_INVOKE"):
     receipt: str
     message_id: str
@@ -196,6 +203,7 @@ AnyEvent = (
     | Info
     | Recv
     | RecvInfo
+    | RecvNone
     | DelInvoke
     | DelOk
     | DelFail

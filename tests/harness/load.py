@@ -287,6 +287,8 @@ class Consumer(Worker):
                 got.append(self._recv(at, invoked_at, place, message, lease_seconds * 1_000))
             if got:
                 self.ledger.write(*got)
+            else:
+                self.ledger.write(L.RecvNone(at, invoked_at, self.queue.name))
 
         self.attempt(
             "ReceiveMessage",

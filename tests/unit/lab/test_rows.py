@@ -1,0 +1,49 @@
+"""Who led and who was in sync, folded from what etcd said."""
+
+from __future__ import annotations
+
+import msgspec
+from tests.lab.rows import NAMESPACE, RowHistory
+
+from penstock.replication.row import NOBODY, PartitionRow
+
+KEY = f"{NAMESPACE}/partitions/t/0"
+
+
+def row(leader: int, epoch: int, *in_sync: int) -> bytes:
+    return msgspec.json.encode(
+        PartitionRow((1, 2, 3), frozenset(in_sync), leader=leader, epoch=epoch)
+    )
+
+
+def test_another_leader_is_a_failover_and_a_smaller_set_a_change_of_it() -> None:
+    rows = RowHistory()
+    rows.put(KEY, row(NOBODY, 0, 1, 2, 3), 1)
+    rows.put(KEY, row(1, 1, 1, 2, 3), 2)
+    rows.put(KEY, row(2, 2, 1, 2, 3), 3)
+    rows.put(KEY, row(2, 2, 2, 3), 4)
+    assert [change.at for change in rows.failovers()] == [3]
+    assert [change.at for change in rows.in_sync_changes()] == [4]
+    assert rows.took_over_from(1, since=3)
+    assert not rows.took_over_from(1, since=4)
+    assert rows.rows["t/0"].leader == 2
+
+
+def test_nodes_and_managers_come_and_go() -> None:
+    rows = RowHistory()
+    rows.put(f"{NAMESPACE}/nodes/1", b"{}", 1)
+    rows.put(f"{NAMESPACE}/nodes/2", b"{}", 2)
+    rows.put(f"{NAMESPACE}/manager", b'{"node": 2}', 3)
+    rows.delete(f"{NAMESPACE}/nodes/2", 4)
+    rows.delete(f"{NAMESPACE}/manager", 5)
+    assert rows.nodes == {1}
+    assert rows.managers == [(3, 2), (5, None)]
+    assert rows.registrations == [(1, 1, True), (2, 2, True), (4, 2, False)]
+
+
+def test_a_partition_that_is_deleted_is_no_failover() -> None:
+    rows = RowHistory()
+    rows.put(KEY, row(1, 1, 1, 2), 1)
+    rows.delete(KEY, 2)
+    assert not rows.rows
+    assert not rows.failovers()
