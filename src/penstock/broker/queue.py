@@ -194,7 +194,8 @@ class Queue:
         for delivery in deliveries:
             claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
             with contextlib.suppress(Exception):
-                await self.leases[delivery.partition].extend([(claim, 0)])
+                # Strictly: somebody else may have leased it since.
+                await self.leases[delivery.partition].extend([(claim, 0)], is_strict=True)
 
     def stats(self) -> QueueStats:
         visible = in_flight = delayed = 0

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from penstock.broker.journal import Flush
@@ -25,7 +26,14 @@ from penstock.broker.surroundings import Surroundings
 from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.metadata.cluster_entries import PartitionKey
-from penstock.model.errors import Damaged, DiskFull, NotEnoughReplicas, NotLeader, Overloaded
+from penstock.model.errors import (
+    Damaged,
+    DiskFull,
+    LeaderMoved,
+    NotEnoughReplicas,
+    NotLeader,
+    Overloaded,
+)
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Answer, Data, Fenced, Fetch, NotYet
@@ -233,8 +241,8 @@ class Replicator:
             self._pending.remove(flush)
             flush.fail(self._unknown())
 
-    def _unknown(self) -> Overloaded:
-        return Overloaded(
+    def _unknown(self) -> LeaderMoved:
+        return LeaderMoved(
             f"The leader of {self.key} changed: nobody knows whether this was written. Ask again."
         )
 
@@ -457,6 +465,12 @@ class Replicator:
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
+        except DiskFull as error:
+            # Of a side file: nothing is lost, and there will be room one day.
+            log_.warning("replica waits", extra={"at": str(self.key), "reason": str(error)})
+            self._work = None
+            self.ask_soon(after_ms=1_000)
+            return
         except Exception as error:
             # After a failed sync or cut nobody knows what the disk holds: it is not tried again.
             self._halt(f"{type(error).__name__}: {error}")
@@ -494,7 +508,8 @@ class Replicator:
 
     async def _checkpoint(self, fold: Fold) -> None:
         self._checkpoint_bytes = fold.replayed_bytes
-        await self._in_thread(fold.checkpoint())
+        with suppress(OSError, DiskFull):  # it only saves reading again
+            await self._in_thread(fold.checkpoint())
 
     async def _sync(self) -> None:
         job = self.log.begin_sync()
@@ -562,7 +577,8 @@ class Replicator:
         if history.last != self._saved_epoch:
             self._saved_epoch = history.last
             entries, end = list(history), self.log.end_offset
-            await self._in_thread(lambda: write_epochs(self.log, entries, end))
+            with suppress(OSError, DiskFull):
+                await self._in_thread(lambda: write_epochs(self.log, entries, end))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self.home.surroundings.pool, work)

@@ -24,6 +24,7 @@ PenstockError
 │   ├── DiskFull             appends of messages refused; leases and acks go on
 │   ├── Draining             this node is about to stop
 │   ├── NotLeader            another node leads the partition, or nobody at the moment
+│   ├── LeaderMoved          the same, and nobody knows whether it was done before that
 │   └── NotEnoughReplicas    too few nodes hold the partition to promise what its topic asks
 └── Damaged                  the log on disk is not what was written
 """
@@ -149,6 +150,10 @@ class NotLeader(Overloaded):
         self.place = place  # topic id and partition
         self.leader = leader
         self.epoch = epoch
+
+
+class LeaderMoved(Overloaded):
+    """Another node leads since, and whether this was done is not known."""
 
 
 class NotEnoughReplicas(Overloaded):

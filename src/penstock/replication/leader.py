@@ -171,6 +171,8 @@ class Leader:
             return self._proposed(self.without(late[0]))
         for member in row.replicas:
             if member != self.node and member not in row.whole and member not in gone:
+                if self._lag_ms(member, now_ms) > lag_ms_max:
+                    continue  # it has all, and has not been heard of: it would be taken out again
                 change = self.adding(member)
                 if change is not None:
                     return self._proposed(change)

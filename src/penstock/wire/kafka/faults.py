@@ -159,6 +159,8 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
         # Makes clients ask for metadata, which by then names another node.
         errors.Draining: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         errors.NotLeader: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        # Producers that must not write twice number their batches: they may all ask again.
+        errors.LeaderMoved: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
         errors.Damaged: ErrorCode.KAFKA_STORAGE_ERROR,
     }
