@@ -33,6 +33,9 @@ def _one(seed: int, *, is_synced: bool) -> int:
     world = World(seed, is_synced=is_synced)
     world.story = []
     found = world.run(STEPS)
+    kind = "FIFO" if world.is_fifo else "standard"
+    more = [name for name in ("moved", "async") if getattr(world, f"is_{name}")]
+    print(f"a {kind} queue", *more, f"faults {world.fault_rate}, calm {world.calm_rate}")
     print(*world.story, sep="\n")
     print(found or "nothing is wrong")
     return 1 if found else 0

@@ -1,8 +1,9 @@
-"""The rules of replication, each of them broken: a checker that does not notice proves nothing.
+"""The rules of replication and the habits of the shell around them, each of them broken: a checker
+that does not notice proves nothing.
 
-A mutation replaces one decision of the real code, or one habit of the shell around it, by what it
-would be without the rule. Some rules matter so rarely that thousands of schedules pass without
-them; ``first`` is a seed not far below one that notices, ``schedules`` how many to try from there.
+A mutation replaces one decision of the real code, or one habit of the shell, by what it would be
+without the rule. Some rules matter so rarely that thousands of schedules pass without them;
+``first`` is a seed not far below one that notices, ``schedules`` how many to try from there.
 ``python -m tests.sim --mutations`` looks for such seeds from the beginning.
 """
 
@@ -10,15 +11,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import msgspec
-from tests.sim.world import LEASE_STEPS, STEPS, SimNode, World
+from tests.sim import broken_habits as habits
+from tests.sim import broken_rules as rules
+from tests.sim.fold import Fold
+from tests.sim.store import SimStore
+from tests.sim.world import STEPS, World
 
-from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Append, Follower, Ignore, Step, Truncate
-from penstock.replication.leader import Leader, Serve
-from penstock.replication.messages import Data, Diverge, Fetch
-from penstock.replication.replica import Replica, Role
-from penstock.replication.row import Change, View
+from penstock.replication import election
+from penstock.replication.follower import Follower
+from penstock.replication.leader import Leader
+from penstock.replication.replica import Replica
 
 Patch = tuple[object, str, Any]
 
@@ -44,234 +46,102 @@ def broken(mutation: Mutation) -> Iterator[None]:
         yield
 
 
-# ── Elections and lives ──────────────────────────────────────────────────────────────────────
-
-
-class AnybodyLeads(World):
-    def elect(self) -> None:
-        view = self.store.view
-        anybody = [n for n in view.row.replicas if n in self.store.incarnations]
-        if anybody:
-            node = self.random.choice(anybody)
-            row = msgspec.structs.replace(
-                view.row,
-                leader=node,
-                leader_incarnation=self.store.incarnations[node],
-                epoch=view.row.epoch + 1,
-            )
-            self.store.swap(Change(view.version, row))
-
-
-class SaysNothingOfLoss(World):
-    def declare_loss(self, node: SimNode) -> None:
-        pass
-
-
-class LooksAtOldViews(World):
-    """Picks the worst: of an epoch that somebody else still leads."""
-
-    def show(self, node: SimNode, view: View) -> None:
-        replica = node.live
-        if replica.view is not None:
-            super().show(node, view)
-            return
-        led = {each.live.epoch for each in self.nodes if each is not node and each.leader}
-        old = [each for each in self.store.views if each.row.epoch in led] or self.store.views
-        replica.view = self.random.choice(old)
-        replica._take_role(replica.view, now_ms=self.now)
-        self.settle(node)
-
-
-def _takes_role_in_any_life(self: Replica, view: View, *, now_ms: int) -> None:
-    row = view.row
-    if row.leader == self.node:
-        row = msgspec.structs.replace(row, leader_incarnation=self.incarnation)
-    _take_role(self, view._replace(row=row), now_ms=now_ms)
-
-
-_take_role = Replica._take_role
-
-
-class KeepsItsTable(World):
-    """Followers' offsets of an earlier epoch are still believed."""
-
-    def show(self, node: SimNode, view: View) -> None:
-        before = node.live.leader
-        kept = dict(before._peers) if before is not None else self.kept.get(node.number, {})
-        self.kept[node.number] = kept
-        is_first = node.live.view is None
-        super().show(node, view)
-        now = node.live.leader
-        if now is not None and now is not before and not is_first:
-            now._peers.update(kept)
-
-    def __init__(self, seed: int, *, is_synced: bool = True) -> None:
-        self.kept: dict[int, Any] = {}
-        super().__init__(seed, is_synced=is_synced)
-
-
-# ── Commits ──────────────────────────────────────────────────────────────────────────────────
-
-
-class AnswersBeforeDisk(World):
-    def step(self) -> None:
-        super().step()
-        for node in self.nodes:
-            if node.is_up:
-                replica = node.live
-                on_disk = replica.durable_offset
-                replica.synced(len(node.log))
-                self.settle(node)
-                replica.durable_offset = on_disk
-
-
-class AnswersDeletesEarly(World):
-    kind = "D"
-
-    def begin(self, node: SimNode, kind: str, message: int) -> None:
-        super().begin(node, kind, message)
-        if kind == self.kind:
-            self.answer(node.operations.pop())
-
-
-class AnswersReceivesEarly(AnswersDeletesEarly):
-    kind = "L"
-
-
-class LeasesByTheWallClock(World):
-    def lease_end(self, node: SimNode, offset: int) -> int:
-        return node.applied_at[offset] + LEASE_STEPS - 40
-
-
-def _counts_shrunk(self: Leader) -> frozenset[int]:
-    sets = [self.row.in_sync, *(change.row.in_sync for change in self._pending)]
-    return min(sets, key=len)
-
-
-def _counts_without_pending(self: Leader) -> frozenset[int]:
-    return self.row.in_sync
-
-
-# ── The in-sync set ──────────────────────────────────────────────────────────────────────────
-
-
-def _adds_without_epoch_start(self: Leader, member: int) -> Change | None:
-    start, self.epoch_start = self.epoch_start, 0
-    try:
-        return _adding(self, member)
-    finally:
-        self.epoch_start = start
-
-
-def _adds_whoever_it_is(self: Leader, member: int) -> Change | None:
-    change = _adding(self, member)
-    return None if change is None else change._replace(incarnations={})
-
-
-_adding = Leader.adding
-
-
-# ── Replication ──────────────────────────────────────────────────────────────────────────────
-
-
-def _takes_any_answer(
-    self: Follower, answer: Any, history: EpochHistory, *, end_offset: int, **_more: int
-) -> Step[Any]:
-    """Whatever has the right epoch and, if it brings records, fits on."""
-    if answer.asked.epoch != self.epoch or answer.asked.incarnation != self.incarnation:
-        return Ignore()
-    if isinstance(answer, Data):
-        fits = answer.asked.offset == end_offset
-        return Append(answer.batches, answer.high_watermark) if fits else Ignore()
-    if isinstance(answer, Diverge):
-        _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
-        return Truncate(min(answer.end_offset, own_end, end_offset))
-    return Ignore()
-
-
-def _truncates_anything(self: Replica, to: int) -> None:
-    self.end_offset = to
-    self.high_watermark = min(self.high_watermark, to)
-    self.durable_offset = min(self.durable_offset, to)
-    self.history.truncate(to)
-
-
-def _serves_any_epoch(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
-    found = _fetched(self, fetch._replace(epoch=self.epoch), history, **more)
-    return found._replace(asked=fetch)
-
-
-def _serves_without_lineage(self: Leader, fetch: Fetch, history: EpochHistory, **more: int) -> Any:
-    if fetch.offset > more["end_offset"]:
-        return Serve(fetch)
-    _, at = history.end_of(10**9, end_offset=fetch.offset)
-    last = [epoch for epoch, start in history if start < fetch.offset]
-    same = fetch._replace(last_epoch=last[-1] if last else -1, offset=at)
-    found = _fetched(self, same, history, **more)
-    return found._replace(asked=fetch)
-
-
-_fetched = Leader.fetched
-
-
-class CutsToTheWatermark(World):
-    """As Kafka did before it had leader epochs."""
-
-    def show(self, node: SimNode, view: View) -> None:
-        before = node.live.epoch
-        super().show(node, view)
-        replica = node.live
-        is_news = replica.role is Role.FOLLOWER and replica.epoch > before
-        if is_news and replica.high_watermark < len(node.log):
-            self.truncate(node, replica.high_watermark)
-
-
 MUTATIONS: Mapping[str, Mutation] = {
-    "an old view is believed": Mutation(
-        "R4",
-        LooksAtOldViews,
-        schedules=12_000,
+    "a change is made whatever the row is by now": Mutation(
+        "R1", patches=((SimStore, "swap", rules.swaps_whatever_the_version),)
     ),
-    "a loss is not declared": Mutation("R5", SaysNothingOfLoss),
+    "an old view is believed": Mutation("R4", rules.LooksAtOldViews, first=2_350, schedules=6_000),
+    "an old view is believed after a second registration": Mutation(
+        "R4", rules.LooksBackWhenReborn, first=3_600, schedules=6_000
+    ),
+    "a loss is not declared": Mutation("R5", rules.SaysNothingOfLoss),
     "a loss is not declared where disks are not waited for": Mutation(
-        "R5", SaysNothingOfLoss, is_synced=False
+        "R5", rules.SaysNothingOfLoss, is_synced=False
     ),
-    "anybody may lead": Mutation("R7", AnybodyLeads),
+    "of those who have lost something anybody leads": Mutation(
+        "R6", patches=((election, "recover", rules.recovers_with_anybody),), is_synced=False
+    ),
+    "anybody may lead": Mutation("R7", rules.AnybodyLeads),
     "a new life leads on": Mutation(
-        "R8", patches=((Replica, "_take_role", _takes_role_in_any_life),)
+        "R8", patches=((Replica, "_take_role", rules.takes_role_in_any_life),)
     ),
-    "followers are believed over epochs": Mutation("R8", KeepsItsTable, first=1400),
+    "followers are believed over epochs": Mutation("R8", rules.KeepsItsTable, schedules=12_000),
     "a follower is added without this epoch's beginning": Mutation(
-        "R11", patches=((Leader, "adding", _adds_without_epoch_start),), schedules=12_000
+        "R11", patches=((Leader, "adding", rules.adds_without_epoch_start),), schedules=12_000
     ),
     "a follower is added whoever it is by now": Mutation(
-        "R11", patches=((Leader, "adding", _adds_whoever_it_is),), schedules=12_000
+        "R11", patches=((Leader, "adding", rules.adds_whoever_it_is),), schedules=12_000
     ),
     "a smaller set counts before it is true": Mutation(
-        "R12", patches=((Leader, "_counted", _counts_shrunk),)
+        "R12", patches=((Leader, "_counted", rules.counts_shrunk),)
     ),
     "a larger set does not count until it is seen": Mutation(
-        "R12", patches=((Leader, "_counted", _counts_without_pending),), schedules=12_000
+        "R12", patches=((Leader, "_counted", rules.counts_without_pending),), schedules=12_000
     ),
-    "answers do not wait for the disk": Mutation("R13", AnswersBeforeDisk, first=1200),
+    "answers do not wait for the disk": Mutation("R13", habits.AnswersBeforeDisk, schedules=12_000),
     "any epoch is served": Mutation(
-        "R14", patches=((Leader, "fetched", _serves_any_epoch),), schedules=12_000
+        "R14", patches=((Leader, "fetched", rules.serves_any_epoch),), schedules=12_000
     ),
     "the follower's history is not compared": Mutation(
-        "R15", patches=((Leader, "fetched", _serves_without_lineage),)
+        "R15", patches=((Leader, "fetched", rules.serves_without_lineage),)
+    ),
+    "what stands before a dropped beginning is not compared": Mutation(
+        "R15",
+        patches=((Leader, "_compare", rules.compares_only_behind_its_start),),
+        first=3_600,
+        schedules=6_000,
     ),
     "late answers count": Mutation(
         "R16",
         patches=(
-            (Follower, "take", _takes_any_answer),
-            (Replica, "truncated", _truncates_anything),
+            (Follower, "take", rules.takes_any_answer),
+            (Replica, "truncated", rules.truncates_anything),
         ),
         schedules=12_000,
     ),
-    "a follower cuts to the high watermark": Mutation("R17", CutsToTheWatermark),
-    "a deletion is answered before it is committed": Mutation("Q2", AnswersDeletesEarly),
-    "a receive is answered before it is committed": Mutation("Q2", AnswersReceivesEarly),
-    "leases end by another clock": Mutation("Q3", LeasesByTheWallClock),
+    "a follower cuts to the high watermark": Mutation("R17", rules.CutsToTheWatermark),
+    "a node that was taken for dead answers alone": Mutation(
+        "R20", habits.NeverDoubts, schedules=3_000
+    ),
+    "a copy goes without the leader's word": Mutation("R22", rules.DropsUnasked, schedules=12_000),
+    "what a copy had that was dropped still counts": Mutation(
+        "R22",
+        rules.MovesOften,
+        patches=((Leader, "saw", rules.remembers_the_dropped),),
+        schedules=12_000,
+    ),
+    "replicas move before they are filled": Mutation(
+        "R23", patches=((election, "place", rules.places_at_once),)
+    ),
+    "nobody waits for the others": Mutation("R24", habits.WaitsForItselfAlone),
+    "a request under way is answered with yes at a handover": Mutation(
+        "R8", habits.SaysYesAtHandover
+    ),
+    "a request whose record was cut is answered with yes": Mutation(
+        "R8", habits.SaysYesToWhatItCut
+    ),
+    "a new leader does not look at what is not committed": Mutation(
+        "Q1", habits.LeadsWithoutTheRest
+    ),
+    "a deletion is answered before it is committed": Mutation("Q2", habits.AnswersDeletesEarly),
+    "a receive is answered before it is committed": Mutation("Q2", habits.AnswersReceivesEarly),
+    "an extension is answered before it is committed": Mutation(
+        "Q2", habits.AnswersExtensionsEarly, schedules=12_000
+    ),
+    "leases end by another clock": Mutation("Q3", habits.LeasesByTheWallClock),
+    "receives are counted anew by every leader": Mutation("Q4", habits.ForgetsAttempts),
+    "ids are forgotten with their leader": Mutation("Q6", habits.ForgetsIds),
+    "records go before what finishes them is committed": Mutation("Q7", habits.DropsBeforeCommit),
+    "a fold from the middle believes a count from the beginning": Mutation(
+        "Q7", patches=((Fold, "_clip", habits.clips_and_does_not_count),), schedules=3_000
+    ),
+    "a follower reads beyond the high watermark": Mutation("Q7", habits.ReadsBeyondTheWatermark),
+    "a checkpoint holds what is not committed": Mutation(
+        "Q7", habits.NotesWhatIsNotCommitted, first=450, schedules=6_000
+    ),
+    "a checkpoint is kept over a cut": Mutation(
+        "Q7", habits.KeepsCheckpointsOverACut, schedules=3_000
+    ),
 }
 
 
@@ -282,6 +152,7 @@ def find_seed(mutation: Mutation, *, first: int, schedules: int) -> tuple[int, s
             try:
                 found = mutation.world(seed, is_synced=mutation.is_synced).run(STEPS)
             except AssertionError as noticed:
+                # The cursors and the rules say themselves what cannot be.
                 found = f"ASSERT {noticed}"
             if found:
                 return seed, found

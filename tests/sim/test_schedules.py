@@ -1,5 +1,6 @@
-"""The replication rules under every fault the simulator knows, and a checker that is itself
-checked: each rule broken must be noticed. A failing seed is told by ``python -m tests.sim --seed``.
+"""The replication rules, and the queue over them, under every fault the simulator knows, and a
+checker that is itself checked: each rule broken must be noticed. A failing seed is told by
+``python -m tests.sim --seed``.
 """
 
 import pytest
@@ -32,8 +33,10 @@ def _run(first: int, *, is_synced: bool) -> None:
             totals[name] = totals.get(name, 0) + count
     # A run whose faults did not happen proves nothing.
     assert totals["commits"] > 10 * CHUNK, totals
+    assert totals["answers"] > 10 * CHUNK, totals
     assert totals["crashes"] > 2 * CHUNK, totals
-    assert min(totals.values()) > CHUNK // 10, totals
+    assert totals["trims"] > CHUNK // 2, totals
+    assert min(totals.values()) > CHUNK // 100, totals
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

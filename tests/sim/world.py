@@ -1,390 +1,201 @@
-"""A simulated cluster of one partition: the real replication rules over a store, a network, disks
-and a clock that a seed decides about, and a checker that knows everything.
+"""What happens in a simulated cluster, and how it ends.
 
 Nothing happens by itself. Each step draws one thing that may happen next: a message is delivered,
-dropped or doubled, a disk catches up, a node hears of an old or new view, a client sends, receives
-or deletes, somebody is elected for no reason, a node crashes with any part of what was not on disk,
-or comes back. After that come the invariants. At the end all is repaired and left to settle: then
-everything that was answered for must be there, and commits must go on.
+dropped or doubled, a disk catches up, a node hears of an old or new view, a client sends, receives,
+extends or deletes, finished records are dropped, a checkpoint is taken, replicas move, somebody is
+elected for no reason, a node is taken for dead, crashes with any part of what was not on disk, or
+comes back. After that come the invariants. At the end all is repaired and left to settle: then
+commits must go on, and a client that takes what there is must find all that was answered for.
 
-Messages of clients stand for the queue's own events: S a message, L a lease of it, D its deletion.
+Half of all schedules are of a FIFO queue, half move the partition about, some do not wait for
+followers (``Cluster``).
 """
 
-import random
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from tests.sim.store import SimStore
+from tests.sim.book import (
+    GROUPS,
+    Delete,
+    Extend,
+    Got,
+    Operation,
+    Receipt,
+    Receive,
+    Send,
+    number_of,
+)
+from tests.sim.cluster import NODES, Cluster
+from tests.sim.disk import MESSAGE, Checkpoint, Entry
+from tests.sim.node import STEP_MS, SimNode
+from tests.sim.queue import Queue
+from tests.sim.violation import PhysicalLoss, Violation
 
-from penstock.replication import election
-from penstock.replication.election import Standing
-from penstock.replication.epochs import EpochHistory
-from penstock.replication.follower import Append, Halt, Restart, Truncate
-from penstock.replication.leader import Leader, Serve
-from penstock.replication.messages import Answer, Data, Fetch
-from penstock.replication.replica import Replica, Role
-from penstock.replication.row import Change, PartitionRow, View
+from penstock.cursor.events import Event, encode
+from penstock.model.message import Claim, Message
+from penstock.replication.leader import Leader
+from penstock.replication.row import Change, PartitionRow
 
-NODES = 4
-IN_SYNC_MIN = 2
 LEASE_STEPS = 60
 UNDER_WAY_MAX = 24
-BATCHES_MAX = 3
 SETTLE_ROUNDS = 400
-STEPS = 1_000  # of a schedule: enough for some ten elections
+STEPS = 600  # of a schedule: enough for some ten elections
 
 
-class Violation(Exception):
-    """Something happened that may never happen; its first word names the invariant."""
-
-
-class PhysicalLoss(Exception):
-    """Every copy was destroyed: no protocol helps. The run ends, and it was not silent."""
-
-
-class Entry(NamedTuple):
-    epoch: int
-    kind: str  # S, L or D
-    message: int
-
-
-class Operation(NamedTuple):
-    """What a client waits for."""
-
-    offset: int
-    kind: str
-    message: int
-    begun_at: int
-
-
-class SimNode:
-    """A node: what is on its disk, and while it is up, what is in its memory."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.is_up = False
-        self.log: list[Entry] = []
-        self.applied_at: list[int] = []  # when each entry came here: leases run from then on
-        self.watermark_on_disk = 0
-        self.has_lost = False  # its disk is not what it was, and the node can tell
-        self.was_stopped = True
-        self.replica: Replica | None = None
-        self.operations: list[Operation] = []
-
-    @property
-    def live(self) -> Replica:
-        assert self.replica is not None
-        return self.replica
-
-    @property
-    def leader(self) -> Leader | None:
-        return self.replica.leader if self.replica is not None else None
-
-    def append(self, entry: Entry, now: int) -> int:
-        self.log.append(entry)
-        self.applied_at.append(now)
-        self.live.appended(entry.epoch, len(self.log))
-        return len(self.log) - 1
-
-    def cut(self, to: int) -> None:
-        del self.log[to:]
-        del self.applied_at[to:]
-
-
-class Sent(NamedTuple):
-    """On its way; a node's life ends what it was waiting for."""
-
-    source: int
-    target: int
-    what: Fetch | Answer[Entry] | Change
-    life: int
-
-
-class World:
-    """``is_synced``: answers wait for disks. The rates of faults are drawn with everything else."""
+class World(Cluster):
+    """The rates of faults are drawn with everything else."""
 
     def __init__(self, seed: int, *, is_synced: bool = True) -> None:
-        self.random = random.Random(seed)
-        self.is_synced = is_synced
-        members = frozenset(range(3))
-        row = PartitionRow(tuple(range(NODES)), members, in_sync_min=IN_SYNC_MIN)
-        self.store = SimStore(row)
-        self.nodes = [SimNode(number) for number in range(NODES)]
-        self.network: list[Sent] = []
+        super().__init__(seed, is_synced=is_synced)
         self.cut_links: set[tuple[int, int]] = set()
         self.deaf: set[int] = set()  # they hardly ever hear from the store
-        self.now = 0
-        self.fault_rate = self.random.choice((0.01, 0.02, 0.04, 0.07))
-        self.next_message = 1
-        # What the checker knows:
-        self.ledger: list[Entry] = []  # committed, for ever
-        self.committed_in: list[int] = []  # by the leader of which epoch
-        self.sent: set[int] = set()
-        self.deleted_at: dict[int, int] = {}
-        self.received: list[tuple[int, int]] = []  # message, when
-        self.counts = dict.fromkeys(
-            ("commits", "elections", "recoveries", "crashes", "truncations", "changes"), 0
-        )
-        self.story: list[str] | None = None  # what happened, for whoever wants to read it
+        # How often all goes well for a while: without it hardly anything is committed.
+        self.calm_rate = self.random.choice((0.0, 0.015, 0.03))
+        self.fault_rate = self.random.choice((0.01, 0.02, 0.03, 0.06))
         for node in self.nodes:
             self.start(node)
-        self.elect()
-
-    def tell(self, what: str) -> None:
-        if self.story is not None:
-            self.story.append(f"{self.now:5d} {what}")
-
-    # ── Lives ────────────────────────────────────────────────────────────────────────────────
-
-    def start(self, node: SimNode) -> None:
-        """In the order of R4: declare a loss, then register, then look."""
-        lost = node.has_lost or (not self.is_synced and not node.was_stopped)
-        if lost:
-            self.declare_loss(node)
-        incarnation = self.store.register(node.number)
-        history = EpochHistory()
-        for offset, entry in enumerate(node.log):
-            history.append(entry.epoch, offset)
-        end = len(node.log)
-        is_whole = node.number in self.store.row.whole
-        node.replica = Replica(
-            node.number,
-            incarnation,
-            registered_at=incarnation,
-            history=history,
-            start_offset=0,
-            end_offset=end,
-            durable_offset=end,
-            high_watermark=node.watermark_on_disk if is_whole else 0,
-        )
-        node.applied_at = [self.now] * end
-        node.operations = []
-        node.is_up = True
-        node.was_stopped = False
-        node.has_lost = False
-        self.tell(f"node {node.number} starts with {end} records, {lost=}")
-        self.show(node, self.store.view)
-
-    def declare_loss(self, node: SimNode) -> None:
-        change = election.declare_loss(self.store.view, node.number)
-        if change is not None:
-            self.store.swap(change)
-
-    def crash(self, node: SimNode) -> None:
-        replica = node.live
-        self.counts["crashes"] += 1
-        durable = (
-            replica.durable_offset if self.is_synced else self.random.randint(0, len(node.log))
-        )
-        kept = self.random.randint(min(durable, len(node.log)), len(node.log))
-        if self.random.random() < 0.5:
-            node.watermark_on_disk = replica.high_watermark
-        fate = self.random.random()
-        if fate < 0.1:
-            kept, node.has_lost = 0, True
-        elif fate < 0.37:  # a torn tail, found when the log is opened
-            kept, node.has_lost = max(0, kept - self.random.randint(1, 6)), True
-        node.cut(kept)
-        node.watermark_on_disk = min(node.watermark_on_disk, kept)
-        self.tell(f"node {node.number} crashes and keeps {kept} records, lost={node.has_lost}")
-        node.replica = None
-        node.is_up = False
-        if self.random.random() < 0.5:  # or its registration has not run out yet
-            self.store.unregister(node.number)
-
-    # ── Views and elections ──────────────────────────────────────────────────────────────────
-
-    def show(self, node: SimNode, view: View) -> None:
-        replica = node.live
-        if replica.see(view, now_ms=self.now).is_new_epoch:
-            self.tell(f"node {node.number} is {replica.role.value} of epoch {replica.epoch}")
-            node.operations = []  # their clients are told that the end is unknown
-            if replica.role is Role.LEADER:
-                self.check_leader(node)
-        if replica.role is Role.HALTED:
-            raise Violation(f"HALT node {node.number}: {replica.halt_reason}")
-        self.settle(node)
-
-    def hear(self, node: SimNode) -> None:
-        """Of any version that is newer than what it knows."""
-        known = node.live.view
-        newer = [each for each in self.store.views if known is None or each.version > known.version]
-        if newer:
-            self.show(node, self.random.choice(newer))
-
-    def elect(self) -> None:
-        view = self.store.view
-        candidates = list(view.row.replicas)
-        self.random.shuffle(candidates)  # any choice must do, so the preferred one is not enough
-        avoiding = frozenset(candidates[: self.random.randint(0, NODES)])
-        change = election.elect(view, self.store.incarnations, avoiding=avoiding)
-        if change is not None:
-            self.counts["elections"] += self.store.swap(change)
-            self.tell(f"node {change.row.leader} is elected, epoch {change.row.epoch}")
-        else:
-            self.recover(view)
-
-    def recover(self, view: View) -> None:
-        members = [self.nodes[number] for number in view.row.in_sync]
-        if not all(
-            each.is_up and self.store.incarnations.get(each.number) == each.live.incarnation
-            for each in members
-        ):
-            return
-        if not view.row.whole and not any(self.holds_ledger(each) for each in members):
-            raise PhysicalLoss
-        standings = {
-            each.number: Standing(each.live.history.last, len(each.log)) for each in members
-        }
-        change = self.recovery(view, standings)
-        if change is not None:
-            self.counts["recoveries"] += self.store.swap(change)
-
-    def recovery(self, view: View, standings: dict[int, Standing]) -> Change | None:
-        return election.recover(view, self.store.incarnations, standings)
+        self.elect(is_certain=True)
 
     # ── Clients ──────────────────────────────────────────────────────────────────────────────
 
     def ask_leader(self, node: SimNode) -> None:
+        queue = node.queue
+        if queue is None or (self.is_async and node.is_doubtful):
+            return
         drawn = self.random.random()
-        if drawn < 0.5:
-            message = self.next_message
-            self.next_message += 1
-            self.begin(node, "S", message)
-        elif drawn < 0.8:
-            visible = self.visible(node)
-            if visible:
-                self.begin(node, "L", self.random.choice(visible))
-        elif self.received:
-            message = self.random.choice(self.received)[0]
-            if not any(each.kind == "D" and each.message == message for each in node.log):
-                self.begin(node, "D", message)
+        if drawn < 0.45:
+            self.send_message(node, queue)
+        elif drawn < 0.72:
+            self.receive(node, queue, self.random.randint(1, 3))
+        elif self.book.open_receipts:
+            receipt = self.choose(self.book.open_receipts)
+            if drawn < 0.92:
+                self.delete(node, queue, receipt)
+            elif self.is_async and receipt.epoch != node.live.epoch:
+                pass  # its lease may be lost, and another's would be extended
+            elif not receipt.is_busy and self.now < receipt.until:
+                self.extend(node, queue, receipt)
 
-    def begin(self, node: SimNode, kind: str, message: int) -> None:
-        offset = node.append(Entry(node.live.epoch, kind, message), self.now)
-        self.tell(f"node {node.number} is asked for {kind}{message}: offset {offset}")
-        node.operations.append(Operation(offset, kind, message, self.now))
+    def choose(self, receipts: list[Receipt]) -> Receipt:
+        """Any of the last ones, but the oldest record rather than another: only a beginning that
+        is finished with can be dropped."""
+        last = receipts[-12:]
+        if self.random.random() < 0.5:
+            left = [each for each in last if each.number not in self.book.deleting]
+            return min(left or last, key=lambda each: each.claim.offset)
+        return self.random.choice(last)
 
-    def visible(self, node: SimNode) -> list[int]:
-        """Committed, and neither deleted nor leased as far as the log goes, committed or not."""
-        gone = {each.message for each in node.log if each.kind == "D"}
-        until = {
-            each.message: self.lease_end(node, offset)
-            for offset, each in enumerate(node.log)
-            if each.kind == "L"
-        }
-        return [
-            each.message
-            for each in node.log[: node.live.high_watermark]
-            if each.kind == "S"
-            and each.message not in gone
-            and until.get(each.message, -1) <= self.now
-        ]
-
-    def lease_end(self, node: SimNode, offset: int) -> int:
-        return node.applied_at[offset] + LEASE_STEPS
-
-    def settle(self, node: SimNode) -> None:
-        """Note what is committed by now, and answer whoever waited for it."""
-        replica = node.replica
-        if replica is None or replica.leader is None:
-            return
-        for offset in range(len(self.ledger), replica.high_watermark):
-            self.ledger.append(node.log[offset])
-            self.committed_in.append(replica.epoch)
-            self.counts["commits"] += 1
-            self.tell(f"offset {offset} is committed by node {node.number}")
-        waiting = []
-        for each in node.operations:
-            if each.offset < replica.high_watermark:
-                self.check_commit(node, each.offset)
-                self.answer(each)
-            else:
-                waiting.append(each)
-        node.operations = waiting
-
-    def answer(self, done: Operation) -> None:
-        if done.kind == "S":
-            self.sent.add(done.message)
-        elif done.kind == "D":
-            self.deleted_at[done.message] = self.now
+    def send_message(self, node: SimNode, queue: Queue) -> None:
+        """On a FIFO queue an earlier one may be sent again, as clients do that heard nothing."""
+        wall_ms = node.wall_ms(self.now)
+        if not self.is_fifo:
+            number = self.book.new_message(None, None)
+        elif self.book.messages and self.random.random() < 0.3:
+            earlier = self.random.choice(self.book.messages[-6:])
+            number = self.book.new_message(earlier.group, earlier.dedup_id)
         else:
-            if self.deleted_at.get(done.message, done.begun_at) < done.begun_at:
-                raise Violation(f"Q1 message {done.message} was delivered after it was deleted")
-            for message, at in self.received[-60:]:
-                if message == done.message and at <= done.begun_at < at + LEASE_STEPS:
-                    raise Violation(f"Q3 message {message} was leased at {at} and {done.begun_at}")
-            self.received.append((done.message, done.begun_at))
-
-    # ── The network ──────────────────────────────────────────────────────────────────────────
-
-    def fetch(self, node: SimNode) -> None:
-        asked = node.live.ask()
-        if asked is not None and node.live.follower is not None:
-            self.send(node, node.live.follower.leader, asked)
-
-    def send(self, node: SimNode, target: int, what: Fetch | Answer[Entry] | Change) -> None:
-        self.network.append(Sent(node.number, target, what, node.live.incarnation))
-
-    def deliver(self) -> None:
-        at = self.random.randrange(len(self.network))
-        sent = self.network[at]
-        if self.random.random() < 0.9:
-            del self.network[at]
-        if self.random.random() < 0.1 or (sent.source, sent.target) in self.cut_links:
-            return
-        self.arrive(sent)
-
-    def arrive(self, sent: Sent) -> None:
-        if isinstance(sent.what, Change):
-            self.swap(sent, sent.what)
-            return
-        node = self.nodes[sent.target]
-        if not node.is_up:
-            return
-        if isinstance(sent.what, Fetch):
-            self.serve(node, sent.what)
+            dedup_id = f"d{len(self.book.messages)}"
+            number = self.book.new_message(self.random.choice(GROUPS), dedup_id)
+        message = self.book.messages[number]
+        first = queue.first_of(message, wall_ms=wall_ms)
+        if first is None:
+            offset = self.append(node, MESSAGE, message)
+            queue.sent(message, offset, now_ms=node.now_ms(self.now), wall_ms=wall_ms)
         else:
-            self.take(node, sent.what)
+            offset, number = first[0], int.from_bytes(first[1], "big")
+        self.tell(f"node {node.number} is sent {number} at {offset}")
+        self.wait(node, offset, Send(number, message.dedup_id))
 
-    def swap(self, sent: Sent, change: Change) -> None:
-        is_done = self.store.swap(change)
-        self.counts["changes"] += is_done
-        self.tell(f"in sync {sorted(change.row.in_sync)} by {sent.source}: {is_done}")
-        node = self.nodes[sent.source]
-        is_heard = self.random.random() < 0.8  # otherwise the answer is lost
-        if is_done and is_heard and node.is_up and node.live.incarnation == sent.life:
-            self.show(node, self.store.view)
+    def receive(self, node: SimNode, queue: Queue, count: int) -> list[Got]:
+        events, picks = queue.receive(
+            count,
+            LEASE_STEPS * STEP_MS,
+            high_watermark=node.live.high_watermark,
+            now_ms=node.now_ms(self.now),
+            wall_ms=node.wall_ms(self.now),
+        )
+        got = []
+        for pick in picks:
+            record = pick.record or queue.log[pick.offset].record(pick.offset)
+            number = number_of(record.message)
+            self.book.leases[number] += 1
+            got.append(Got(number, pick))
+        offset = self.append_events(node, events)
+        if got:
+            self.tell(f"node {node.number} leases {[each.number for each in got]} at {offset}")
+            self.wait(node, offset, Receive(tuple(got), LEASE_STEPS))
+        return got
 
-    def serve(self, node: SimNode, fetch: Fetch) -> None:
-        decision = node.live.fetched(fetch, now_ms=self.now)
-        if isinstance(decision, Serve):
-            batches = tuple(node.log[fetch.offset : fetch.offset + BATCHES_MAX])
-            self.send(node, fetch.node, Data(fetch, batches, node.live.high_watermark))
+    def delete(self, node: SimNode, queue: Queue, receipt: Receipt) -> None:
+        events, error = queue.delete(receipt.claim, now_ms=node.now_ms(self.now))
+        if error is None:
+            offset = self.append_events(node, events)
+            self.book.begins_delete(receipt.number, self.now)
+            self.tell(f"node {node.number} deletes {receipt.number} at {offset}")
+            self.wait(node, offset, Delete(receipt))
+
+    def extend(self, node: SimNode, queue: Queue, receipt: Receipt) -> None:
+        steps = self.random.choice((0, 20, LEASE_STEPS))
+        now_ms = node.now_ms(self.now)
+        events, error = queue.extend(receipt.claim, steps * STEP_MS, now_ms=now_ms)
+        if error is None:
+            offset = self.append_events(node, events)
+            receipt.is_busy = True
+            receipt.until = min(receipt.until, self.now + steps)  # whatever becomes of it
+            self.tell(f"node {node.number} extends {receipt.number} by {steps} at {offset}")
+            self.wait(node, offset, Extend(receipt, self.now + steps))
+
+    def append_events(self, node: SimNode, events: Sequence[Event]) -> int:
+        """Where the last one stands; without any, where the log ends: what was found done already
+        may have been done by an event that is not committed yet."""
+        for event in events:
+            self.append(node, *encode(event))
+        return node.log.end - 1
+
+    def append(self, node: SimNode, kind: int, value: Message | bytes) -> int:
+        return node.append(Entry(node.live.epoch, kind, value, node.wall_ms(self.now)))
+
+    def wait(self, node: SimNode, offset: int, request: Send | Receive | Delete | Extend) -> None:
+        is_done = offset < node.live.high_watermark
+        entry = None if is_done else node.log[offset]
+        operation = Operation(offset, entry, node.live.epoch, self.now, request)
+        if is_done:
+            self.answer(node, operation)
         else:
-            self.send(node, fetch.node, decision)
-        self.settle(node)
+            node.operations.append(operation)
 
-    def take(self, node: SimNode, answer: Answer[Entry]) -> None:
-        replica = node.live
-        step = replica.answered(answer)
-        if isinstance(step, Append):
-            for entry in step.batches:
-                node.append(entry, self.now)
-            if not self.is_synced:
-                replica.synced(len(node.log))
-            replica.followed(step.high_watermark)
-        elif isinstance(step, Truncate):
-            self.truncate(node, step.to)
-        elif isinstance(step, Halt):
-            raise Violation(f"HALT node {node.number}: {step.reason}")
-        else:
-            assert not isinstance(step, Restart), "nothing is trimmed here"
+    # ── The leader's own work ────────────────────────────────────────────────────────────────
 
-    def truncate(self, node: SimNode, to: int) -> None:
-        self.counts["truncations"] += 1
-        self.tell(f"node {node.number} cuts {len(node.log)} records to {to}")
-        node.cut(to)
-        node.live.truncated(to)
+    def clean(self, node: SimNode) -> None:
+        """Once what says so is committed (``settle``), whatever is finished with may go."""
+        queue = node.queue
+        assert queue is not None
+        if node.trim is not None:
+            return
+        log, wall_ms = node.log, node.wall_ms(self.now)
+        trim = queue.finished(wall_ms=wall_ms)
+        if trim.before <= log.start and self.random.random() < 0.5:
+            before = self.random.randint(log.start, node.live.high_watermark)
+            kept_before = before - (before - log.start) // 2
+            events, trim = queue.expire_before(kept_before, wall_ms=wall_ms)
+            for record in log.messages(log.start, trim.before):
+                self.book.begins_delete(number_of(record.message), self.now)
+            self.append_events(node, events)
+        if trim.before > log.start:
+            node.trim = trim
+            self.settle(node)
+
+    def take_checkpoint(self, node: SimNode) -> None:
+        """Of what is committed: a leader waits until all it has decided is."""
+        now_ms = node.now_ms(self.now)
+        queue, fold = node.queue, node.fold
+        if queue is not None:
+            if queue.fold.is_counted:
+                snapshot = queue.cursor.snapshot(now_ms=now_ms)
+                begun_at = queue.fold.begun_at
+                node.noted = Checkpoint(node.log.end, snapshot, begun_at)
+                self.settle(node)
+        elif fold is not None and fold.is_counted:
+            self.write_checkpoint(node, fold.checkpoint(now_ms=now_ms))
 
     # ── What happens next ────────────────────────────────────────────────────────────────────
 
@@ -395,7 +206,7 @@ class World:
         if len(self.network) > UNDER_WAY_MAX:
             del self.network[self.random.randrange(len(self.network))]
         self.happen(self.random.random(), self.random.choice(self.nodes))
-        if self.now % 7 == 0:
+        if self.now % 9 == 0:
             self.check_in_sync()
 
     def weather(self) -> None:
@@ -406,43 +217,127 @@ class World:
 
     def happen(self, drawn: float, node: SimNode) -> None:
         rate = self.fault_rate
-        if drawn < rate * 0.3:
-            self.elect()
-        elif drawn < rate * 0.55:
-            if node.is_up and sum(each.is_up for each in self.nodes) > 1:
-                self.crash(node)
-        elif drawn < rate:
-            down = [each for each in self.nodes if not each.is_up]
-            if down:
-                self.start(self.random.choice(down))
-        elif drawn < rate + 0.02:
-            if node.is_up and node.leader is not None:
+        if drawn < rate:
+            self.fail(drawn / rate, node)
+        elif drawn < rate + self.calm_rate:
+            self.breathe()
+        elif drawn < rate + self.calm_rate + 0.02:
+            if node.leader is not None:
                 self.change_in_sync(node, node.leader)
-        elif drawn < 0.14:
+        elif drawn < 0.15:
             if node.is_up and (node.number not in self.deaf or self.random.random() < 0.03):
                 self.hear(node)
-        elif drawn < 0.30:
-            leaders = [each for each in self.nodes if each.leader is not None]
+        elif drawn < 0.20:
+            self.care(node)
+        elif drawn < 0.38:
+            leaders = [each for each in self.nodes if each.queue is not None]
             if leaders:
                 self.ask_leader(self.random.choice(leaders))
-        elif drawn < 0.42:
-            if node.is_up:
+        elif drawn < 0.48:
+            if node.replica is not None:
                 self.sync(node)
-        elif drawn < 0.60:
-            followers = [each for each in self.nodes if each.is_up and each.live.follower]
-            if followers:
-                self.fetch(self.random.choice(followers))
+        elif drawn < 0.62:
+            self.ask()
         elif self.network:
             self.deliver()
 
+    def fail(self, drawn: float, node: SimNode) -> None:
+        if drawn < 0.28:
+            self.elect()
+        elif drawn < 0.50:
+            if node.is_up and sum(each.is_up for each in self.nodes) > 1:
+                if self.random.random() < 0.15:
+                    self.stop(node)
+                else:
+                    self.crash(node)
+        elif drawn < 0.88:
+            down = [each for each in self.nodes if not each.is_up]
+            if down:
+                self.start(self.random.choice(down))
+        elif node.is_up:
+            self.lapse(node)
+
+    def care(self, node: SimNode) -> None:
+        """What nodes and managers do now and then."""
+        drawn = self.random.random()
+        if node.is_doubtful and node.is_up and drawn < 0.4:
+            self.renew(node)
+        elif drawn < 0.35:
+            if self.is_moved:
+                self.move()
+        elif drawn < 0.55:
+            if node.replica is not None:
+                self.take_checkpoint(node)
+        elif drawn < 0.97:
+            leaders = [each for each in self.nodes if each.queue is not None]
+            if leaders:
+                self.clean(self.random.choice(leaders))
+        elif node.operations:
+            node.operations = []  # they have waited for too long: nobody knows
+
+    def breathe(self) -> None:
+        """For a moment all goes well for those who can be reached: a manager sees to it that there
+        is a leader, the leader to who is in sync, and the others ask and are answered."""
+        for node in self.nodes:
+            if node.is_up and node.number not in self.deaf:
+                self.show(node, self.store.view)
+        if not self.is_led():
+            self.elect(is_certain=True)
+        node = self.nodes[max(0, self.store.row.leader)]
+        if node.is_up:
+            self.show(node, self.store.view)
+        leader = node.leader
+        if leader is None:
+            return
+        gone = leader.row.in_sync - self.store.incarnations.keys()
+        change = leader.propose(now_ms=self.now, gone=gone)
+        if change is not None:
+            self.counts["changes"] += self.store.swap(change)
+            self.show(node, self.store.view)
+        under_way, self.network = self.network, []
+        self.exchange()
+        self.exchange()
+        self.network = under_way
+
+    def exchange(self) -> None:
+        """Everybody asks, and is answered."""
+        for node in self.nodes:
+            if node.replica is not None:
+                self.sync(node)
+                self.fetch(node)
+        for _ in range(3):
+            under_way, self.network = self.network, []
+            for sent in under_way:
+                if (sent.source, sent.target) not in self.cut_links:
+                    self.arrive(sent)
+
+    def ask(self) -> None:
+        """One that follows asks for more; one that is not wanted, whether it may go."""
+        asking = [n for n in self.nodes if n.is_leaving or (n.replica and n.live.follower)]
+        if asking:
+            node = self.random.choice(asking)
+            if node.is_leaving:
+                self.ask_to_drop(node)
+            else:
+                self.fetch(node)
+
+    def deliver(self) -> None:
+        at = self.random.randrange(len(self.network))
+        sent = self.network[at]
+        if self.random.random() < 0.9:
+            del self.network[at]
+        if self.random.random() < 0.1 or (sent.source, sent.target) in self.cut_links:
+            return
+        self.arrive(sent)
+
     def sync(self, node: SimNode) -> None:
-        node.live.synced(len(node.log))
+        node.live.synced(node.log.end)
         self.settle(node)
 
     def change_in_sync(self, node: SimNode, leader: Leader) -> None:
         """Not when it is due, but at any time: who is late is a matter of opinion."""
         row = leader.row
-        if self.random.random() < 0.5:
+        if self.random.random() < 0.4:
             others = sorted(row.in_sync - {node.number})
             if len(row.in_sync) <= self.least_in_sync(row) or not others:
                 return
@@ -457,41 +352,15 @@ class World:
     def least_in_sync(self, row: PartitionRow) -> int:
         return row.in_sync_min
 
-    # ── The checker ──────────────────────────────────────────────────────────────────────────
-
-    def holds_ledger(self, node: SimNode) -> bool:
-        return node.log[: len(self.ledger)] == self.ledger
-
-    def check_leader(self, node: SimNode) -> None:
-        epoch = node.live.epoch
-        for offset, entry in enumerate(self.ledger):
-            if self.committed_in[offset] < epoch and (
-                offset >= len(node.log) or node.log[offset] != entry
-            ):
-                raise Violation(f"I1 leader {node.number} of epoch {epoch} lacks {offset}")
-
-    def check_commit(self, node: SimNode, offset: int) -> None:
-        if self.ledger[offset] != node.log[offset]:
-            raise Violation(f"I2 two records are committed at {offset}")
-
     def check_in_sync(self) -> None:
         for number in self.store.row.whole:
             node = self.nodes[number]
             if node.has_lost or (not self.is_synced and not node.is_up):
                 continue  # it will say so before it can be elected
-            if not self.holds_ledger(node):
+            if not self.ledger.is_held(node.log):
                 raise Violation(f"I6 {number} is in sync and lacks something committed")
-        for a in self.nodes:
-            for b in self.nodes[: a.number]:
-                self.check_prefix(a.log, b.log)
-
-    def check_prefix(self, one: list[Entry], other: list[Entry]) -> None:
-        """The same epoch at the same offset: then all before it is the same too."""
-        for offset in range(min(len(one), len(other)) - 1, -1, -1):
-            if one[offset].epoch == other[offset].epoch:
-                if one[: offset + 1] != other[: offset + 1]:
-                    raise Violation(f"I3 two logs share an epoch at {offset} and not what precedes")
-                return
+        a, b = self.random.sample(self.nodes, 2)
+        self.ledger.check_prefix(a.log, b.log)
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────
 
@@ -502,40 +371,60 @@ class World:
         for node in self.nodes:
             if not node.is_up:
                 self.start(node)
+            elif node.is_doubtful:
+                self.renew(node)
+        is_elected = self.random.random() < 0.8
         for number in range(SETTLE_ROUNDS):
             self.now += 1
-            if not self.is_led() or number == 0:
-                self.elect()
+            if not self.is_led() or (number == 0 and is_elected):
+                self.elect(is_certain=True)
             if not self.is_led():
                 return  # everybody in sync has lost something, and somebody has gone for good
-            for node in self.nodes:
-                self.show(node, self.store.view)
-            for node in self.nodes:
-                self.sync(node)
-                self.fetch(node)
-            for _ in range(3):
-                under_way, self.network = self.network, []
-                for sent in under_way:
-                    self.arrive(sent)
+            self.round()
             leader = self.nodes[self.store.row.leader]
-            self.settle(leader)
-            if number > 3 and leader.live.high_watermark == len(leader.log):
+            if number > 3 and leader.live.high_watermark == leader.log.end:
                 self.check_end(leader)
                 return
         raise Violation("L1 commits do not go on although everything is well")
+
+    def round(self) -> None:
+        """One in which everybody hears, asks and is answered."""
+        for node in self.nodes:
+            self.show(node, self.store.view)
+        self.exchange()
+        self.settle(self.nodes[self.store.row.leader])
 
     def is_led(self) -> bool:
         row = self.store.row
         return self.store.incarnations.get(row.leader) == row.leader_incarnation
 
     def check_end(self, leader: SimNode) -> None:
-        there = {kind: {e.message for e in leader.log if e.kind == kind} for kind in "SLD"}
-        for message in self.sent - there["S"]:
-            raise Violation(f"A1 message {message} was answered for and is lost")
-        for message in set(self.deleted_at) - there["D"]:
-            raise Violation(f"Q2 the deletion of {message} was answered for and is lost")
-        for message in there["D"] - there["S"]:
-            raise Violation(f"Q4 {message} was deleted and never sent")
+        self.check_in_sync()
+        for node in self.nodes:
+            self.ledger.check_prefix(node.log, leader.log)
+            if node.replica is not None and node.live.follower is not None:
+                fold = node.fold or self.new_fold(node)
+                fold.advance(node.live.high_watermark, now_ms=node.now_ms(self.now))
+                self.ledger.check_fold(node.number, fold)
+        queue = leader.queue
+        assert queue is not None
+        self.ledger.check_fold(leader.number, queue.fold)
+        self.now += 3 * LEASE_STEPS  # whatever anybody has, nobody has any more
+        received: set[int] = set()
+        while found := self.receive(leader, queue, 3):
+            received.update(got.number for got in found)
+            self.finish(leader, queue, found)
+        committed = {
+            number_of(record.message) for record in self.ledger.log.messages(0, len(self.ledger))
+        }
+        self.book.check_end(received, leader.live.epoch, committed)
+
+    def finish(self, leader: SimNode, queue: Queue, found: Sequence[Got]) -> None:
+        """A FIFO group goes on when what was taken of it is gone."""
+        for got in found if self.is_fifo else ():
+            claim = Claim(0, got.pick.offset, got.pick.lease_seq)
+            events, _ = queue.delete(claim, now_ms=leader.now_ms(self.now))
+            self.append_events(leader, events)
 
     def run(self, steps: int) -> str:
         """The violation, or nothing."""

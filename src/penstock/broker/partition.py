@@ -73,6 +73,7 @@ class Partition:
         self._meter = surroundings.meter
         self._loop = asyncio.get_running_loop()
         self._dedup = restored.dedup
+        self._begun_at = restored.begun_at
         self._checkpoint_bytes = 0
         self.journal = Journal(
             log,
@@ -311,6 +312,7 @@ class Partition:
             surroundings=self._surroundings,
         )
         self._dedup = restored.dedup
+        self._begun_at = restored.begun_at
         self.stream.replace_producers(restored.producers)
         self.leases.replace_cursor(restored.cursor)
         for share, cursor in restored.shares:
@@ -340,7 +342,13 @@ class Partition:
         await self._loop.run_in_executor(
             self._surroundings.pool,
             lambda: write_checkpoint(
-                self.log, end_offset, snapshot, shares, producers, surroundings=self._surroundings
+                self.log,
+                end_offset,
+                snapshot,
+                shares,
+                producers,
+                begun_at=self._begun_at,
+                surroundings=self._surroundings,
             ),
         )
 
@@ -402,6 +410,9 @@ class Partition:
         if cut <= self.log.start_offset:
             return 0
         await self._trim(cut)
+        if self.journal.high_watermark < self.log.end_offset:
+            # Acks that nobody has committed yet must not take their records with them.
+            await self.journal.join().committed.wait()
         detached = self.log.detach_before(cut)
         self.stream.trim(self.start_offset)
         return await self._remove(detached)

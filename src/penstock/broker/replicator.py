@@ -561,6 +561,8 @@ class Replicator:
     def _drop_finished(self) -> None:
         """What the leader has dropped may go here too, as far as it is known to be committed."""
         start = min(self.leader_start, self.replica.high_watermark)
+        if self._fold is not None:
+            start = min(start, self._fold.offset)  # it has not read the rest yet
         if start > self.log.start_offset:
             detached = self.log.detach_before(start)
             if detached.paths:

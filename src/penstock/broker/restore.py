@@ -14,11 +14,14 @@ import msgspec
 
 from penstock.broker.stream import fold_producers
 from penstock.broker.surroundings import Surroundings
+from penstock.cursor.clip import clipped
 from penstock.cursor.dedup import DedupTable, dedup_key
 from penstock.cursor.events import (
     TRIM_TYPE,
     AckEvent,
     AckReason,
+    Event,
+    LeaseEvent,
     TrimEvent,
     decode,
     is_event_type,
@@ -54,6 +57,7 @@ class Checkpoint(msgspec.Struct, array_like=True, frozen=True):
     wall_ms: int
     snapshot: bytes
     shares: dict[str, bytes] = {}  # by the share's id
+    begun_at: int = 0  # where the fold began: of records before it nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Restored:
     producers: Producers
     replayed_bytes: int
     damage: Damaged | None
+    begun_at: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -77,10 +82,11 @@ def write_checkpoint(
     shares: dict[str, bytes],
     producers: bytes,
     *,
+    begun_at: int,
     surroundings: Surroundings,
 ) -> None:
     wall_ms = surroundings.clock.wall_ms()
-    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares)
+    checkpoint = Checkpoint(CHECKPOINT_VERSION, offset, wall_ms, snapshot, shares, begun_at)
     # In this order: producers are read from the cursors' checkpoint on.
     log.write_checkpoint(PRODUCERS_NAME, producers)
     log.write_checkpoint(CHECKPOINT_NAME, _encode(checkpoint))
@@ -152,6 +158,11 @@ class Fold:
         self._cursors = (self._cursor, *self._by_id.values())
         start = log.start_offset if checkpoint is None else checkpoint.offset
         self._cursors_from = start
+        self.begun_at = log.start_offset if checkpoint is None else checkpoint.begun_at
+        # Whose head was moved by an event already: before the first, nobody knows where it was.
+        self._counted: set[int] = set()
+        if checkpoint is not None or not self.begun_at:
+            self._counted.update(id(one) for one in self._cursors)
         # A snapshot of producers is written before the one of cursors: it knows at least as much.
         producers = self._open_producers(start)
         self.offset = log.start_offset if producers is None else start
@@ -205,7 +216,9 @@ class Fold:
         if header.next_offset <= self._cursors_from:
             return
         if header.is_control:
-            _replay_events(batch, header, self._cursor, self._by_id, self._surroundings)
+            _replay_events(
+                batch, header, self._cursor, self._by_id, self._surroundings, clip=self._clip
+            )
         elif header.count:  # what compaction has emptied may begin before the checkpoint
             now_ms = clock.mono_ms()
             for one in self._cursors:
@@ -215,6 +228,39 @@ class Fold:
                     next_offset=header.next_offset,
                     now_ms=now_ms,
                 )
+
+    def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
+        """Of what this fold has seen itself. What the first step of a head passes is counted here,
+        for the event counted from somewhere before; from then on the events are right."""
+        if not self.begun_at:
+            return event
+        event = clipped(event, self.begun_at)
+        if id(cursor) in self._counted or not isinstance(event, LeaseEvent | TrimEvent):
+            return event
+        head = event.head if isinstance(event, LeaseEvent) else event.start
+        if head <= cursor.head:
+            return event
+        self._counted.add(id(cursor))
+        return msgspec.structs.replace(event, passed=self._count(cursor.head, head))
+
+    def _count(self, start: int, end: int) -> int:
+        """Messages in [start, end), by batch headers."""
+        count = 0
+        while start < end:
+            try:
+                batches = self._log.read(start, bytes_max=REPLAY_READ_BYTES)
+            except Damaged:
+                return count
+            if not batches:
+                return count
+            for data in batches:
+                header = parse_header(data)
+                if not header.is_control and start < end:
+                    # A compacted batch spans more offsets than it has messages.
+                    span = min(header.next_offset, end) - max(start, header.base_offset)
+                    count += min(span, header.count)
+                start = header.next_offset
+        return count
 
     def checkpoint(self) -> Callable[[], None]:
         """Take down what is known; what is returned writes it, in any thread. Only of what is
@@ -229,8 +275,9 @@ class Fold:
         snapshot = self._cursor.snapshot(now_ms=now_ms)
         shares = {share.topic_id: one.snapshot(now_ms=now_ms) for share, one in self._shares}
         producers = self._producers.snapshot(wall_ms=clock.wall_ms())
+        begun_at = self.begun_at
         return lambda: write_checkpoint(
-            log, offset, snapshot, shares, producers, surroundings=surroundings
+            log, offset, snapshot, shares, producers, begun_at=begun_at, surroundings=surroundings
         )
 
     def finish(self) -> Restored:
@@ -243,7 +290,13 @@ class Fold:
         if self.topic.is_fifo:
             _remember_recent(log, dedup, self.topic, origin, surroundings)
         return Restored(
-            self._cursor, self._shares, dedup, self._producers, self.replayed_bytes, self.damage
+            self._cursor,
+            self._shares,
+            dedup,
+            self._producers,
+            self.replayed_bytes,
+            self.damage,
+            self.begun_at,
         )
 
 
@@ -295,6 +348,8 @@ def _replay_events(
     cursor: LeaseCursor,
     shares: Mapping[bytes, LeaseCursor],
     surroundings: Surroundings,
+    *,
+    clip: Callable[[LeaseCursor, Event], Event],
 ) -> None:
     now_ms = surroundings.clock.mono_ms()
     elapsed_ms = _elapsed(header.max_timestamp, surroundings)
@@ -307,7 +362,8 @@ def _replay_events(
         elif not is_event_type(number):
             continue  # the marker of a transaction
         if whose is not None:
-            whose.apply(decode(kind, data), offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
+            event = clip(whose, decode(kind, data))
+            whose.apply(event, offset=offset, now_ms=now_ms, elapsed_ms=elapsed_ms)
 
 
 def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroundings) -> None:

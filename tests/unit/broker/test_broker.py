@@ -353,6 +353,40 @@ async def test_finished_segments_are_dropped_and_unfinished_ones_kept(tmp_path: 
         assert bodies(await stage.broker.lease(topic, TEN)) == ["after"]
 
 
+async def test_a_log_without_its_beginning_is_read_also_without_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """What is left speaks of records that are gone: leases of them, and how many a head passed."""
+    small = LogConfig(segment_bytes_max=16 * KIB)
+    clock = HandClock()
+    async with on_stage(tmp_path, clock, log=small, is_crash=True) as stage:
+        topic = await stage.topic()
+        for _ in range(40):
+            await stage.broker.append(topic, 0, [message("x" * 2_000)])
+        got: list[Delivery] = []
+        while len(got) < 30:
+            got += await stage.broker.lease(topic, TEN)
+        await stage.broker.ack(topic, 0, [claim(d) for d in got[:25]])
+        await stage.broker.extend(topic, 0, [(claim(d), 40_000) for d in got[20:]])
+        partition = stage.broker.partitions.queues()[0].partitions[0]
+        assert await partition.clean() > 0
+        before = await stage.broker.stats(topic)
+        assert (before.visible, before.in_flight) == (10, 5)
+    for _ in range(2):  # the second time with the checkpoint of the first
+        async with on_stage(tmp_path, clock, log=small) as stage:
+            after = await stage.broker.stats(topic)
+            assert (after.visible, after.in_flight) == (10, 5)
+    async with on_stage(tmp_path, clock, log=small) as stage:
+        rest: list[Delivery] = []
+        while len(rest) < 10:
+            rest += await stage.broker.lease(topic, TEN)
+        assert [d.record.offset for d in rest] == sorted(d.record.offset for d in rest)
+        clock.advance(41_000)
+        again = await stage.broker.lease(topic, TEN)
+        expected = [d.record.offset for d in got[25:]]
+        assert [d.record.offset for d in again][:5] == expected
+
+
 async def test_what_is_past_its_retention_is_forgotten_counted_and_dropped(tmp_path: Path) -> None:
     small = LogConfig(segment_bytes_max=16 * KIB)
     async with on_stage(tmp_path, log=small) as stage:

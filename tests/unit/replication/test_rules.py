@@ -373,6 +373,34 @@ def test_R15_what_is_not_there_any_more_is_said_to_be_behind() -> None:
     assert found == Behind(asked, 5)
 
 
+@pytest.mark.parametrize(("offset", "last_epoch"), [(7, 2), (9, 2), (7, 3), (9, 3)])
+def test_R15_what_parted_in_a_part_that_was_dropped_begins_anew(
+    offset: int, last_epoch: int
+) -> None:
+    """Even where it wants the very first record that is left: what it has before may differ."""
+    asked = fetch(2, offset=offset, last_epoch=last_epoch)
+    led = leader(end=20)
+    found = led.fetched(asked, EpochHistory([(4, 7)]), start_offset=7, end_offset=20, now_ms=0)
+    assert found == Behind(asked, 7)
+    assert led.durable_offsets() == {}
+
+
+def test_R15_the_epoch_of_the_first_record_that_is_left_tells_what_stood_before() -> None:
+    asked = fetch(2, offset=7, last_epoch=4)
+    history = EpochHistory([(4, 7)])
+    found = leader(end=20).fetched(asked, history, start_offset=7, end_offset=20, now_ms=0)
+    assert found == Serve(asked)
+
+
+@pytest.mark.parametrize("start", [0, 3, 7])
+def test_R15_an_empty_log_is_contained_wherever_it_begins(start: int) -> None:
+    """It began anew at an earlier leader's word, whose log began elsewhere."""
+    asked = fetch(2, offset=7, last_epoch=-1)
+    history = EpochHistory([(4, start)])
+    found = leader(end=20).fetched(asked, history, start_offset=start, end_offset=20, now_ms=0)
+    assert found == Serve(asked)
+
+
 def following(*, end: int = 10, last: int = 4) -> tuple[Follower, Fetch]:
     follower = Follower(2, 101, 5, 1)
     return follower, follower.ask(end_offset=end, durable_offset=end, last_epoch=last)
@@ -426,7 +454,9 @@ def test_R17_one_that_is_too_far_behind_begins_anew() -> None:
     follower, asked = following()
     assert take(follower, Behind(asked, 30)) == Restart(30)
     follower, asked = following()
-    assert isinstance(take(follower, Behind(asked, 4)), Halt)
+    assert take(follower, Behind(asked, 4), watermark=4) == Restart(4)
+    follower, asked = following()
+    assert isinstance(take(follower, Behind(asked, 4), watermark=5), Halt), "5 are committed"
     follower, asked = following()
     assert take(follower, Diverge(asked, 2, 5), start=8, end=10) == Restart(5)
     mine = replica()
@@ -458,6 +488,21 @@ def test_R19_a_new_leader_is_not_settled_before_it_has_committed_its_own_beginni
         serve(led, fetch(node, offset=12), end=12)
     led.advance(12)
     assert led.is_settled
+
+
+def test_R22_what_a_copy_had_that_may_have_been_dropped_counts_for_nothing() -> None:
+    led = leader(end=10, watermark=0)
+    serve(led, fetch(2))
+    serve(led, fetch(3))
+    without = row(replicas=(1, 3), in_sync=frozenset((1, 3)))
+    led.saw(View(300, 300, without))
+    assert led.durable_offsets() == {3: 10}
+    again = row(replicas=(1, 3, 2), in_sync=frozenset((1, 3)))
+    led.saw(View(301, 301, again))
+    assert led.adding(2) is None
+    serve(led, fetch(2, offset=0, last_epoch=-1))
+    assert led.adding(2) is None
+    assert led.durable_offsets() == {2: 0, 3: 10}
 
 
 # ── Placement ────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,33 @@
+"""What is on its way between simulated nodes, and from them to the store."""
+
+from typing import NamedTuple
+
+from tests.sim.disk import Entry
+
+from penstock.replication.messages import Answer, Fetch
+from penstock.replication.row import Change
+
+
+class DropAsked(NamedTuple):
+    """May this node's copy go? (R22)"""
+
+    node: int
+    epoch: int
+    number: int
+
+
+class DropTold(NamedTuple):
+    number: int
+
+
+What = Fetch | Answer[Entry] | Change | DropAsked | DropTold
+
+
+class Sent(NamedTuple):
+    """On its way; a node's life ends what it was waiting for."""
+
+    source: int
+    target: int
+    what: What
+    life: int
+    leader_start: int = 0  # with data: where the leader's log begins
