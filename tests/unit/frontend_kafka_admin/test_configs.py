@@ -68,7 +68,7 @@ def test_values_are_taken_in_their_plain_form(name: str, text: str, stored: str)
         ("segment.bytes", str(2**31)),
         ("max.message.bytes", str(16 * 1_048_576 + 1)),
         ("min.insync.replicas", "0"),
-        ("min.insync.replicas", "2"),
+        ("min.insync.replicas", "10"),
         ("cleanup.policy", ""),
         ("cleanup.policy", "delete,"),
         ("cleanup.policy", "truncate"),
