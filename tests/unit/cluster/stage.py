@@ -131,7 +131,9 @@ class ClusterNode:
         for task in (*self.replicators._jobs,):
             task.cancel()
         await self.replicators._asking.stop()
-        await self.membership._end_task()
+        held = self.membership._held._task
+        if held is not None:
+            held.cancel()
         for replicator in self.replicators.all():
             if replicator.partition is not None:
                 await replicator.partition.journal.end(Draining("killed"))
