@@ -29,7 +29,7 @@ from penstock.model.ports import Clock
 log_ = logging.getLogger(__name__)
 
 RELOAD_MS_MIN = 1_000
-RELOAD_MS_MAX = 60_000
+RELOAD_MS_MAX = 10_000
 STOP_SECONDS_MAX = 3.0
 
 Told = Callable[[bool], None]
@@ -128,6 +128,8 @@ class RowKeeper:
         if self._appender is not None:
             # In a cluster nobody may be left who could commit it.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
+        given_up, self._next = self._next, _Append()
+        given_up.tell(is_committed=False)
         while self._appender is not None:
             self._appender.cancel()
             await asyncio.wait((self._appender,))
@@ -207,20 +209,23 @@ class RowKeeper:
             self._appender = self._loop.create_task(
                 self._append_all(), name=f"append {self._label}"
             )
+            self._appender.add_done_callback(self._appended)
 
     async def _append_all(self) -> None:
         """Runs while there is something to append. Begins with the next turn of the loop, so what
         is decided in this one goes out together."""
-        try:
-            while self._log is not None and (self._next.decisions or self._newest is not None):
-                newest, self._newest = self._newest, None
-                if newest is not None:
-                    await self._replace(self._log, newest)
-                else:
-                    await self._append_next(self._log)
-        finally:
-            self._appender = None
-            self._want_load()
+        while self._log is not None and (self._next.decisions or self._newest is not None):
+            newest, self._newest = self._newest, None
+            if newest is not None:
+                await self._replace(self._log, newest)
+            else:
+                await self._append_next(self._log)
+
+    def _appended(self, _: asyncio.Task[None]) -> None:
+        self._appender = None
+        if self._log is not None and (self._next.decisions or self._newest is not None):
+            self._want_appender()  # decided between its last look and now
+        self._want_load()
 
     async def _append_next(self, log: GroupLog) -> None:
         flying = self._flying = self._next
@@ -239,6 +244,7 @@ class RowKeeper:
             if self._log is log:
                 self._maybe_rewrite(log)
         finally:
+            flying.tell(is_committed=False)  # who still waits: it was given up
             self._flying = None
 
     # ── Rewriting ────────────────────────────────────────────────────────────────────────────
@@ -249,6 +255,7 @@ class RowKeeper:
             self._reader = self._loop.create_task(
                 self._read_for_rewrite(log), name=f"rewrite {self._label}"
             )
+            self._reader.add_done_callback(self._read_to_rewrite)
 
     async def _read_for_rewrite(self, log: GroupLog) -> None:
         """Most of the reading, while appends go on. The appender does the rest in its own turn."""
@@ -262,8 +269,9 @@ class RowKeeper:
             if self._log is log:
                 self._newest = newest
                 self._want_appender()
-        finally:
-            self._reader = None
+
+    def _read_to_rewrite(self, _: asyncio.Task[None]) -> None:
+        self._reader = None
 
     async def _replace(self, log: GroupLog, newest: Newest) -> None:
         try:
@@ -295,6 +303,7 @@ class RowKeeper:
         self._load_began_ms = now_ms
         self._reload_ms = min(max(2 * self._reload_ms, RELOAD_MS_MIN), RELOAD_MS_MAX)
         self._loader = self._loop.create_task(self._load(), name=f"load {self._label}")
+        self._loader.add_done_callback(self._load_ended)
 
     async def _load(self) -> None:
         try:
@@ -312,9 +321,12 @@ class RowKeeper:
         else:
             if self._log is log:
                 self._maybe_rewrite(log)
-        finally:
-            self._loader = None
-            self._want_load()
+
+    def _load_ended(self, _: asyncio.Task[None]) -> None:
+        """As a callback and not at the end of the task itself: one that is cancelled before its
+        first step has no end, and leaders come and go within one turn of the loop."""
+        self._loader = None
+        self._want_load()
 
     async def _read(self, log: GroupLog) -> int:
         """Everything, into the fold; returns the bytes it takes in the log."""

@@ -150,6 +150,7 @@ async def hosting(
     settings: GroupSettings = SETTINGS,
     rewrite_bytes: int = 1_000_000,
     is_crash: bool = False,
+    by_leadership: bool = False,
 ) -> AsyncIterator[Hosting]:
     async with on_stage(folder, clock, is_crash=is_crash) as stage:
         between = Between(stage.broker)
@@ -164,6 +165,8 @@ async def hosting(
             rewrite_bytes=rewrite_bytes,
             expire_interval_ms=3_600_000,
         )
+        if by_leadership:
+            host.by_leadership()
         await host.start()
         try:
             yield Hosting(stage, host, between)

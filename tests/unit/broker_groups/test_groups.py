@@ -58,6 +58,43 @@ async def beat(
     )
 
 
+# ── Leaders ──────────────────────────────────────────────────────────────────────────────────
+
+
+async def answered(stage: Hosting, group_id: str) -> Code:
+    """Once it is known whether this node coordinates it."""
+    async with asyncio.timeout(10):
+        while (code := await stage.commit(group_id, 5)) is UNAVAILABLE:
+            await asyncio.sleep(0)
+    return code
+
+
+async def test_groups_are_coordinated_where_their_partition_is_led(tmp_path: Path) -> None:
+    partition = partition_of_group("g", PARTITION_COUNT)
+    async with hosting(tmp_path, by_leadership=True) as stage:
+        assert await stage.commit("g", 5) is Code.NOT_COORDINATOR
+        stage.host.led(partition, True)
+        assert await answered(stage, "g") is Code.NONE
+        stage.host.led(partition, False)
+        assert await stage.commit("g", 6) is Code.NOT_COORDINATOR
+
+
+async def test_a_leader_for_less_than_a_turn_of_the_loop_coordinates_when_it_leads_again(
+    tmp_path: Path,
+) -> None:
+    partition = partition_of_group("g", PARTITION_COUNT)
+    async with hosting(tmp_path, by_leadership=True) as stage:
+        for is_led in (True, False):
+            stage.host.led(partition, is_led)
+        await turns()
+        assert await stage.commit("g", 5) is Code.NOT_COORDINATOR
+        stage.host.led(partition, True)
+        assert await answered(stage, "g") is Code.NONE
+        for is_led in (False, True, False, True):
+            stage.host.led(partition, is_led)
+        assert await answered(stage, "g") is Code.NONE
+
+
 # ── Restarts ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -245,7 +282,7 @@ async def test_the_longer_a_disk_refuses_the_more_rarely_the_log_is_read(tmp_pat
             if stage.between.reads > reads:
                 began.append(second)
             clock.advance(1_000)
-        assert began == [1, 3, 7, 15, 31]
+        assert began == [1, 3, 7, 15, 25, 35]
         stage.between.failure = None
         clock.advance(60_000)
         assert await stage.commit("g", 3) is UNAVAILABLE
