@@ -6,7 +6,13 @@ import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
 from penstock.frontend.kafka.pipeline import is_produce
-from penstock.model.errors import DiskFull, PenstockError, ProducerRefused
+from penstock.model.errors import (
+    DiskFull,
+    Overloaded,
+    PenstockError,
+    ProducerRefused,
+    Throttled,
+)
 from penstock.model.topic import Kind
 from penstock.net.kafka import HangUp, KafkaConfig, KafkaListener
 from penstock.record.batch import ATTR_CONTROL, ATTR_TRANSACTIONAL
@@ -87,6 +93,15 @@ async def test_one_bad_partition_does_not_stop_the_others() -> None:
     ]
     assert rig.partition(topic, 0).end_offset == 1
     assert rig.partition(topic, 2).end_offset == 0
+
+
+async def test_what_may_be_tried_again_is_answered_so_that_every_client_does() -> None:
+    rig = Rig()
+    topic = await rig.topic("t", partitions=2)
+    rig.partition(topic, 0).broken = Overloaded("out of service")
+    rig.partition(topic, 1).broken = Throttled("too much")
+    asked = request("t", (0, batch(b"a")), (1, batch(b"b")))
+    assert await codes(rig, asked) == [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.REQUEST_TIMED_OUT]
 
 
 async def test_partitions_wait_for_their_commit_together() -> None:

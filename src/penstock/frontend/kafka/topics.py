@@ -73,8 +73,9 @@ def epoch_refusal(asked: int, current: int) -> ErrorCode:
 
 def code_for(error: PenstockError) -> ErrorCode:
     """For what a partition's calls raise: some of it carries a code, or has one only here."""
-    if isinstance(error, ProducerRefused):
-        return ErrorCode(error.code)
     if isinstance(error, OffsetOutOfRange):
         return ErrorCode.OFFSET_OUT_OF_RANGE
-    return code_of(error)
+    code = ErrorCode(error.code) if isinstance(error, ProducerRefused) else code_of(error)
+    # Producers and consumers expect to be slowed down, not refused: of the latter code librdkafka
+    # makes a record that is lost for good. This one they all answer by asking again.
+    return ErrorCode.REQUEST_TIMED_OUT if code is ErrorCode.THROTTLING_QUOTA_EXCEEDED else code
