@@ -107,9 +107,12 @@ def wanted(topic: Topic, policy: Policy) -> Wanted:
 
 
 def _number(topic: Topic, name: str, default: int) -> int:
+    value = topic.configs.get(name)
+    if value is None:
+        return default  # as a rule; and this is asked of every partition there is
     try:
-        return int(topic.configs[name])
-    except (KeyError, ValueError):  # values were checked where they came in
+        return int(value)
+    except ValueError:  # values were checked where they came in
         return default
 
 
@@ -142,7 +145,7 @@ def _creation(
     if topic is None or topic.is_share or not 0 <= key.index < topic.partition_count:
         return None
     wants = wanted(topic, policy)
-    replicas = choose(known.hosts_for_new, known.loads, count=wants.replicas)
+    replicas = choose(known.hosts_for_new, known.loads, key.topic_id, count=wants.replicas)
     if not replicas:
         known.waiting[key] = None
         return None

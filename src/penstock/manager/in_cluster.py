@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from penstock.manager import tenure
 from penstock.manager.asking import AskStandings
 from penstock.manager.decisions import Policy, Why
+from penstock.manager.finalizing import Finalizing
 from penstock.manager.known import Known
 from penstock.manager.tenure import Tenure, Times
 from penstock.metadata.cluster_entries import (
@@ -27,6 +28,7 @@ from penstock.metadata.cluster_entries import (
     decode_manager,
     encode_entry,
 )
+from penstock.metadata.cluster_level import ClusterLevel
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.following import Following
 from penstock.metadata.store import Change, ChangeKind, Store
@@ -65,9 +67,10 @@ class Manager:
         clock: Clock,
         policy: Policy | None = None,
         times: Times | None = None,
+        level: ClusterLevel | None = None,
     ) -> None:
-        """``lease``: that of this node's registration, 0 while it has none. ``view`` and
-        ``catalog`` have been started, and go on after ``stop``."""
+        """``lease``: that of this node's registration, 0 while it has none. ``view``, ``catalog``
+        and ``level`` have been started, and go on after ``stop``."""
         self._store = store
         self._node = node
         self._view = view
@@ -77,7 +80,9 @@ class Manager:
         self._clock = clock
         self._policy = policy or Policy()
         self._times = times or Times()
+        self._level = level
         self.counts: Counter[Why] = Counter()  # what was carried out, since this node started
+        self.passes = 0  # looks at what was due, in tenures that have ended
         self._holder: Holder | None = None
         self._revision = 0
         self._managed: Holder | None = None  # what we have managed under
@@ -128,6 +133,11 @@ class Manager:
     def manager(self) -> int:
         """The node that manages, as far as this one knows."""
         return NOBODY if self._holder is None else self._holder.node
+
+    @property
+    def tenure(self) -> Tenure | None:
+        """What it is doing; None unless this node manages."""
+        return self._tenure
 
     @property
     def known(self) -> Known | None:
@@ -191,9 +201,17 @@ class Manager:
             counts=self.counts,
         )
         self._managed = holder
+        finalizing: asyncio.Task[None] | None = None
+        if self._level is not None:
+            level = Finalizing(self._store, self._level, manager_created=holder.created)
+            finalizing = asyncio.create_task(level.run(), name="feature level")
         try:
             await self._tenure.run()
         finally:
+            self.passes += self._tenure.passes
+            if finalizing is not None:
+                finalizing.cancel()
+                await asyncio.wait((finalizing,))
             self._tenure = None
             log.info("this node manages the cluster no longer", extra={"node": self._node})
         await self._fill()

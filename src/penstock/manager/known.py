@@ -97,7 +97,7 @@ class Known:
     def _index_row(self, key: PartitionKey, row: PartitionRow) -> None:
         self.land(key)
         self.waiting.pop(key, None)
-        self.loads.add(row.replicas)
+        self.loads.add(key.topic_id, row.replicas)
         for node in row.replicas:
             self._on.setdefault(node, {})[key] = None
         if len(row.whole) < len(row.replicas):
@@ -107,7 +107,7 @@ class Known:
 
     def _forget_row(self, key: PartitionKey, row: PartitionRow) -> None:
         del self.rows[key]
-        self.loads.remove(row.replicas)
+        self.loads.remove(key.topic_id, row.replicas)
         for node in row.replicas:
             del self._on[node][key]
             if not self._on[node]:
@@ -132,12 +132,12 @@ class Known:
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
         self.land(key)
         self._coming[key] = replicas
-        self.loads.add(replicas)
+        self.loads.add(key.topic_id, replicas)
 
     def land(self, key: PartitionKey) -> None:
         replicas = self._coming.pop(key, None)
         if replicas is not None:
-            self.loads.remove(replicas)
+            self.loads.remove(key.topic_id, replicas)
 
     # ── Questions ────────────────────────────────────────────────────────────────────────────
 

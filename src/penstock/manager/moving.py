@@ -10,7 +10,7 @@ that the work may be done elsewhere meanwhile.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -33,11 +33,21 @@ class Situation(NamedTuple):
 
 
 def situation(known: Known, topics: Topics, policy: Policy) -> Situation:
+    whole = placed(known, known.rows, topics, policy)
+    return Situation(whole, list(known.hosts), known.draining, policy)
+
+
+def placed(
+    known: Known, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
+) -> dict[PartitionKey, Placed]:
+    """A part of a situation, for whoever cannot wait for all of it. Rows that change between two
+    parts do no harm: what was planned by them is not begun (``beginnings``)."""
     partitions = {}
-    for key, view in known.rows.items():
-        if topics.tombstone(key.topic_id) is None:
+    for key in keys:
+        view = known.rows.get(key)
+        if view is not None and topics.tombstone(key.topic_id) is None:
             partitions[key] = _placed(known, key, view, topics, policy)
-    return Situation(partitions, list(known.hosts), known.draining, policy)
+    return partitions
 
 
 def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy: Policy) -> Placed:
@@ -51,9 +61,8 @@ def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy:
         return Placed(wish.replicas, count, is_fixed=True, has=frozenset(row.replicas))
     topic = topics.find_id(key.topic_id)
     count = len(row.replicas) if topic is None else wanted(topic, policy).replicas
-    weak = frozenset(
-        node for node in row.replicas if node not in row.whole or node not in known.nodes
-    )
+    whole = row.whole
+    weak = frozenset(node for node in row.replicas if node not in whole or node not in known.nodes)
     return Placed(row.replicas, count, is_fixed=bool(weak), weak=weak)
 
 

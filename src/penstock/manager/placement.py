@@ -9,10 +9,13 @@ swings between two places.
 A node that is not there keeps what it has: it is probably being restarted, and copying its data
 elsewhere would be wasted by the time it is done. Whoever knows that it will not come back drains
 it. How many moves run at a time, and what each of them does to a row, is for ``moving.py``.
+
+New partitions are spread topic by topic: a busy topic that one node leads alone has no more than
+that node's cores, however even the nodes are as a whole.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -48,26 +51,38 @@ class Loads:
         # Who stands behind whom: when a node falls, its partitions scatter over all the others
         # only if not all of them have the same one next in line.
         self.seconds: Counter[tuple[int, int]] = Counter()
+        self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders: by topic id and node
 
-    def add(self, replicas: Sequence[int]) -> None:
+    def add(self, topic_id: str, replicas: Sequence[int]) -> None:
         self.replicas.update(replicas)
         self.leaders[replicas[0]] += 1
+        self.of_topics[topic_id, replicas[0]] += 1
         if len(replicas) > 1:
             self.seconds[replicas[0], replicas[1]] += 1
 
-    def remove(self, replicas: Sequence[int]) -> None:
+    def remove(self, topic_id: str, replicas: Sequence[int]) -> None:
         for node in replicas:
             _decrease(self.replicas, node)
         _decrease(self.leaders, replicas[0])
+        _decrease(self.of_topics, (topic_id, replicas[0]))
         if len(replicas) > 1:
             _decrease(self.seconds, (replicas[0], replicas[1]))
 
-    def order(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """The same nodes, in front the one that leads the least, then the one that is least often
-        next to it."""
-        if not nodes:
-            return ()
-        first = min(nodes, key=lambda node: (self.leaders[node], node))
+    def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
+        """Who should lead one more partition of a topic: whoever leads the least of it, and of
+        those the one that has the least of everything."""
+        return min(
+            nodes,
+            key=lambda node: (
+                self.of_topics[topic_id, node],
+                self.replicas[node],
+                self.leaders[node],
+                node,
+            ),
+        )
+
+    def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
+        """The same nodes, behind the first the one that is least often next to it."""
         others = sorted(node for node in nodes if node != first)
         if others:
             second = min(others, key=lambda node: (self.seconds[first, node], node))
@@ -83,13 +98,20 @@ def _decrease(counts: Counter[T], key: T) -> None:
         del counts[key]
 
 
-def choose(hosts: Sequence[Host], loads: Loads, *, count: int) -> tuple[int, ...]:
-    """Replicas for a new partition: as many as asked for, or as there are hosts for."""
+def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) -> tuple[int, ...]:
+    """Replicas for a new partition: as many as asked for, or as there are hosts for. The leader is
+    chosen first, or nodes that are never the emptiest would never be chosen to lead a topic."""
+    if not hosts or count < 1:
+        return ()
     racks = _Racks(hosts)
-    chosen: list[int] = []
-    for _ in range(min(count, len(hosts))):
+    first = loads.leading(topic_id, [host.node for host in hosts])
+    chosen = [first]
+    # Those that lead more of the topic follow rather than those whose turn to lead is yet to come:
+    # these are then the emptiest when it comes, and neither evenness costs the other.
+    hosts = sorted(hosts, key=lambda host: (-loads.of_topics[topic_id, host.node], host.node))
+    while len(chosen) < min(count, len(hosts)):
         chosen.append(_least(hosts, racks, loads.replicas, chosen))
-    return loads.order(chosen)
+    return loads.order(first, chosen)
 
 
 class _Racks:
@@ -109,6 +131,11 @@ class _Racks:
         rack = self.of(node)
         return sum(self.of(other) == rack for other in others)
 
+    def fewest(self, others: Iterable[int], racks: Collection[str | int]) -> int:
+        """How many of the others are in that of these racks that has the fewest of them."""
+        counts = Counter(self.of(other) for other in others)
+        return 0 if len(racks) > len(counts) else min(counts[rack] for rack in racks)
+
 
 def _least(
     hosts: Iterable[Host],
@@ -119,15 +146,10 @@ def _least(
     has: frozenset[int] = frozenset(),
 ) -> int:
     """Of the hosts that are none of the others, the best one to join them: rather one that has it
-    anyway."""
+    anyway, and among equals the first."""
     return min(
         (host.node for host in hosts if host.node not in others),
-        key=lambda node: (
-            racks.shared(node, others),
-            node not in has,
-            counts.get(node, 0),
-            node,
-        ),
+        key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
     )
 
 
@@ -164,13 +186,16 @@ class _Plan:
         self._keys = sorted(partitions)
         self._places = {key: partitions[key].replicas for key in self._keys}
         self._racks = _Racks(hosts)
-        self._open = [each for each in hosts if each.is_open and each.node not in draining]
+        self._open = sorted(each for each in hosts if each.is_open and each.node not in draining)
+        self._open_racks = {self._racks.of(each.node) for each in self._open}
         self._draining = draining
         self._steps_max = steps_max
         # Of open nodes only: what is on others neither comes nor goes. Dictionaries as sets that
         # keep their order, so that every manager plans the same.
         self._on: dict[int, dict[PartitionKey, None]] = {each.node: {} for each in self._open}
+        self._led: Counter[tuple[str, int]] = Counter()  # by topic id and node
         for key in self._keys:
+            self._led[key.topic_id, self._places[key][0]] += 1
             for node in self._places[key]:
                 if node in self._on:
                     self._on[node][key] = None
@@ -196,6 +221,8 @@ class _Plan:
         for node in place:
             if node in self._on:
                 self._on[node][key] = None
+        self._led[key.topic_id, self._places[key][0]] -= 1
+        self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
     # ── As many as wanted, and none on nodes that are to be empty ────────────────────────────
@@ -278,10 +305,14 @@ class _Plan:
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
         """With one replica in a rack that has fewer of them. None when that is nowhere."""
         place = self._places[key]
+        if len({self._racks.of(node) for node in place}) == len(place):
+            return None  # nearly always, and then no host has to be looked at
         giving = [node for node in place if node in self._on]
         giving.sort(key=lambda node: (-self._racks.shared(node, place), -self._load(node), node))
         for node in giving:
             others = [each for each in place if each != node]
+            if self._racks.shared(node, others) <= self._racks.fewest(others, self._open_racks):
+                continue  # no rack has fewer of them
             if all(host.node in place for host in self._open):
                 return None
             taking = _least(
@@ -316,8 +347,10 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Rather one that the giving node does not lead: then nobody's leader changes."""
+        """Rather one that the giving node does not lead: then nobody's leader changes. Else one of
+        the topic that it leads most of, beside the taking one."""
         led: PartitionKey | None = None
+        led_more = 0
         for key in self._on[giving]:
             if self._partitions[key].is_fixed or key in self._on[taking]:
                 continue
@@ -327,7 +360,9 @@ class _Plan:
                 continue
             if place[0] != giving:
                 return key
-            led = led or key
+            more = self._led[key.topic_id, giving] - self._led[key.topic_id, taking]
+            if led is None or more > led_more:
+                led, led_more = key, more
         return led
 
     # ── Leaders ──────────────────────────────────────────────────────────────────────────────
@@ -378,11 +413,19 @@ class _Plan:
         self, shared: Mapping[int, Mapping[int, Mapping[PartitionKey, None]]], led: dict[int, int]
     ) -> list[int] | None:
         """The shortest one from the node that leads most to the one in reach that leads least."""
+        least_of_all = min(led.values(), default=0)
+        in_vain: set[int] = set()  # whoever is in reach of one without a chain has none either
         for giving in sorted(led, key=lambda node: (-led[node], node)):
+            if led[giving] - least_of_all < 2:
+                return None  # nor from any after it: what is even is not searched, node by node
+            if giving in in_vain:
+                continue
             came_from = {giving: giving}
             reached = deque((giving,))
             while reached:
                 node = reached.popleft()
+                if led[node] == least_of_all:
+                    break  # nobody in reach leads less
                 for after in sorted(shared[node]):
                     if shared[node][after] and after not in came_from:
                         came_from[after] = node
@@ -393,6 +436,7 @@ class _Plan:
                 while chain[-1] != giving:
                     chain.append(came_from[chain[-1]])
                 return chain[::-1]
+            in_vain.update(came_from)
         return None
 
 

@@ -25,6 +25,7 @@ from penstock.manager.asking import Asking, AskStandings
 from penstock.manager.carrying import DECISIONS_PER_TXN_MAX, Carrier, End
 from penstock.manager.decisions import Ask, Decision, Policy, Topics, Why, due
 from penstock.manager.known import Known, Wish
+from penstock.manager.placement import Placed
 from penstock.metadata.cache import Cache
 from penstock.metadata.cluster_entries import (
     DRAINS_PREFIX,
@@ -46,6 +47,7 @@ from penstock.replication.row import View
 KEYS_PER_TURN: Final = (
     5 * DECISIONS_PER_TXN_MAX
 )  # looked at before others have their turn of the loop
+KEYS_PER_SLICE: Final = 1_000  # noted for a plan before others have theirs: some milliseconds
 KEYS_PER_ROUND: Final = 5_000  # of the slow round over everything
 PLAN_SHARE: Final = 20  # planning takes at most one part in so many of the time
 
@@ -85,6 +87,9 @@ class Tenure:
         counts: Counter[Why],
     ) -> None:
         self.known = Known()
+        self.began_ms = clock.mono_ms()
+        self.passes = 0  # looks at what is due
+        self.leaderless: set[PartitionKey] = set()  # as of the last look at each
         self._view = view
         self._catalog = catalog
         self._policy = policy
@@ -134,6 +139,7 @@ class Tenure:
             await self._look_around()
             while not self._is_deposed:
                 self._wake.clear()
+                self.passes += 1
                 await self._decide()
                 self._plan_if_due()
                 self._tell()
@@ -272,6 +278,7 @@ class Tenure:
             decisions = []
             for key in list(islice(known.due, KEYS_PER_TURN)):
                 del known.due[key]
+                self._note_leader(key)
                 if key in self._sent:
                     continue  # it is looked at again when that has come to an end
                 found = due(known, key, self._catalog, self._policy, self._asking.standings)
@@ -283,6 +290,13 @@ class Tenure:
                         known.launch(key, found.change.row.replicas)
             self._send(decisions)
             await asyncio.sleep(0)
+
+    def _note_leader(self, key: PartitionKey) -> None:
+        view = self.known.rows.get(key)
+        if view is None or self.known.is_led(view.row):
+            self.leaderless.discard(key)
+        else:
+            self.leaderless.add(key)
 
     def _send(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
@@ -349,7 +363,7 @@ class Tenure:
     async def _plan(self) -> None:
         policy = self._policy
         begun_ms = self._clock.mono_ms()
-        now = moving.situation(self.known, self._catalog, policy)
+        now = await self._situation()
         # In a thread: it may take longer than clients of this node should wait.
         planned = await asyncio.to_thread(moving.targets, now)
         await self._carrier.room()
@@ -361,6 +375,18 @@ class Tenure:
         ended_ms = self._clock.mono_ms()
         pause_ms = max(self._times.plan_ms_min, (ended_ms - begun_ms) * PLAN_SHARE)
         self._plan_at_ms = ended_ms + pause_ms
+
+    async def _situation(self) -> moving.Situation:
+        """Part by part: of a million partitions it takes longer than this node's lease, which is
+        kept by the same loop."""
+        known = self.known
+        partitions: dict[PartitionKey, Placed] = {}
+        keys = list(known.rows)
+        for start in range(0, len(keys), KEYS_PER_SLICE):
+            some = keys[start : start + KEYS_PER_SLICE]
+            partitions.update(moving.placed(known, some, self._catalog, self._policy))
+            await asyncio.sleep(0)
+        return moving.Situation(partitions, list(known.hosts), known.draining, self._policy)
 
     def _tell(self) -> None:
         """One line for all that has happened since the last one, once it has come to rest."""

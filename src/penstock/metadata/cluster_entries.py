@@ -5,6 +5,7 @@ and what an operator wishes. Keys and values, and nothing that happens to them.
                                    it came to be is the node's incarnation
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
     /manager                       whoever manages at the moment; goes with its lease
+    /level                         the feature level in force (``cluster_level.py``)
     /wishes/drains/<id>            nothing shall be on this node any more
     /wishes/places/<topic id>/<n>  where a partition shall be
 """
@@ -14,11 +15,13 @@ from typing import Final
 import msgspec
 
 from penstock.model.errors import Damaged
+from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.replication.row import PartitionRow
 
 NODES_PREFIX: Final = "/nodes/"
 PARTITIONS_PREFIX: Final = "/partitions/"
 MANAGER_KEY: Final = "/manager"
+LEVEL_KEY: Final = "/level"
 DRAINS_PREFIX: Final = "/wishes/drains/"
 PLACES_PREFIX: Final = "/wishes/places/"
 
@@ -47,9 +50,17 @@ class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     kafka: str = ""  # host:port, as clients are told
     folder_id: str = ""  # of the data: a node whose disk was replaced has another
     version: str = ""
-    feature_level: int = 0
+    feature_level: int = 0  # the highest it speaks
     is_leaving: bool = False  # about to stop: it shall lead nothing
     rack: str = ""
+    feature_level_min: int = 0  # the lowest
+
+    @property
+    def levels(self) -> Levels:
+        """One from before there were levels says nothing, or 1."""
+        return Levels(
+            max(self.feature_level_min, LEVEL_FIRST), max(self.feature_level, LEVEL_FIRST)
+        )
 
 
 class ManagerEntry(msgspec.Struct, frozen=True):
@@ -58,6 +69,11 @@ class ManagerEntry(msgspec.Struct, frozen=True):
 
 class PlaceWish(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]
+
+
+class LevelEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    level: int = LEVEL_FIRST  # in force
+    wanted: int = 0  # an operator's wish, until it is in force; 0: there is none
 
 
 def node_key(node: int) -> str:
@@ -98,9 +114,10 @@ _decode_node = msgspec.json.Decoder(NodeEntry).decode
 _decode_row = msgspec.json.Decoder(PartitionRow).decode
 _decode_manager = msgspec.json.Decoder(ManagerEntry).decode
 _decode_wish = msgspec.json.Decoder(PlaceWish).decode
+_decode_level = msgspec.json.Decoder(LevelEntry).decode
 
 
-def encode_entry(value: NodeEntry | PartitionRow | ManagerEntry | PlaceWish) -> bytes:
+def encode_entry(value: NodeEntry | PartitionRow | ManagerEntry | PlaceWish | LevelEntry) -> bytes:
     return _encode(value)
 
 
@@ -128,5 +145,12 @@ def decode_manager(key: str, value: bytes) -> ManagerEntry:
 def decode_wish(key: str, value: bytes) -> PlaceWish:
     try:
         return _decode_wish(value)
+    except msgspec.MsgspecError as error:
+        raise Damaged(key, 0, str(error)) from None
+
+
+def decode_level(key: str, value: bytes) -> LevelEntry:
+    try:
+        return _decode_level(value)
     except msgspec.MsgspecError as error:
         raise Damaged(key, 0, str(error)) from None

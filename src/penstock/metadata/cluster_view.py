@@ -89,6 +89,15 @@ class ClusterView:
     def trouble(self) -> str | None:
         return self._rows.trouble or self._nodes.trouble
 
+    @property
+    def revision(self) -> int:
+        """Of the store, as far as it was heard of here."""
+        return max(self._nodes_revision, self._rows_revision)
+
+    @property
+    def resync_count(self) -> int:
+        return self._nodes.resync_count + self._rows.resync_count
+
     def of_topic(self, topic_id: str) -> Mapping[int, View]:
         return self._of_topic.get(topic_id, {})
 

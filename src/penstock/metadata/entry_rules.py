@@ -40,6 +40,7 @@ from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
 from penstock.metadata.moves import MOVES_PREFIX, move_key
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.model.errors import Damaged, InvalidRequest
+from penstock.model.levels import LEVEL_FIRST
 from penstock.model.names import is_account, is_region
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
@@ -208,6 +209,13 @@ def _manager_place(key: str, value: bytes) -> str:
     return cluster.MANAGER_KEY
 
 
+def _level_place(key: str, value: bytes) -> str:
+    entry = cluster.decode_level(key, value)
+    if entry.level < LEVEL_FIRST or (entry.wanted and entry.wanted <= entry.level):
+        raise InvalidRequest(f"{key}: levels count from {LEVEL_FIRST}, and are only ever raised.")
+    return cluster.LEVEL_KEY
+
+
 def _drain_place(key: str, value: bytes) -> str:
     node = cluster.node_of(key)
     _check_node(key, node)
@@ -253,6 +261,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ),
     cluster.PARTITIONS_PREFIX: Rule(Family.CLUSTER, _row_place, ROWS_MAX, is_leased=False),
     cluster.MANAGER_KEY: Rule(Family.CLUSTER, _manager_place, 1, is_leased=True),
+    cluster.LEVEL_KEY: Rule(Family.CLUSTER, _level_place, 1, is_leased=False),
     cluster.DRAINS_PREFIX: Rule(
         Family.CLUSTER,
         _drain_place,

@@ -46,6 +46,7 @@ from penstock.metadata.store import (
     prefix_range,
 )
 from penstock.model.errors import InvalidRequest, Throttled, VersionConflict
+from penstock.telemetry.metrics import Histogram
 from penstock.wire.internal.faults import OutcomeUnknown
 
 CALLS_MAX: Final = 10_000  # under way at once; more would only time out in etcd's queue
@@ -71,6 +72,8 @@ class EtcdStore(SingleWrites):
         self._watches = Watches(config, chance=chance)
         self._keep_alives = KeepAlives(config, chance=chance)
         self._call_count = 0
+        # For the meter: how long calls took, however they ended.
+        self.durations = {method: Histogram() for method in Method}
         self._is_closed = False
 
     @classmethod
@@ -223,7 +226,8 @@ class EtcdStore(SingleWrites):
         if self._call_count == CALLS_MAX:
             raise Throttled("Too many metadata calls are waiting.")
         self._call_count += 1
-        until = self._loop.time() + self._config.call_ms / 1_000
+        began = self._loop.time()
+        until = began + self._config.call_ms / 1_000
         try:
             while True:
                 link = await self._calls.ready(until)
@@ -243,6 +247,7 @@ class EtcdStore(SingleWrites):
                         raise fault.error from failed
         finally:
             self._call_count -= 1
+            self.durations[method].observe(self._loop.time() - began)
 
     # ── Names ────────────────────────────────────────────────────────────────────────────────
 

@@ -33,6 +33,7 @@ class Following:
         the two have passed."""
         self.trouble: str | None = None  # why memory may be behind the store
         self.troubled_at = 0.0  # by the loop's clock, since when
+        self.resync_count = 0  # times everything was read again
         self._store = store
         self._prefix = prefix
         self._fill = fill
@@ -60,6 +61,7 @@ class Following:
                 if is_behind:
                     await self._fill()
                     is_behind, self.trouble = False, None
+                    self.resync_count += 1
                 watch = self._store.watch(self._prefix, from_revision=self._revision() + 1)
                 async with aclosing(watch):
                     async for changes in watch:

@@ -10,14 +10,14 @@ Whether this node may still act as one that nobody has taken for dead goes by it
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from penstock.metadata.cluster_entries import NodeEntry, decode_node, encode_entry, node_key
 from penstock.metadata.lease_clock import LeaseClock, LeaseClockConfig
 from penstock.metadata.store import Store
-from penstock.model.errors import PenstockError, VersionConflict
+from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ log_ = logging.getLogger(__name__)
 TTL_MS = 6_000  # etcd itself may be without a leader for 2.6 s: three seconds are too few
 BEATS = 4  # within that time
 RETRY_SECONDS = 0.3
+ENTER_TRIES_MAX = 5  # of a registration during which the conditions for it change
 
 
 class NodeTaken(PenstockError):
@@ -40,14 +41,18 @@ class Membership:
         clock: Clock,
         on_lost: Callable[[], None],
         ttl_ms: int = TTL_MS,
+        admit: Callable[[], Awaitable[tuple[str, int]]] | None = None,
     ) -> None:
-        """``on_lost`` is called when the lease has ended although the process has not."""
+        """``on_lost`` is called when the lease has ended although the process has not. ``admit``
+        raises when this node may not be in the cluster; else it returns what has to be so still
+        when it enters (``cluster_level.py``)."""
         self.entry = entry
         self.incarnation = 0
         self._store = store
         self._clock = clock
         self._on_lost = on_lost
         self._ttl_ms = ttl_ms
+        self._admit = admit
         self._held = LeaseClock(
             store,
             config=LeaseClockConfig(ttl_ms=ttl_ms, every_ms=ttl_ms // BEATS),
@@ -59,6 +64,11 @@ class Membership:
     def is_good(self) -> bool:
         """Whether nobody can have taken this node for dead yet."""
         return self._held.is_held
+
+    @property
+    def lease_left_ms(self) -> int:
+        """Until it is not good any more, by this node's own clock."""
+        return max(0, self._held.deadline_ms - self._clock.mono_ms())
 
     @property
     def lease(self) -> int:
@@ -89,20 +99,27 @@ class Membership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def register(self) -> int:
-        """Returns the incarnation."""
+        """Returns the incarnation. Raises NodeTaken, and what ``admit`` raises."""
         lease = await self._held.start()
-        key = node_key(self.entry.node)
         try:
-            self.incarnation = await self._store.txn(
-                compare=((key, 0),), puts=((key, encode_entry(self.entry)),), lease=lease
-            )
-        except PenstockError as error:
+            self.incarnation = await self._enter(lease)
+        except PenstockError:
             await self._held.stop()
-            if isinstance(error, VersionConflict):
-                taken = f"node {self.entry.node} has just been started elsewhere"
-                raise NodeTaken(taken) from None
             raise
         return self.incarnation
+
+    async def _enter(self, lease: int) -> int:
+        key = node_key(self.entry.node)
+        puts = ((key, encode_entry(self.entry)),)
+        for _ in range(ENTER_TRIES_MAX):
+            admitted = () if self._admit is None else (await self._admit(),)
+            try:
+                return await self._store.txn(compare=((key, 0), *admitted), puts=puts, lease=lease)
+            except VersionConflict:
+                if not admitted or await self._store.get(key) is not None:
+                    taken = f"node {self.entry.node} has just been started elsewhere"
+                    raise NodeTaken(taken) from None
+        raise Throttled("The conditions for being in this cluster keep changing.")
 
     def seen_gone(self, incarnation_now: int | None) -> None:
         """What the store tells of this node's entry: if that is not the one it made, the lease has

@@ -20,11 +20,13 @@ from penstock.metadata.cluster_entries import (
     encode_entry,
     partition_key,
 )
+from penstock.metadata.cluster_level import ClusterLevel
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
 from penstock.metadata.store import Change as StoreChange
 from penstock.model.errors import Overloaded, VersionConflict
+from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.topic import Kind, Topic
 from penstock.replication.election import Standing
 from penstock.replication.row import Change, PartitionRow, View
@@ -32,6 +34,7 @@ from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 TTL_MS = 120_000  # a node of these tests ends by its word, not by silence
+FIRST = Levels(LEVEL_FIRST, LEVEL_FIRST)
 QUICK = Times(settle_ms=20, plan_ms_min=10, refused_ms=20, failed_ms=30, round_ms=60_000)
 
 
@@ -142,15 +145,29 @@ class Line:
 class Node:
     """One node: its registration, what it sees, and whether it stands for manager."""
 
-    def __init__(self, cluster: "Cluster", number: int, *, rack: str) -> None:
+    def __init__(self, cluster: "Cluster", number: int, *, rack: str, levels: Levels) -> None:
         self.number = number
         self.standings: dict[PartitionKey, Standing] = {}
         self.is_mute = False  # does not answer questions
         self.is_catching_up = True  # brings its followers into sync
         self.line = Line(cluster.store)
-        entry = NodeEntry(number, f"n{number}", "127.0.0.1:1", rack=rack, folder_id=f"f{number}")
+        self.level = ClusterLevel(self.line, levels)
+        entry = NodeEntry(
+            number,
+            f"n{number}",
+            "127.0.0.1:1",
+            rack=rack,
+            folder_id=f"f{number}",
+            feature_level=levels.highest,
+            feature_level_min=levels.lowest,
+        )
         self.membership = Membership(
-            self.line, entry, clock=SystemClock(), on_lost=lambda: None, ttl_ms=TTL_MS
+            self.line,
+            entry,
+            clock=SystemClock(),
+            on_lost=lambda: None,
+            ttl_ms=TTL_MS,
+            admit=self.level.admit,
         )
         self.view = ClusterView(self.line)
         self.catalog = StoredCatalog(self.line)
@@ -160,6 +177,7 @@ class Node:
         self._has_work = asyncio.Event()
 
     async def start(self, *, stands: bool) -> None:
+        await self.level.start()
         await self.catalog.start()
         self.view.on_row(self._on_row)
         self.view.on_nodes(self.look)
@@ -190,6 +208,7 @@ class Node:
             clock=SystemClock(),
             policy=self._cluster.policy,
             times=self._cluster.times,
+            level=self.level,
         )
         await self.manager.start()
 
@@ -206,6 +225,7 @@ class Node:
         self._task.cancel()
         await asyncio.wait((self._task,))
         await self.view.stop()
+        await self.level.stop()
         await self.catalog.stop()
         await self.membership.stop()
 
@@ -259,8 +279,10 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.asked: list[tuple[int, Sequence[PartitionKey]]] = []
 
-    async def join(self, number: int, *, rack: str = "", stands: bool = True) -> Node:
-        node = Node(self, number, rack=rack)
+    async def join(
+        self, number: int, *, rack: str = "", stands: bool = True, levels: Levels = FIRST
+    ) -> Node:
+        node = Node(self, number, rack=rack, levels=levels)
         await node.start(stands=stands)
         self.nodes[number] = node
         return node

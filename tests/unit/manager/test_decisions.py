@@ -87,6 +87,30 @@ class TestOnePartition:
         assert decision.change.incarnations == {node: 10 * node for node in row.replicas}
         assert row.leader_incarnation == 10 * row.leader
 
+    @pytest.mark.parametrize("replicas", [1, 3])
+    @pytest.mark.parametrize(("partitions", "nodes"), [(4, 2), (7, 3), (2, 5), (64, 9)])
+    def test_of_a_new_topic_is_one_of_those_that_all_nodes_lead_alike(
+        self, partitions: int, nodes: int, replicas: int
+    ) -> None:
+        """Also where one node has been there for longer and leads everything else."""
+        known = known_of(a_row(replicas=(1,), in_sync=frozenset({1})), *range(1, nodes + 1))
+        topics = Topics(topic("a", 1), topic("new", partitions))
+        policy = Policy(replication_factor=replicas, in_sync_min=1)
+        led: Counter[int] = Counter()
+        for index in range(partitions):
+            key = PartitionKey("new", index)
+            decision = due(known, key, topics, policy, nobody_asked)
+            assert isinstance(decision, Decision)
+            assert decision.change is not None
+            row = decision.change.row
+            led[row.leader] += 1
+            if index % 2:
+                known.launch(key, row.replicas)  # on its way
+            else:
+                known.see_row(key, View(8 + index, 8 + index, row))
+        counts = [led[node] for node in range(1, nodes + 1)]
+        assert max(counts) - min(counts) <= 1
+
     def test_waits_for_a_node_to_be_created_on(self) -> None:
         known = known_of(None)
         assert decided(known) is None

@@ -86,19 +86,64 @@ class TestNewPartitions:
     ) -> None:
         loads = Loads()
         for _ in range(partitions):
-            replicas = choose(hosts(*range(nodes)), loads, count=count)
+            replicas = choose(hosts(*range(nodes)), loads, "t", count=count)
             assert len(replicas) == len(set(replicas)) == min(count, nodes)
-            loads.add(replicas)
-        assert spread(loads.replicas, range(nodes)) <= 1
-        if count >= nodes:
+            loads.add("t", replicas)
+            assert spread(loads.replicas, range(nodes)) <= 1
             assert spread(loads.leaders, range(nodes)) <= 1
+
+    @given(
+        nodes=st.integers(1, 9),
+        count=st.integers(1, 4),
+        sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12),
+    )
+    @settings(max_examples=EXAMPLES, deadline=None)
+    def test_of_each_topic_are_led_by_all_nodes_alike(
+        self, nodes: int, count: int, sizes: list[int]
+    ) -> None:
+        loads = Loads()
+        for number, size in enumerate(sizes):
+            led: Counter[int] = Counter()
+            for _ in range(size):
+                replicas = choose(hosts(*range(nodes)), loads, str(number), count=count)
+                loads.add(str(number), replicas)
+                led[replicas[0]] += 1
+                assert spread(led, range(nodes)) <= 1
+            # And not at the price of what nodes have to carry altogether.
+            assert spread(loads.replicas, range(nodes)) <= 1
+            assert spread(loads.leaders, range(nodes)) <= 1
+
+    def test_of_a_topic_go_to_the_emptiest_node_first(self) -> None:
+        loads = Loads()
+        for _ in range(3):
+            loads.add("old", (1,))
+        loads.add("old", (2,))
+        led: list[int] = []
+        for _ in range(4):
+            replicas = choose(hosts(1, 2, 3), loads, "new", count=1)
+            loads.add("new", replicas)
+            led += replicas
+        assert led == [3, 2, 1, 3]
+
+    def test_of_a_topic_that_grows_take_account_of_what_is_there(self) -> None:
+        loads = Loads()
+        for node in (1, 1, 2):
+            loads.add("t", (node,))
+        for node in (2, 2, 2, 3, 3, 3):
+            loads.add("other", (node,))
+        grown: list[int] = []
+        for _ in range(3):
+            replicas = choose(hosts(1, 2, 3), loads, "t", count=1)
+            loads.add("t", replicas)
+            grown += replicas
+        assert sorted(grown) == [2, 3, 3]
 
     def test_of_a_node_that_falls_scatter_over_all_the_others(self) -> None:
         loads = Loads()
-        chosen = [choose(hosts(1, 2, 3, 4), loads, count=0)]
+        chosen = [choose(hosts(1, 2, 3, 4), loads, "t", count=0)]
         for _ in range(1_200):
-            replicas = choose(hosts(1, 2, 3, 4), loads, count=4)
-            loads.add(replicas)
+            replicas = choose(hosts(1, 2, 3, 4), loads, "t", count=4)
+            loads.add("t", replicas)
             chosen.append(replicas)
         heirs = Counter(replicas[1] for replicas in chosen if replicas[:1] == (1,))
         assert heirs == {2: 100, 3: 100, 4: 100}
@@ -107,28 +152,38 @@ class TestNewPartitions:
         nodes = [Host(1, "a"), Host(2, "a"), Host(3, "b"), Host(4, "b"), Host(5, "c")]
         loads = Loads()
         for _ in range(50):
-            replicas = choose(nodes, loads, count=3)
+            replicas = choose(nodes, loads, "t", count=3)
             assert len({nodes[node - 1].rack for node in replicas}) == 3
-            loads.add(replicas)
+            loads.add("t", replicas)
 
     def test_get_what_there_is_when_there_are_too_few_nodes(self) -> None:
-        assert choose(hosts(7), Loads(), count=3) == (7,)
-        assert choose([], Loads(), count=3) == ()
+        assert choose(hosts(7), Loads(), "t", count=3) == (7,)
+        assert choose([], Loads(), "t", count=3) == ()
 
     @given(clusters())
     @settings(max_examples=EXAMPLES, deadline=None)
     def test_are_counted_and_forgotten_alike(self, cluster: Cluster) -> None:
         loads = Loads()
         for placed in cluster[0].values():
-            loads.add(placed.replicas)
+            loads.add("t", placed.replicas)
         for placed in cluster[0].values():
-            loads.remove(placed.replicas)
+            loads.remove("t", placed.replicas)
         assert not loads.replicas
         assert not loads.leaders
         assert not loads.seconds
+        assert not loads.of_topics
 
 
 class TestBalance:
+    def test_takes_from_the_topic_that_a_node_leads_most_of(self) -> None:
+        """Of two topics on one node, a second one gets half of each and not all of either."""
+        partitions = {
+            PartitionKey(topic, index): Placed((1,), 1) for topic in "ab" for index in range(4)
+        }
+        after = applied(partitions, plan(partitions, hosts(1, 2)))
+        led = Counter((each.topic_id, placed.replicas[0]) for each, placed in after.items())
+        assert led == {("a", 1): 2, ("a", 2): 2, ("b", 1): 2, ("b", 2): 2}
+
     @given(clusters())
     @settings(max_examples=EXAMPLES, deadline=None)
     def test_ends_within_one_with_as_few_moves_as_possible(self, cluster: Cluster) -> None:
@@ -318,8 +373,8 @@ def test_a_plan_for_ten_thousand_partitions_takes_less_than_a_second_of_cpu() ->
     loads = Loads()
     partitions = {}
     for index in range(10_000):
-        replicas = choose(hosts(*range(1, 10)), loads, count=3)
-        loads.add(replicas)
+        replicas = choose(hosts(*range(1, 10)), loads, "t", count=3)
+        loads.add("t", replicas)
         partitions[key(index)] = Placed(replicas, 3)
     begun = process_time()
     targets = plan(partitions, hosts(*range(1, 11)), steps_max=200)

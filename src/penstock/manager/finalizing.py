@@ -1,0 +1,72 @@
+"""The manager's part in raising the feature level: what an operator wants is in force as soon as it
+is certain that every node speaks it.
+
+When the wish is in the store nobody registers any more who does not (``cluster_level.py``). So one
+look at those who are registered is enough. If one of them does not speak it, which the operator's
+command has looked at before, the wish is taken back; the level in force never is.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from penstock.manager.reading import read_nodes
+from penstock.metadata.cluster_entries import LEVEL_KEY, MANAGER_KEY, LevelEntry, encode_entry
+from penstock.metadata.cluster_level import ClusterLevel
+from penstock.metadata.store import Store
+from penstock.model.errors import PenstockError, VersionConflict
+from penstock.wire.internal.faults import OutcomeUnknown
+
+RETRY_SECONDS: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Finalizing:
+    def __init__(self, store: Store, level: ClusterLevel, *, manager_created: int) -> None:
+        """``manager_created``: the revision in which the manager's entry came to be."""
+        self._store = store
+        self._level = level
+        self._manager_created = manager_created
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        end = self._level.on_change(self._changed.set)
+        try:
+            while True:
+                self._changed.clear()
+                is_done = await self._look()
+                try:
+                    async with asyncio.timeout(None if is_done else RETRY_SECONDS):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            end()
+
+    async def _look(self) -> bool:
+        """Whether there is nothing more to be done until the entry changes."""
+        entry, version = self._level.entry, self._level.version
+        if not entry.wanted:
+            return True
+        try:
+            nodes, _ = await read_nodes(self._store)
+            behind = sorted(node for node, one in nodes.items() if entry.wanted not in one.levels)
+            level = entry.level if behind else entry.wanted
+            await self._store.txn(
+                compare=((LEVEL_KEY, version),),
+                compare_created=((MANAGER_KEY, self._manager_created),),
+                puts=((LEVEL_KEY, encode_entry(LevelEntry(level))),),
+            )
+        except (VersionConflict, OutcomeUnknown):
+            return False  # the watch tells what is there now; it is looked at again all the same
+        except PenstockError as error:
+            log.warning("the feature level was not raised yet", extra={"why": str(error)})
+            return False
+        if behind:
+            log.warning(
+                "the feature level was not raised: not every node speaks it",
+                extra={"feature_level": entry.wanted, "nodes": ",".join(map(str, behind))},
+            )
+        return True

@@ -1,0 +1,172 @@
+"""The feature level that a cluster is at (``model/levels.py``), as one node knows it.
+
+    level 1 ──► an operator wants 2 ──► every node that registers from now on must speak 2 as well
+                                   └──► the manager has seen that all who were there do ──► level 2
+
+A registration compares the entry it was admitted by, so it is either older than the wish, and then
+among the nodes that the manager looks at, or it speaks what is wanted: nobody slips in between. In
+a store that knows of no cluster yet the first node begins with the highest level it speaks. A store
+without an entry but with a cluster in it is from before there were levels.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.metadata.cluster_entries import (
+    LEVEL_KEY,
+    NODES_PREFIX,
+    PARTITIONS_PREFIX,
+    LevelEntry,
+    decode_level,
+    encode_entry,
+)
+from penstock.metadata.following import Following
+from penstock.metadata.store import Change, ChangeKind, Store
+from penstock.model.errors import Damaged, PenstockError, VersionConflict
+from penstock.model.levels import Levels
+from penstock.wire.internal.faults import HelloRefused, OutcomeUnknown
+from penstock.wire.internal.frame import Hello
+
+log = logging.getLogger(__name__)
+
+NO_ENTRY = LevelEntry()
+
+
+class LevelRefused(PenstockError):
+    """This node does not speak what its cluster speaks."""
+
+
+class ClusterLevel:
+    def __init__(self, store: Store, levels: Levels | None = None) -> None:
+        """``levels``: those that this node speaks."""
+        self.levels = levels or Levels()
+        self.entry = NO_ENTRY
+        self.version = 0  # of the entry
+        self._store = store
+        self._revision = 0
+        self._on_change: list[Callable[[], None]] = []
+        self._following = Following(
+            store, LEVEL_KEY, fill=self._fill, take=self._take, revision=lambda: self._revision
+        )
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Returns what ends it."""
+        self._on_change.append(listener)
+        return lambda: self._on_change.remove(listener)
+
+    @property
+    def in_force(self) -> int:
+        """What may be said and written. Never more than all nodes understand: whoever has not
+        heard of a higher level yet goes on as before."""
+        return self.entry.level
+
+    @property
+    def resync_count(self) -> int:
+        return self._following.resync_count
+
+    @property
+    def trouble(self) -> str | None:
+        return self._following.trouble
+
+    # ── Life ─────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Returns when the level is known. Raises LevelRefused, and what the store raises."""
+        await self._following.start()
+        try:
+            if not self.version:
+                await self._begin()
+            self.check()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        await self._following.stop()
+
+    async def _begin(self) -> None:
+        for prefix in (NODES_PREFIX, PARTITIONS_PREFIX):
+            entries, _ = await self._store.list(prefix)
+            if entries:
+                return
+        entry = encode_entry(LevelEntry(self.levels.highest))
+        try:
+            await self._store.put(LEVEL_KEY, entry, if_version=0)
+        except (VersionConflict, OutcomeUnknown):
+            pass  # another node was faster, or nobody knows: what counts is what is there now
+        await self._fill()
+
+    # ── Who may be in the cluster ────────────────────────────────────────────────────────────
+
+    async def refresh(self) -> None:
+        """As the store has it now."""
+        await self._fill()
+
+    async def admit(self) -> tuple[str, int]:
+        """What the registration of this node has to compare. Raises LevelRefused."""
+        await self._fill()
+        self.check()
+        return LEVEL_KEY, self.version
+
+    def check(self) -> None:
+        """Raises LevelRefused."""
+        level, wanted = self.entry.level, self.entry.wanted or self.entry.level
+        if level in self.levels and wanted in self.levels:
+            return
+        way = "an older" if level < self.levels.lowest else "a newer"
+        at = f"at level {level}" if level not in self.levels else f"about to be at level {wanted}"
+        raise LevelRefused(
+            f"this node speaks feature {self.levels}, and the cluster is {at}: run {way} version"
+            " of Penstock here"
+        )
+
+    def check_hello(self, hello: Hello) -> None:
+        """Raises HelloRefused for a node that does not speak the level in force."""
+        levels = Levels(hello.level_min, hello.level_max)
+        if self.in_force not in levels:
+            raise HelloRefused(
+                f"Node {hello.node_id} speaks feature {levels}; this cluster is at level"
+                f" {self.in_force}."
+            )
+
+    # ── What is in the store ─────────────────────────────────────────────────────────────────
+
+    async def _fill(self) -> None:
+        entries, revision = await self._store.list(LEVEL_KEY)
+        if revision < self._revision:
+            return
+        self._revision = revision
+        found = [entry for entry in entries if entry.key == LEVEL_KEY]
+        for entry in found:
+            self._see(decode_level(LEVEL_KEY, entry.value), entry.version)
+        if not found:
+            self._see(NO_ENTRY, 0)
+
+    def _take(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if change.version <= self._revision:
+                continue
+            self._revision = change.version
+            if change.key != LEVEL_KEY:
+                continue
+            if change.kind is ChangeKind.DELETE:
+                log.error("the cluster's feature level was removed from the store")
+                continue  # nobody does that; what was in force stays so
+            try:
+                self._see(decode_level(LEVEL_KEY, change.value), change.version)
+            except Damaged as error:
+                log.error("the feature level cannot be read", extra={"reason": str(error)})
+
+    def _see(self, entry: LevelEntry, version: int) -> None:
+        if entry.level < self.entry.level:
+            # A store that was set back. What was written at the higher level is there all the same.
+            log.error(
+                "the feature level in the store is lower than it was",
+                extra={"feature_level": entry.level, "before": self.entry.level},
+            )
+            return
+        if entry.level > self.entry.level and self.version:
+            log.info("the feature level was raised", extra={"feature_level": entry.level})
+        self.entry, self.version = entry, version
+        for listener in tuple(self._on_change):
+            listener()
