@@ -25,6 +25,8 @@ case "${1:-}" in
     needs ip iproute2
     needs ss iproute2
     needs nsenter util-linux
+    # The clock that it sets wrong on one node.
+    needs faketime faketime
     ;;
   *)
     echo "usage: $0 python|tests" >&2

@@ -49,6 +49,7 @@ class Life:
     group_seq: int = 0
     dedup_id: str = ""
     invokes: int = 0
+    invoked_at: int = 0  # the first time
     oks: list[L.Ok] = field(default_factory=list)
     fails: int = 0
     deliveries: list[L.Recv] = field(default_factory=list)
@@ -74,19 +75,37 @@ class Life:
             default=math.inf,
         )
 
-    @property
-    def deleted_at(self) -> float:
-        """When a delete was first answered: from here on it must never be seen again."""
+    def deleted_at(self, message_id: str) -> float:
+        """When a delete was first answered: from here on it must never be seen again. Of one send
+        that was stored twice, each is deleted by itself."""
+        receipts = {seen.receipt for seen in self.deliveries if seen.message_id == message_id}
         return min(
-            (touch.ended_at for touch in self.deletes if touch.end is End.OK), default=math.inf
+            (
+                touch.ended_at
+                for touch in self.deletes
+                if touch.end is End.OK and touch.receipt in receipts
+            ),
+            default=math.inf,
         )
 
-    def held_until(self, delivery: L.Recv, *, seen_at: int) -> float:
+    @property
+    def sequences(self) -> dict[str, set[int]]:
+        """What was told of its place in a FIFO queue, by message id."""
+        told: dict[str, set[int]] = defaultdict(set)
+        for ok in self.oks:
+            told[ok.message_id].add(ok.sequence)
+        for delivery in self.deliveries:
+            told[delivery.message_id].add(delivery.sequence)
+        return {message_id: places - {-1} for message_id, places in told.items()}
+
+    def held_until(self, delivery: L.Recv, *, seen_at: int, free_at: float = 0) -> float:
         """A moment before which this lease certainly had not run out, as far as can be known at
-        ``seen_at``. It began no earlier than its receive was invoked, and each change of it may
-        have been applied at any time from its own invocation on; where a change is not certain,
-        or came by the receipt of another lease, the earlier of both readings counts."""
-        until: float = delivery.invoked_at + delivery.lease_ms * 1_000_000
+        ``seen_at``. It began no earlier than its receive was invoked, than the message was sent,
+        and than the lease before it can have ended (``free_at``); each change of it may have been
+        applied at any time from its own invocation on. Where a change is not certain, or came by
+        the receipt of another lease, the earlier of both readings counts."""
+        begun_at = max(delivery.invoked_at, self.invoked_at, free_at)
+        until: float = begun_at + delivery.lease_ms * 1_000_000
         for touch in self.extends:
             if touch.invoked_at >= seen_at or touch.end is End.FAIL:
                 continue
@@ -115,6 +134,7 @@ class History:
     strays: list[L.Recv] = field(default_factory=list)  # bodies that are not whole
     unknown: dict[str, list[L.RecvInfo]] = field(default_factory=lambda: defaultdict(list))
     cuts: list[int] = field(default_factory=list)
+    skews: list[tuple[int, int]] = field(default_factory=list)  # in which some clock was wrong
     faults: list[L.Fault] = field(default_factory=list)
     hung: list[L.Hung] = field(default_factory=list)
     drained: dict[str, L.Drained] = field(default_factory=dict)
@@ -123,21 +143,39 @@ class History:
     def cut_between(self, start: int, end: int) -> bool:
         return any(start < cut < end for cut in self.cuts)
 
+    def is_repeated_in_skew(self, life: Life) -> bool:
+        """A send that was repeated while a clock was wrong: the five minutes within which a repeat
+        is recognized are counted by the clock of whoever leads."""
+        last = max((ok.at for ok in life.oks), default=math.inf)
+        return life.invokes > 1 and any(
+            life.invoked_at < until and last > since for since, until in self.skews
+        )
+
 
 class _Builder:
     """Folds the lines, in order of time, into a history."""
 
-    def __init__(self) -> None:
+    def __init__(self, called_off_after_ns: float) -> None:
         self.history = History()
+        self._called_off_after_ns = called_off_after_ns
         self._by_receipt: dict[str, Life] = {}
         self._deletes: dict[str, Touch] = {}  # the open call of each receipt
         self._extends: dict[str, Touch] = {}
+        self._receives: dict[str, L.RecvInvoke] = {}  # that have not ended, by call
 
     def add(self, event: L.AnyEvent) -> None:
         match event:
             case L.Invoke() | L.Ok() | L.Fail() | L.Info():
                 self._add_send(event)
+            case L.RecvInvoke():
+                self._receives[event.call] = event
+            case L.RecvFail() | L.RecvNone():
+                self._close_receive(event.call, event.at)
+            case L.RecvInfo():
+                self._receives.pop(event.call, None)
+                self.history.unknown[event.queue].append(event)
             case L.Recv():
+                self._close_receive(event.call, event.at)
                 self._add_delivery(event)
             case L.DelInvoke():
                 self._open(self._deletes, event.receipt, Touch(event.at, event.receipt), event)
@@ -150,6 +188,13 @@ class _Builder:
                 self._close(self._extends, event.receipt, event)
             case _:
                 self._add_circumstance(event)
+
+    def _close_receive(self, call: str, at: int) -> None:
+        asked = self._receives.pop(call, None)
+        if asked is not None and at - asked.at >= self._called_off_after_ns:
+            self.history.unknown[asked.queue].append(
+                L.RecvInfo(at, asked.at, asked.queue, asked.count_max, call)
+            )
 
     def _life(self, key: L.Key) -> Life:
         life = self.history.lives.get(key)
@@ -165,6 +210,7 @@ class _Builder:
                 self.history.queues.add(event.queue)
                 life.queue, life.dedup_id = event.queue, event.dedup_id
                 life.group, life.group_seq = event.group, event.group_seq
+                life.invoked_at = life.invoked_at or event.at
                 life.invokes += 1
             case L.Ok():
                 life.oks.append(event)
@@ -212,12 +258,12 @@ class _Builder:
     def _add_circumstance(self, event: L.AnyEvent) -> None:
         history = self.history
         match event:
-            case L.RecvInfo():
-                history.unknown[event.queue].append(event)
             case L.Fault():
                 history.faults.append(event)
                 if event.kind == "cut":
                     history.cuts.append(event.at)
+                elif event.kind == "clock":
+                    history.skews.append((event.at, event.until))
             case L.Hung():
                 history.hung.append(event)
             case L.Drained():
@@ -226,9 +272,22 @@ class _Builder:
             case _:
                 pass
 
+    def end(self) -> None:
+        """Receives that no line closes: nobody lived to write down whether there was an answer."""
+        for left in self._receives.values():
+            self.history.unknown[left.queue].append(
+                L.RecvInfo(left.at, left.at, left.queue, left.count_max, left.call)
+            )
 
-def build_history(events: Iterable[L.AnyEvent]) -> History:
-    builder = _Builder()
+
+def build_history(
+    events: Iterable[L.AnyEvent], *, called_off_after_seconds: float = math.inf
+) -> History:
+    """``called_off_after_seconds``: where nodes pass receives on, one that waited so long may have
+    called a lease off at another node, which had it already and gave it back: its count has risen
+    and nobody has seen it."""
+    builder = _Builder(called_off_after_seconds * 1e9)
     for event in sorted(events, key=lambda event: event.at):
         builder.add(event)
+    builder.end()
     return builder.history

@@ -76,6 +76,7 @@ class Invoke(Event, frozen=True, tag="INVOKE"):
 class Ok(Event, frozen=True, tag="OK"):
     key: Key
     message_id: str
+    sequence: int = -1  # SequenceNumber, which FIFO queues tell
 
 
 class Fail(Event, frozen=True, tag="FAIL"):
@@ -93,6 +94,15 @@ class Info(Event, frozen=True, tag="INFO"):
 
 
 # ── receiving ────────────────────────────────────────────────────────────────────────────────
+class RecvInvoke(Event, frozen=True, tag="RECV_INVOKE"):
+    """A receive is about to leave. One without a closing line died with its client, and may have
+    leased messages as one without an answer may."""
+
+    call: str
+    queue: str
+    count_max: int
+
+
 class Recv(Event, frozen=True, tag="RECV"):
     """One message of one answered receive; ``at`` is when the answer was there."""
 
@@ -107,6 +117,7 @@ class Recv(Event, frozen=True, tag="RECV"):
     key: Key | None = None  # None: the body was not one of ours, or damaged
     group: str = ""
     group_seq: int = 0
+    sequence: int = -1
 
 
 class RecvInfo(Event, frozen=True, tag="RECV_INFO"):
@@ -115,6 +126,13 @@ class RecvInfo(Event, frozen=True, tag="RECV_INFO"):
     invoked_at: int
     queue: str
     count_max: int
+    call: str = ""
+
+
+class RecvFail(Event, frozen=True, tag="RECV_FAIL"):
+    """A receive that was refused, or never left: nothing was leased."""
+
+    call: str
 
 
 class RecvNone(Event, frozen=True, tag="RECV_NONE"):
@@ -122,6 +140,7 @@ class RecvNone(Event, frozen=True, tag="RECV_NONE"):
 
     invoked_at: int
     queue: str
+    call: str = ""
 
 
 class DelInvoke(Event, frozen=True, tag="DEL_INVOKE"):
@@ -167,10 +186,12 @@ class ExtInfo(Event, frozen=True, tag="EXT_INFO"):
 
 # ── around them ──────────────────────────────────────────────────────────────────────────────
 class Fault(Event, frozen=True, tag="FAULT"):
-    """``kill``: the process died, the kernel lives. ``cut``: what was not synced is gone too."""
+    """``kill``: the process died, the kernel lives. ``cut``: what was not synced is gone too.
+    ``clock``: somebody's wall clock was set."""
 
     kind: str
     calls_open: int = 0  # how many client calls were under way: a kill at rest proves little
+    until: int = 0  # of one that lasts
 
 
 class Started(Event, frozen=True, tag="STARTED"):
@@ -201,8 +222,10 @@ AnyEvent = (
     | Ok
     | Fail
     | Info
+    | RecvInvoke
     | Recv
     | RecvInfo
+    | RecvFail
     | RecvNone
     | DelInvoke
     | DelOk

@@ -23,6 +23,7 @@ from tests.harness.ledger import Body, Key, Ledger, now_ns
 WAIT_SECONDS = 1  # of every long poll
 LEASE_SECONDS = (2, 4)
 DRAIN_LEASE_SECONDS = 30
+DRAIN_SECONDS_MAX = 600.0  # a drainer that gets nothing more ends by itself, long before
 NO_PROGRESS_SECONDS_MAX = 15.0  # the STUCK bound
 END_SECONDS_MAX = 60.0
 UNKNOWN_COUNTS = (-1, -1, -1)
@@ -197,7 +198,7 @@ class Producer(Worker):
             return self.attempt(
                 "SendMessage",
                 {"QueueUrl": self.queue.url, **self._entry(body)},
-                on_ok=lambda reply: self.ledger.write(L.Ok(now_ns(), body.key, reply["MessageId"])),
+                on_ok=lambda reply: self.ledger.write(_ok(now_ns(), body.key, reply)),
                 on_fail=lambda why: self.ledger.write(L.Fail(now_ns(), body.key, why)),
                 on_info=lambda why: self.ledger.write(L.Info(now_ns(), body.key, why)),
             )
@@ -209,7 +210,7 @@ class Producer(Worker):
             done_at = now_ns()
             for entry in reply.get("Successful", []):
                 key = bodies[int(entry["Id"])].key
-                self.ledger.write(L.Ok(done_at, key, entry["MessageId"]))
+                self.ledger.write(_ok(done_at, key, entry))
             for entry in reply.get("Failed", []):
                 is_whole = False
                 key = bodies[int(entry["Id"])].key
@@ -279,16 +280,18 @@ class Consumer(Worker):
         """One long poll; what it gave is in the ledger before anything is done with it."""
         invoked_at = now_ns()
         self._calls += 1
+        call = f"{self.name}-{self._calls}"
         got: list[L.Recv] = []
+        self.ledger.write(L.RecvInvoke(invoked_at, call, self.queue.name, count))
 
         def note(reply: dict[str, Any]) -> None:
             at = now_ns()
             for place, message in enumerate(reply.get("Messages", [])):
-                got.append(self._recv(at, invoked_at, place, message, lease_seconds * 1_000))
+                got.append(self._recv(at, invoked_at, call, place, message, lease_seconds * 1_000))
             if got:
                 self.ledger.write(*got)
             else:
-                self.ledger.write(L.RecvNone(at, invoked_at, self.queue.name))
+                self.ledger.write(L.RecvNone(at, invoked_at, self.queue.name, call))
 
         self.attempt(
             "ReceiveMessage",
@@ -297,26 +300,32 @@ class Consumer(Worker):
                 "MaxNumberOfMessages": count,
                 "VisibilityTimeout": lease_seconds,
                 "WaitTimeSeconds": WAIT_SECONDS,
-                "AttributeNames": ["ApproximateReceiveCount"],
+                "AttributeNames": ["ApproximateReceiveCount", "SequenceNumber"],
             },
             on_ok=note,
-            on_fail=lambda _: None,
+            on_fail=lambda _: self.ledger.write(L.RecvFail(now_ns(), call)),
             on_info=lambda _: self.ledger.write(
-                L.RecvInfo(now_ns(), invoked_at, self.queue.name, count)
+                L.RecvInfo(now_ns(), invoked_at, self.queue.name, count, call)
             ),
             wait_seconds=WAIT_SECONDS,
         )
         return got
 
     def _recv(
-        self, at: int, invoked_at: int, place: int, message: dict[str, Any], lease_ms: int
+        self,
+        at: int,
+        invoked_at: int,
+        call: str,
+        place: int,
+        message: dict[str, Any],
+        lease_ms: int,
     ) -> L.Recv:
         body = Body.parse(message["Body"])
         is_ours = body is not None and body.run == self.run_id
         return L.Recv(
             at,
             invoked_at,
-            f"{self.name}-{self._calls}",
+            call,
             place,
             self.queue.name,
             message["MessageId"],
@@ -326,6 +335,7 @@ class Consumer(Worker):
             body.key if is_ours and body is not None else None,
             body.group if is_ours and body is not None else "",
             body.group_seq if is_ours and body is not None else 0,
+            int(message["Attributes"].get("SequenceNumber", -1)),
         )
 
     def _is_done_with(self, got: L.Recv, lease_seconds: int) -> bool:
@@ -435,6 +445,11 @@ class Drainer(Consumer):
         self.ledger.write(L.Drained(now_ns(), self.queue.name, *counts, empty_polls))
 
 
+def _ok(at: int, key: Key, told: dict[str, Any]) -> L.Ok:
+    """The answer to one send, or one entry of a batch's."""
+    return L.Ok(at, key, told["MessageId"], int(told.get("SequenceNumber", -1)))
+
+
 class Load:
     """A run: queues, workers over them, and the folder of their ledgers."""
 
@@ -517,11 +532,13 @@ class Load:
         for drainer in drainers:
             drainer.no_progress_seconds = no_progress_seconds
             drainer.start()
-        self._join(drainers)
+        self._join(drainers, seconds_max=DRAIN_SECONDS_MAX)
 
-    def _join(self, workers: Sequence[Worker]) -> None:
+    def _join(
+        self, workers: Sequence[Worker], *, seconds_max: float = END_SECONDS_MAX + 30
+    ) -> None:
         for worker in workers:
-            assert worker.join(END_SECONDS_MAX + 30), f"{worker.name} did not end"
+            assert worker.join(seconds_max), f"{worker.name} did not end"
             if worker.error is not None:
                 raise worker.error
 

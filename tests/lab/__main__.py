@@ -44,7 +44,7 @@ def main() -> int:
         outcome = LabRun(options, Path(folder), report / "ledgers").go()
     page = write_report(outcome, report)
     print(outcome.judgement.text())
-    print(f"{'good' if outcome.judgement.is_good else 'BAD'}: {page}")
+    print(f"{outcome.judgement.word}: {page}")
     return 0 if outcome.judgement.is_good else 1
 
 
@@ -63,16 +63,18 @@ def _arguments() -> argparse.ArgumentParser:
         "--fault",
         action="append",
         metavar="NAME",
-        help="instead of a profile: this fault, by class name; may be repeated",
+        help="instead of a profile: this fault, by class name or number; may be repeated",
     )
     return parser
 
 
 def _named(text: str) -> plan.Kind:
-    for kind in plan.ALL:
+    """By class or by number; those that need a run of their own first, for this is one."""
+    kinds = (*plan.ALONE, *plan.ALL)
+    for kind in kinds:
         if text in (kind.__name__, kind.name.split()[0]):
             return kind
-    raise SystemExit(f"no fault {text}; there are {', '.join(k.__name__ for k in plan.ALL)}")
+    raise SystemExit(f"no fault {text}; there are {', '.join(k.__name__ for k in kinds)}")
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

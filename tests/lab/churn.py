@@ -10,8 +10,8 @@ from random import Random
 from tests.harness.client import Fault, Refused, Unanswered
 from tests.harness.patience import eventually
 from tests.lab.boto_client import BotoClient, Endpoint
+from tests.lab.rows import PASSING_PREFIX
 
-PREFIX = "passing-"
 PAUSE_SECONDS = 2.0
 END_SECONDS_MAX = 60.0
 
@@ -31,7 +31,7 @@ class Churn:
         number = 0
         while not self._ending.wait(PAUSE_SECONDS):
             number += 1
-            name = f"{PREFIX}{number}"
+            name = f"{PASSING_PREFIX}{number}"
             try:
                 url = self._client.call("CreateQueue", {"QueueName": name})["QueueUrl"]
                 self._client.call("SendMessage", {"QueueUrl": url, "MessageBody": name})
@@ -57,7 +57,9 @@ class Churn:
 
     def _listed(self) -> list[set[str]]:
         try:
-            urls = self._client.call("ListQueues", {"QueueNamePrefix": PREFIX, "MaxResults": 1_000})
+            urls = self._client.call(
+                "ListQueues", {"QueueNamePrefix": PASSING_PREFIX, "MaxResults": 1_000}
+            )
         except (Fault, Refused, Unanswered):
             return []
         return [{str(url).rpartition("/")[2] for url in urls.get("QueueUrls", ())}]

@@ -84,7 +84,7 @@ class LabCluster:
         try:
             members = [self.net.place(f"e{number}") for number in range(MEMBERS)]
             self.etcd = EtcdCluster(
-                self._folder / "etcd",
+                self.etcd_folder,
                 members=MEMBERS,
                 hosts=[place.address for place in members],
                 enter=[place.enter for place in members],
@@ -106,6 +106,10 @@ class LabCluster:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    @property
+    def etcd_folder(self) -> Path:
+        return self._folder / "etcd"
 
     def add(self, number: int) -> LabNode:
         folder = self._folder / f"{run_prefix()}-n{number}"
@@ -166,14 +170,14 @@ class LabCluster:
     @property
     def is_settled(self) -> bool:
         """Every node runs and is registered, and every partition has a leader and all its replicas
-        in sync."""
+        in sync; those aside that come and go all the time."""
         alive = self.rows.nodes
         return all(node.is_running for node in self.nodes.values()) and all(
             row.leader in alive
             and row.in_sync == set(row.replicas)
             and len(row.replicas) >= REPLICAS
             and not row.lost
-            for row in self.rows.rows.values()
+            for row in self.rows.lasting()
         )
 
     def wait_settled(self, *, seconds: float = SETTLE_SECONDS_MAX) -> None:

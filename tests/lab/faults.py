@@ -1,8 +1,8 @@
 """What can be done to a cluster, and how it is undone. Every fault says afterwards what it has seen
 of its own effect (``fired``): a fault that did nothing makes a run worthless, and the run says so.
 
-This module has what faults have in common and those of processes; ``link_faults``, ``disk_faults``
-and ``store_faults`` have the others."""
+This module has what faults have in common and those of processes; ``link_faults``, ``disk_faults``,
+``store_faults``, ``clock_faults``, ``member_faults`` and ``client_faults`` have the others."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 from tests.harness.ledger import now_ns
 from tests.harness.patience import eventually
 from tests.lab.cluster import LEASE_MS, LabCluster
+from tests.lab.kafka_member import KafkaWork
 from tests.lab.network import Namespaces
+from tests.lab.sqs_worker import SqsWork
 
 EFFECT_SECONDS_MAX = 30.0  # a lease, the manager's look, and a machine that is busy
 START_SECONDS_MAX = 60.0
+
+
+@dataclass
+class Clients:
+    """The load, for faults of clients: more of the same are started, and broken."""
+
+    ledgers: Path
+    sqs: list[SqsWork] = field(default_factory=list)
+    kafka: KafkaWork | None = None
 
 
 @dataclass
@@ -27,6 +39,7 @@ class Stage:
 
     cluster: LabCluster
     chance: Random
+    clients: Clients
     working: Callable[[], None] = field(default=lambda: None)  # raises when the load is gone
 
     @property
@@ -58,7 +71,10 @@ class Fault:
     name = ""
     needs_net = False
     needs_disks = False
+    needs_faketime = False
     is_single_kill = False  # of which the time without writes is bounded (DARK)
+    is_clock_wrong = False  # of a node, as long as it lasts
+    settle_seconds_max = 90.0  # for everybody to be in sync again afterwards
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -68,6 +84,7 @@ class Fault:
         self.injected_at = 0
         self.healed_at = 0
         self.evidence = ""
+        self.found: list[tuple[str, str]] = []  # what it has seen broken: invariant, why
 
     def inject(self) -> None:
         """Do it, and wait for the effect."""
@@ -169,32 +186,3 @@ class RollingRestart(Fault):
         if any(codes):
             raise AssertionError(f"exit codes {codes} of nodes that were told to stop")
         self.evidence = f"exit codes {codes}"
-
-
-class KillManager(Fault):
-    """F19: a node that leads is killed, and while others are made leaders, whoever manages is
-    killed too. (When one node is both, the next manager is.)"""
-
-    name = "F19 kill manager in a failover"
-
-    def inject(self) -> None:
-        rows = self.cluster.rows
-        manager = rows.manager
-        first = max(
-            (number for number in self.cluster.nodes if number != manager),
-            key=lambda number: sum(row.leader == number for row in rows.rows.values()),
-        )
-        self.victims, self.silent = (f"n{first}", f"n{manager}"), (first, manager or first)
-        self.injected_at = now_ns()
-        self.cluster.nodes[first].kill()
-        self.stage.wait(lambda: first not in rows.nodes, f"n{first} is taken for dead")
-        if manager is not None:
-            self.cluster.nodes[manager].kill()
-        self.stage.wait(lambda: rows.manager not in (manager, None), "another node manages")
-        if rows.manager not in (manager, None):
-            self.evidence = f"n{rows.manager} manages after n{manager}"
-
-    def heal(self) -> None:
-        for node in self.cluster.nodes.values():
-            if not node.is_running:
-                node.start(seconds=START_SECONDS_MAX)

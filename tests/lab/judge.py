@@ -1,16 +1,17 @@
 """The verdict on a run: every invariant as a count, and whether the run was worth judging.
 
 What one client saw of one message is judged by ``harness.checker``, what Kafka clients saw by
-``kafka_check``, copies by ``replicas``. Here they come together with what only the whole of a run
-shows:
+``kafka_check``, copies by ``replicas`` and ``states``. Here they come together with what only the
+whole of a run shows:
 
-DARK    after a single kill a queue took no message for longer than a lease and four seconds
+DARK    after a single kill a queue took no message for longer than a lease and four seconds; or
+        giving a thousand partitions other leaders took longer than five
 STUCK   also: a queue took no message within 15 s after a fault was over, though nothing else was
         broken then; a call hung, though the node that was asked could have answered
 TRACE   in any node's log
 
-A run that proves nothing fails as well: faults without an effect, too few failovers, too little
-work."""
+A run that proves nothing is INVALID, which fails as well: faults without an effect, too few
+failovers, truncations or changes of in-sync sets, too little work."""
 
 from __future__ import annotations
 
@@ -26,16 +27,20 @@ from tests.harness.server import tracebacks
 from tests.lab.kafka_check import KafkaHistory, check_kafka
 from tests.lab.kafka_ledger import AnyEvent as KafkaEvent
 from tests.lab.replicas import Compared
+from tests.lab.states import ComparedStates
 
 INVARIANTS = (
     "LOST", "PHANTOM", "CONFLICT", "DUP", "SKIP", "BACK", "REORDER", "HWBACK", "RESURRECT",
-    "OVERLAP", "GROUP", "RCOUNT", "DEDUP", "BADCRC", "STUCK", "SPLIT", "GHOST", "DARK", "TRACE",
+    "OVERLAP", "GROUP", "RCOUNT", "DEDUP", "BADCRC", "STUCK", "SPLIT", "STATE", "GHOST", "DARK",
+    "TRACE",
 )  # fmt: skip
 DARK_EXTRA_MS = 4_000
 STUCK_MS = 15_000
+CALLED_OFF_AFTER_SECONDS = (
+    0.1  # a receive that was answered sooner was not passed from node to node
+)
 BACK_MS = 5_000  # for a node that was silent, until it counts as one that answers
 NS_PER_MS = 1_000_000
-RECEIVE_MAX = 10  # messages of one receive
 
 
 class FaultDone(msgspec.Struct, frozen=True):
@@ -48,10 +53,13 @@ class FaultDone(msgspec.Struct, frozen=True):
     healed_at: int
     is_single_kill: bool
     evidence: str | None
+    is_clock_wrong: bool = False  # of one of the nodes, meanwhile
+    found: tuple[tuple[str, str], ...] = ()  # what it has seen broken itself: invariant, why
 
 
 class Minima(msgspec.Struct, frozen=True):
-    """What a run must have gone through to count."""
+    """What a run must have gone through to count. Failovers and changes of in-sync sets are counted
+    by their causes and not by partitions (``rows.waves``)."""
 
     sends: int = 0
     failovers: int = 0
@@ -75,11 +83,18 @@ class Judgement:
     def is_good(self) -> bool:
         return not any(self.counts.values()) and not self.worthless
 
+    @property
+    def word(self) -> str:
+        """For the run as a whole. What is broken counts before what was not tried."""
+        if any(self.counts.values()):
+            return "BAD"
+        return "INVALID" if self.worthless else "good"
+
     def text(self) -> str:
         lines = ["  ".join(f"{name}={count}" for name, count in self.counts.items())]
         lines.append("  ".join(f"{name}={count}" for name, count in self.coverage.items()))
         lines += [f"longest outage in {name}: {ms} ms" for name, ms in self.outages_ms.items()]
-        lines += [f"proves nothing: {why}" for why in self.worthless]
+        lines += [f"INVALID, for it proves nothing: {why}" for why in self.worthless]
         lines += [f"first {name}: {why}" for name, why in self.first.items()]
         return "\n".join(lines)
 
@@ -93,9 +108,12 @@ class Seen:
     faults: Sequence[FaultDone]
     logs: Mapping[int, str]  # node → all it said
     compared: Compared
+    states: ComparedStates
     ghosts: Sequence[str]  # deleted queues that are there
-    failovers: int
+    failovers: int  # of partitions, as the next
     in_sync_changes: int
+    failover_waves: int
+    in_sync_waves: int
     truncations: int
     lease_ms: int
     node_at: Callable[[str], int | None]
@@ -105,9 +123,12 @@ class Seen:
 def judge(seen: Seen, minima: Minima) -> Judgement:
     result = Judgement()
     events = [event for event in seen.events if not _is_excused(event, seen)]
-    repeated = _repeated(seen)
-    verdict = checker.check([*events, *repeated])
-    verdict.coverage.receives_unknown -= len(repeated)
+    skews = [
+        L.Fault(fault.injected_at, "clock", 1, fault.healed_at)
+        for fault in seen.faults
+        if fault.is_clock_wrong
+    ]
+    verdict = checker.check([*events, *skews], called_off_after_seconds=CALLED_OFF_AFTER_SECONDS)
     for name, count in verdict.counts.items():
         result.counts[name] += count
     result.first.update(verdict.first)
@@ -123,6 +144,8 @@ def judge(seen: Seen, minima: Minima) -> Judgement:
             result.add("TRACE", f"n{node}: {trace}")
     for why in seen.compared.split:
         result.add("SPLIT", why)
+    for why in seen.states.differences:
+        result.add("STATE", why)
     for why in (*seen.compared.ghost, *seen.ghosts):
         result.add("GHOST", why)
     result.coverage = {
@@ -133,9 +156,13 @@ def judge(seen: Seen, minima: Minima) -> Judgement:
         "kafka_read": history.read_count,
         "failovers": seen.failovers,
         "in_sync_changes": seen.in_sync_changes,
+        "failover_waves": seen.failover_waves,
+        "in_sync_waves": seen.in_sync_waves,
         "truncations": seen.truncations,
         "partitions_compared": seen.compared.partitions,
         "batches_compared": seen.compared.batches,
+        "states_compared": seen.states.folds,
+        "watermarks_told": sum(map(len, history.marks.values())),
     }
     del result.coverage["faults_under_load"]  # of a load that stands still while its server does
     _check_worth(seen, minima, result)
@@ -155,23 +182,6 @@ def _is_excused(event: L.AnyEvent, seen: Seen) -> bool:
     )
 
 
-def _repeated(seen: Seen) -> list[L.AnyEvent]:
-    """Receives that nodes may have repeated among themselves: one that was under way while
-    something was broken may have leased messages at a node that was lost before it could say
-    which, and then others elsewhere, or none. Of such leases a client learns nothing, so for RCOUNT
-    each of these calls counts as one answer that never came."""
-    calls: dict[str, L.AnyEvent] = {}
-    for event in seen.events:
-        if isinstance(event, L.Recv | L.RecvNone) and any(
-            event.invoked_at < fault.healed_at + BACK_MS * NS_PER_MS
-            and event.at > fault.injected_at
-            for fault in seen.faults
-        ):
-            name = event.call if isinstance(event, L.Recv) else f"{event.queue} at {event.at}"
-            calls[name] = L.RecvInfo(event.at, event.invoked_at, event.queue, RECEIVE_MAX)
-    return list(calls.values())
-
-
 def _check_outages(seen: Seen, result: Judgement) -> None:
     """DARK and STUCK by queue, from the times at which messages were taken."""
     taken = _taken_at(seen.events)
@@ -189,6 +199,8 @@ def _check_outages(seen: Seen, result: Judgement) -> None:
             if stuck_at < until and not any(fault.healed_at <= at <= stuck_at for at in times):
                 result.add("STUCK", f"{queue}: no write within 15 s after {fault.name} was over")
         result.outages_ms[f"{number}. {fault.name}"] = worst
+        for name, why in fault.found:
+            result.add(name, f"{fault.name}: {why}")
 
 
 def _taken_at(events: Iterable[L.AnyEvent]) -> dict[str, list[int]]:
@@ -217,8 +229,8 @@ def _check_worth(seen: Seen, minima: Minima, result: Judgement) -> None:
     ]
     for name, found, least in (
         ("sends", result.coverage["sends_ok"], minima.sends),
-        ("failovers", seen.failovers, minima.failovers),
-        ("in-sync changes", seen.in_sync_changes, minima.in_sync_changes),
+        ("failovers", seen.failover_waves, minima.failovers),
+        ("changes of in-sync sets", seen.in_sync_waves, minima.in_sync_changes),
         ("truncations", seen.truncations, minima.truncations),
     ):
         if found < least:

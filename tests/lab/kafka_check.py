@@ -1,7 +1,8 @@
 """Judges what Kafka clients wrote down. Counts by invariant:
 
-LOST      acknowledged and not in the log at the end; or in the log, and the group has read past it
-          though nobody read it (what lies behind all it has read is STUCK)
+LOST      acknowledged and not in the log at the end, where that could be read (else it is STUCK);
+          or in the log, and the group has read past it though nobody read it (what lies behind all
+          it has read is STUCK)
 PHANTOM   in the log, or read, and never sent
 CONFLICT  two values for one place in a partition, over all that was acknowledged and read
 DUP       in the log twice, though the producer is idempotent
@@ -42,9 +43,11 @@ class KafkaHistory:
         self.offsets: dict[Place, int] = {}
         self.stuck: list[str] = []
         self.ended: set[str] = set()
+        self.read_partly: set[Place] = set()  # whose log nobody could read up to its end
         self.topics: set[str] = set()
         for event in events:
-            self.topics.add(event.topic)
+            if not isinstance(event, K.Marks):  # which queues have too
+                self.topics.add(event.topic)
             self._add(event)
 
     def _add(self, event: K.AnyEvent) -> None:
@@ -75,8 +78,15 @@ class KafkaHistory:
             case K.Ended():
                 self.ended.add(topic)
                 self.stuck += event.stuck
+                if event.read is not None:
+                    known = {place for place in {*self.sent, *self.stands} if place[0] == topic}
+                    self.read_partly |= known - {(topic, partition) for partition in event.read}
                 for partition, offset in event.offsets:
                     self.offsets[topic, partition] = offset
+
+    def highest_marks(self) -> dict[Place, int]:
+        """How far everything was known to be committed, by somebody."""
+        return {place: max(mark for _, _, mark in marks) for place, marks in self.marks.items()}
 
     @property
     def acked_count(self) -> int:
@@ -129,7 +139,8 @@ def _check_log(
             fail("REORDER", f"{place}: {number} at {offset} behind {highest}")
         seen.add(number)
         highest = max(highest, number)
-    for number in sorted(history.acked[place].keys() - seen):
+    missing = set() if place in history.read_partly else history.acked[place].keys() - seen
+    for number in sorted(missing):
         fail("LOST", f"{place}: {number} acknowledged, not in the log")
     for number in sorted({number for offset, number in stands if offset < reached} - read):
         fail("LOST", f"{place}: the group has read past {number}, which nobody read")

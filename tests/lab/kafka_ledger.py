@@ -66,10 +66,12 @@ class Stands(Event, frozen=True, tag="STANDS"):
 
 
 class Ended(Event, frozen=True, tag="ENDED"):
-    """The last line. What the group has committed, and what did not come to an end in time."""
+    """The last line. What the group has committed, what did not come to an end in time, and which
+    partitions were read up to their end: None means all."""
 
     offsets: list[tuple[int, int]]
     stuck: list[str]
+    read: list[int] | None = None
 
 
 AnyEvent = Sent | Acked | Unknown | Read | Committed | Marks | Stands | Ended

@@ -1,6 +1,6 @@
 """A process of Kafka clients (librdkafka): an idempotent producer that numbers its records per
-partition, members of one group, and somebody who asks for high watermarks. Run as
-``python -m tests.lab.kafka_worker '<json>'``; speaks as ``sqs_worker`` does. At the end it waits
+partition, members of one group (``kafka_member``), and somebody who asks for high watermarks. Run
+as ``python -m tests.lab.kafka_worker '<json>'``; speaks as ``sqs_worker`` does. At the end it waits
 for the producer's last answers, for the group to have read everything, and reads the log once
 more from its beginning."""
 
@@ -16,32 +16,17 @@ import msgspec
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from tests.harness.kafka_load import STAY
 from tests.harness.ledger import now_ns
 from tests.lab import kafka_ledger as K  # noqa: N812  (every event class is used)
 from tests.lab.kafka_ledger import KafkaLedger
+from tests.lab.kafka_member import QUICK, KafkaWork, Member
+from tests.lab.queue_marks import QueueMarks
 from tests.lab.sqs_worker import TELL_SECONDS, hear
 
 IN_FLIGHT_MAX = 500
 BURST = 20
-COMMIT_EVERY = 50
 END_SECONDS_MAX = 60.0
 ASK_SECONDS_MAX = 5.0
-QUICK: dict[str, Any] = {
-    **STAY,
-    "reconnect.backoff.ms": 20,
-    "reconnect.backoff.max.ms": 200,
-    "log_level": 0,
-}
-
-
-class KafkaWork(msgspec.Struct, frozen=True):
-    name: str
-    folder: str
-    bootstrap: str
-    partitions: int = 6
-    members: int = 2
-    pace_ms: int = 25  # between bursts
 
 
 class Sender:
@@ -126,79 +111,10 @@ class Sender:
         return [*self.fatal, *([f"{left} records without an answer"] if left else [])]
 
 
-class Member:
-    """Reads, writes down what it read, commits now and then."""
-
-    def __init__(self, work: KafkaWork, topic: str, number: int) -> None:
-        self._name = f"{work.name}-member{number}"
-        self._ledger = KafkaLedger(Path(work.folder), self._name, topic)
-        self._topic = topic
-        self._assignment = 0
-        self.positions: dict[int, int] = {}  # one behind the last read
-        self.error: BaseException | None = None
-        self._consumer: Any = Consumer(
-            {
-                **QUICK,
-                "bootstrap.servers": work.bootstrap,
-                "group.id": f"{work.name}-group",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                "session.timeout.ms": 10_000,
-                "heartbeat.interval.ms": 500,
-                "partition.assignment.strategy": "cooperative-sticky",
-            }
-        )
-
-    def run(self, ending: threading.Event) -> None:
-        try:
-            self._run(ending)
-        except BaseException as error:  # told at the end: a dead member is a failed run
-            self.error = error
-
-    def _run(self, ending: threading.Event) -> None:
-        self._consumer.subscribe(
-            [self._topic], on_assign=self._rebalanced, on_revoke=self._rebalanced,
-            on_lost=self._rebalanced,
-        )  # fmt: skip
-        since_commit = 0
-        while not ending.is_set():
-            messages = self._consumer.consume(200, timeout=0.1)
-            records = [
-                (message.partition(), message.offset(), int(message.value()))
-                for message in messages
-                if message.error() is None
-            ]
-            if not records:
-                continue
-            self._ledger.write(K.Read(now_ns(), self._topic, self._name, self._assignment, records))
-            self.positions.update((partition, offset + 1) for partition, offset, _ in records)
-            since_commit += len(records)
-            if since_commit >= COMMIT_EVERY:
-                since_commit = 0
-                self._commit()
-        self._commit()
-        self._consumer.close()
-        self._ledger.close()
-
-    def _rebalanced(self, _consumer: Any, _partitions: Any) -> None:
-        self._assignment += 1
-
-    def _commit(self) -> None:
-        """No answer means nothing: it may have been done or not."""
-        try:
-            places = self._consumer.commit(asynchronous=False) or ()
-        except KafkaException:
-            return
-        done = [(one.partition, one.offset) for one in places if one.error is None]
-        self._ledger.write(
-            K.Committed(now_ns(), self._topic, [each for each in done if each[1] >= 0])
-        )
-
-
 class KafkaWorker:
     def __init__(self, work: KafkaWork) -> None:
         self._work = work
-        self._topic = f"{work.name}-topic"
+        self._topic = work.topic
         self._ledger = KafkaLedger(Path(work.folder), f"{work.name}-end", self._topic)
         admin = AdminClient({**QUICK, "bootstrap.servers": work.bootstrap})
         made = admin.create_topics(
@@ -206,8 +122,10 @@ class KafkaWorker:
         )
         made[self._topic].result(END_SECONDS_MAX)
         self._sender = Sender(work, self._topic)
-        self._members = [Member(work, self._topic, number) for number in range(work.members)]
+        self._members = [Member(work, f"member{number}") for number in range(work.members)]
         self._asker: Any = self._reader(f"{work.name}-asker")
+        servers = {**QUICK, "bootstrap.servers": work.bootstrap}
+        self._queue_marks = QueueMarks(work.name, Path(work.folder), work.queues, servers)
         self._refusal = ""  # the last answer to a question for a watermark that was none
         self._pause = threading.Event()  # never set
 
@@ -232,12 +150,15 @@ class KafkaWorker:
         ]
         for thread in reading:
             thread.start()
+        self._queue_marks.start()
         print("ready", flush=True)
         while not ending.wait(TELL_SECONDS):
             print(f"calls {self._sender.acked_count}", flush=True)
             self._ask_marks()
         sending.join()
         stuck = self._sender.end()
+        # By a client that knows nothing of what has been: this is about the cluster as it is.
+        self._asker = self._reader(f"{self._work.name}-ends")
         ends = self._ask_marks(seconds=END_SECONDS_MAX)
         if len(ends) < self._work.partitions:
             stuck.append(f"no watermark: {self._refusal}")
@@ -247,13 +168,17 @@ class KafkaWorker:
             thread.join(END_SECONDS_MAX)
             stuck += ["a member did not end"] if thread.is_alive() else []
         stuck += [repr(member.error) for member in self._members if member.error is not None]
-        stuck += self._read_log(ends)
+        read = self._read_log(ends)
+        if len(read) < self._work.partitions:
+            stuck.append(f"{self._topic}: of {ends} only {sorted(read)} could be read to the end")
+        if not self._queue_marks.end(END_SECONDS_MAX):
+            stuck.append("asking for watermarks of queues did not end")
         offsets: list[tuple[int, int]] = []
         try:
             offsets = self._group_offsets()
         except KafkaException as error:
             stuck.append(f"{self._topic}: the group's offsets are not told: {error}")
-        self._ledger.write(K.Ended(now_ns(), self._topic, offsets, stuck))
+        self._ledger.write(K.Ended(now_ns(), self._topic, offsets, stuck, read))
 
     def _ask_marks(self, *, seconds: float = 1.0) -> dict[int, int]:
         """High watermarks, of those partitions that answer in time."""
@@ -295,14 +220,15 @@ class KafkaWorker:
                 return behind
             self._pause.wait(0.1)
 
-    def _read_log(self, ends: dict[int, int]) -> list[str]:
+    def _read_log(self, ends: dict[int, int]) -> list[int]:
+        """From the beginning; the partitions of which everything was read in time."""
         reader = self._reader(f"{self._work.name}-log")
         reader.assign([TopicPartition(self._topic, partition, 0) for partition in ends])
         at = dict.fromkeys(ends, 0)
         until = time.monotonic() + END_SECONDS_MAX
         while any(at[partition] < end for partition, end in ends.items()):
             if time.monotonic() > until:
-                return [f"{self._topic}: the log could be read up to {at} of {ends}"]
+                break
             records = []
             for message in reader.consume(1_000, timeout=0.5):
                 if message.error() is None:
@@ -311,10 +237,10 @@ class KafkaWorker:
             if records:
                 self._ledger.write(K.Stands(now_ns(), self._topic, records))
         reader.close()
-        return []
+        return [partition for partition, end in ends.items() if at[partition] >= end]
 
     def _group_offsets(self) -> list[tuple[int, int]]:
-        reader = self._reader(f"{self._work.name}-group")
+        reader = self._reader(self._work.group)
         places = [TopicPartition(self._topic, one) for one in range(self._work.partitions)]
         found = reader.committed(places, timeout=END_SECONDS_MAX)
         reader.close()

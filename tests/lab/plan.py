@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from tests.lab import disk_faults, faults, link_faults, member_faults, store_faults
+from tests.lab import (
+    client_faults,
+    clock_faults,
+    disk_faults,
+    faults,
+    link_faults,
+    manager_faults,
+    member_faults,
+    store_faults,
+)
 from tests.lab.faults import Fault
 from tests.lab.judge import Minima
 
@@ -30,12 +39,19 @@ ALL: tuple[Kind, ...] = (
     disk_faults.TornTail,
     disk_faults.FlippedBit,
     disk_faults.WipedDisk,
+    clock_faults.WrongClock,
     store_faults.KillStoreLeader,
     store_faults.StopStoreLeader,
     store_faults.LoseStoreQuorum,
     member_faults.ReplaceNodeDuringKill,
     faults.RollingRestart,
-    faults.KillManager,
+    manager_faults.KillManager,
+    client_faults.RestlessConsumers,
+)
+# For a run of their own: one takes an operator to undo, the other a cluster of another size.
+ALONE: tuple[Kind, ...] = (
+    store_faults.RestoredStore,
+    manager_faults.KillManagerOfMany,
 )
 SMOKE: tuple[Kind, ...] = (
     faults.KillLeader,
@@ -92,9 +108,13 @@ def drawn(chance: Random, usable: Sequence[Kind]) -> Callable[[], Kind]:
     return draw
 
 
-def usable(kinds: Sequence[Kind], *, has_net: bool, has_disks: bool) -> list[Kind]:
+def usable(
+    kinds: Sequence[Kind], *, has_net: bool, has_disks: bool, has_faketime: bool
+) -> list[Kind]:
     return [
         kind
         for kind in kinds
-        if (has_net or not kind.needs_net) and (has_disks or not kind.needs_disks)
+        if (has_net or not kind.needs_net)
+        and (has_disks or not kind.needs_disks)
+        and (has_faketime or not kind.needs_faketime)
     ]

@@ -1,10 +1,13 @@
 """SPLIT and GHOST, on the disks of nodes that have ended: every copy of a partition has the same
-batches, byte for byte, as far as all of them reach, and no copy is missing.
+batches, byte for byte, as far as all of them reach, every copy reaches as far as was known to be
+committed, and none is missing.
 
 Segments are read here by the format's description and not by our own code. Copies may begin at
 different offsets (what is finished is dropped in each one's own time) and end at different ones
 (what was not committed when the power went), and their segments may be cut elsewhere; between the
-last beginning and the first end nothing may differ."""
+last beginning and the first end nothing may differ. A batch counts only if its own checksum is
+right: what is damaged ends a copy, and is then missed. What copies are folded into is compared by
+``states``."""
 
 from __future__ import annotations
 
@@ -14,7 +17,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import crc32c
+
 _HEAD = struct.Struct(">qi")  # base offset, length of what follows
+_EPOCH = struct.Struct(">i")  # of the leader that took it
+_EPOCH_AT = 12
+_CRC = struct.Struct(">I")  # CRC-32C of everything behind it
+_CRC_AT = 17
+_SEALED_AT = 21
 _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
 _BATCH_BYTES_MIN = 61
@@ -24,6 +34,7 @@ _BATCH_BYTES_MIN = 61
 class Batch:
     base: int
     next: int
+    epoch: int
     digest: bytes
 
 
@@ -38,9 +49,24 @@ def batches(folder: Path) -> Iterator[Batch]:
             end = at + _HEAD.size + length
             if length < _BATCH_BYTES_MIN - _HEAD.size or end > len(data):
                 break
+            if (
+                crc32c.crc32c(data[at + _SEALED_AT : end])
+                != _CRC.unpack_from(data, at + _CRC_AT)[0]
+            ):
+                return
             (delta,) = _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)
-            yield Batch(base, base + delta + 1, hashlib.sha256(data[at:end]).digest())
+            (epoch,) = _EPOCH.unpack_from(data, at + _EPOCH_AT)
+            yield Batch(base, base + delta + 1, epoch, hashlib.sha256(data[at:end]).digest())
             at = end
+
+
+def has_batches(folder: Path) -> bool:
+    return next(batches(folder), None) is not None
+
+
+def last_epoch(folder: Path) -> int:
+    """The latest that a copy knows of; -1 of an empty one."""
+    return max((batch.epoch for batch in batches(folder)), default=-1)
 
 
 def difference(copies: Mapping[str, list[Batch]]) -> str | None:
@@ -75,9 +101,13 @@ class Compared:
     ghost: list[str] = field(default_factory=list)
 
 
-def compare(folders: Mapping[str, Mapping[str, Path]]) -> Compared:
-    """``folders``: of each partition, each node's copy."""
+def compare(
+    folders: Mapping[str, Mapping[str, Path]], committed: Mapping[str, int] | None = None
+) -> Compared:
+    """``folders``: of each partition, each node's copy, of nodes that are in sync. ``committed``:
+    as far as that was told by somebody, the offset below which everything is."""
     found = Compared()
+    known = committed or {}
     for partition, by_node in folders.items():
         missing = [node for node, folder in by_node.items() if not folder.is_dir()]
         if missing:
@@ -90,4 +120,8 @@ def compare(folders: Mapping[str, Mapping[str, Path]]) -> Compared:
         why = difference(copies) if len(copies) > 1 else None
         if why is not None:
             found.split.append(f"{partition}: {why}")
+        for node, copy in copies.items():
+            end, told = copy[-1].next if copy else 0, known.get(partition, 0)
+            if end < told:
+                found.split.append(f"{partition}: {node} ends at {end}, committed was {told}")
     return found

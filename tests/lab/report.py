@@ -17,6 +17,11 @@ from tests.lab.run import Outcome
 from tests.lab.series import KINDS, NS, Series, build_series
 from tests.lab.svg import Axis, Band, Line, bars_plot, lanes_plot, lines_plot
 
+VERDICTS = {
+    "good": "Nothing was broken.",
+    "INVALID": "The run is invalid: it proves nothing.",
+    "BAD": "The run is bad.",
+}
 STYLE_NAMES = {"send": "s0", "receive": "s1", "delete": "s2", "produce": "s3"}
 
 _STYLE = """
@@ -36,6 +41,7 @@ svg { width: 100%; height: auto; display: block; } .legend svg { width: 22px; di
 .grid { stroke: var(--grid); stroke-width: 1; } .band { fill: var(--band); }
 .band-number, .tick, .lane { font-size: 11px; fill: var(--soft); }
 .tick { text-anchor: middle; } .lane { text-anchor: end; }
+.bar-number { font-size: 11px; fill: var(--paper); text-anchor: middle; }
 polyline, .legend line { fill: none; stroke-width: 1.7; stroke-linejoin: round; }
 .bar { stroke-width: 3; } .dot { stroke: none; }
 .s0 { stroke: var(--c0); } .s1 { stroke: var(--c1); } .s2 { stroke: var(--c2); }
@@ -46,7 +52,8 @@ rect.fault { fill: var(--c3); } rect.up { fill: var(--c1); opacity: .55; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--grid);
   vertical-align: top; }
-th { font-weight: 600; color: var(--soft); } td.n { text-align: right; }
+th { font-weight: 600; color: var(--soft); } td.n, th.n { text-align: right; white-space: nowrap; }
+td:first-child { color: var(--soft); }
 .counts { display: grid; gap: .5rem; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); }
 .counts div { border: 1px solid var(--grid); border-radius: 6px; padding: .4rem .7rem; }
 .counts b { display: block; font-size: 1.25rem; } .counts .bad { border-color: var(--bad); }
@@ -103,7 +110,12 @@ def render(outcome: Outcome) -> str:
     sections = [
         _head(title, outcome, axis.seconds),
         _counts(outcome),
-        _section("Faults", "Numbers stand for the faults in the plots below.", _faults(outcome)),
+        _section(
+            "Faults",
+            "Numbers stand for the faults in the plots below. No send: the longest time in which"
+            " some queue took nothing, until the next fault.",
+            _faults(outcome),
+        ),
         _section(
             "Nodes and faults",
             "Green: registered with the cluster. Orange: from the fault to its end.",
@@ -126,10 +138,15 @@ def render(outcome: Outcome) -> str:
             else []
         ),
         _section(
-            "Time to an answer",
-            "Per second: whole lines the 99th percentile, dashed ones the median. A receive waits"
-            " for messages, so its time is not all work.",
-            lines_plot(axis, bands, _latencies(series, axis.seconds), unit="ms", is_log=True),
+            "Time to an answer: the slowest",
+            "Of each second the 99th percentile. A receive waits for messages, so its time is not"
+            " all work.",
+            lines_plot(axis, bands, _latencies(series, axis, 0.99), unit="ms", is_log=True),
+        ),
+        _section(
+            "Time to an answer: the median",
+            "Of each second.",
+            lines_plot(axis, bands, _latencies(series, axis, 0.5), unit="ms", is_log=True),
         ),
         _section(
             "Calls that failed or were not answered",
@@ -139,7 +156,7 @@ def render(outcome: Outcome) -> str:
         _section(
             "Failovers and changes of in-sync sets",
             "Partitions per second.",
-            bars_plot(axis, bands, _changes(outcome), unit=""),
+            bars_plot(axis, bands, _changes(outcome), unit="/s"),
         ),
         _section("What the run went through", "", _coverage(outcome)),
         _offenders(outcome.judgement.first),
@@ -158,7 +175,7 @@ def render(outcome: Outcome) -> str:
 
 def _head(title: str, outcome: Outcome, seconds: float) -> str:
     good = outcome.judgement.is_good
-    words = "Nothing was broken." if good else "The run is bad."
+    words = VERDICTS[outcome.judgement.word]
     why = "; ".join(outcome.judgement.worthless)
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}"
     left_out = "".join(f"<br>Left out: {escape(text)}." for text in outcome.left_out)
@@ -192,8 +209,12 @@ def _faults(outcome: Outcome) -> str:
         )
         for number, fault in enumerate(outcome.faults, 1)
     )
-    heads = ("", "fault", "on", "at s", "for s", "longest s without a send", "what it did")
-    return "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + f"</tr>{rows}</table>"
+    heads = (
+        "<th></th><th>fault</th><th>on</th>"
+        '<th class="n">from (s)</th><th class="n">for (s)</th><th class="n">no send for (s)</th>'
+        "<th>what it did</th>"
+    )
+    return f"<table><tr>{heads}</tr>{rows}</table>"
 
 
 def _coverage(outcome: Outcome) -> str:
@@ -254,17 +275,16 @@ def _rates(series: Mapping[str, Series], axis: Axis, kinds: Sequence[str]) -> li
     ]
 
 
-def _latencies(series: Mapping[str, Series], seconds: float) -> list[Line]:
+def _latencies(series: Mapping[str, Series], axis: Axis, share: float) -> list[Line]:
     lines = []
     for kind in KINDS:
-        for name, share, style in (("p99", 0.99, ""), ("p50", 0.5, " dim")):
-            points = {
-                second: series[kind].percentile(second, share)
-                for second in sorted(series[kind].took_ms)
-                if 0 <= second < seconds
-            }
-            if points:
-                lines.append(Line(f"{kind} {name}", STYLE_NAMES[kind] + style, points))
+        points = {
+            second: series[kind].percentile(second, share)
+            for second in sorted(series[kind].took_ms)
+            if 0 <= second < axis.seconds
+        }
+        if points:
+            lines.append(Line(kind, STYLE_NAMES[kind], points))
     return lines
 
 

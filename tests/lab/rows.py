@@ -12,7 +12,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -21,12 +21,16 @@ import msgspec
 from tests.harness.etcd import EtcdCluster
 from tests.harness.ledger import now_ns
 
+from penstock.model.topic import Topic
 from penstock.replication.row import NOBODY, PartitionRow
 
 NAMESPACE = "/penstock/penstock"
 _PARTITIONS = f"{NAMESPACE}/partitions/"
 _NODES = f"{NAMESPACE}/nodes/"
 _MANAGER = f"{NAMESPACE}/manager"
+_TOPICS = f"{NAMESPACE}/topics/"
+PASSING_PREFIX = "passing-"  # of queues that come and go during a run
+WAVE_NS = 2_000_000_000  # changes that follow each other sooner have one cause
 QUIET_SECONDS_MAX = 5.0  # of a watch, before another member is asked
 END_SECONDS_MAX = 10.0
 
@@ -65,6 +69,7 @@ class RowHistory:
 
     rows: Mapping[str, PartitionRow] = field(default_factory=dict)
     nodes: frozenset[int] = frozenset()
+    topics: Mapping[str, Topic] = field(default_factory=dict)  # by key: those that are there
     manager: int | None = None
     managers: list[tuple[int, int | None]] = field(default_factory=list)  # when, who
     registrations: list[tuple[int, int, bool]] = field(default_factory=list)  # when, who, came
@@ -80,6 +85,9 @@ class RowHistory:
             node = int(key.removeprefix(_NODES))
             self.nodes |= {node}
             self.registrations.append((at, node, True))
+        elif key.startswith(_TOPICS):
+            topic = msgspec.json.decode(value, type=Topic)
+            self.topics = MappingProxyType({**self.topics, key: topic})
         elif key == _MANAGER:
             self._manage(at, int(json.loads(value)["node"]))
 
@@ -92,6 +100,8 @@ class RowHistory:
             node = int(key.removeprefix(_NODES))
             self.nodes -= {node}
             self.registrations.append((at, node, False))
+        elif key.startswith(_TOPICS):
+            self.topics = MappingProxyType({k: one for k, one in self.topics.items() if k != key})
         elif key == _MANAGER:
             self._manage(at, None)
 
@@ -100,6 +110,15 @@ class RowHistory:
         self.managers.append((at, node))
 
     # ── Questions ────────────────────────────────────────────────────────────────────────────
+
+    def lasting(self) -> list[PartitionRow]:
+        """Of topics that are there, and meant to stay."""
+        ids = {
+            topic.topic_id
+            for topic in self.topics.values()
+            if not topic.name.startswith(PASSING_PREFIX)
+        }
+        return [row for name, row in self.rows.items() if name.partition("/")[0] in ids]
 
     def failovers(self, since: int = 0) -> list[Change]:
         return [each for each in self.changes if each.at >= since and each.is_failover]
@@ -118,6 +137,16 @@ class RowHistory:
         ]
 
 
+def waves(changes: Sequence[Change]) -> int:
+    """How often something happened: a dead node takes many partitions with it at once, and that is
+    one failover of a cluster, however many rows it changes."""
+    count, last = 0, -WAVE_NS
+    for change in changes:
+        count += change.at - last >= WAVE_NS
+        last = change.at
+    return count
+
+
 class RowWatch(RowHistory):
     """``with RowWatch(etcd) as rows: ...``: heard by a thread, from the first revision on."""
 
@@ -126,6 +155,8 @@ class RowWatch(RowHistory):
         self._etcd = etcd
         self._revision = 0
         self._ending = threading.Event()
+        self._looking = threading.Event()
+        self._looking.set()
         self._connection: http.client.HTTPConnection | None = None
         self._thread = threading.Thread(target=self._run, name="rows", daemon=True)
 
@@ -140,17 +171,31 @@ class RowWatch(RowHistory):
         trace: TracebackType | None,
     ) -> None:
         self._ending.set()
+        self.look_again()
+        self._hang_up()
+        self._thread.join(END_SECONDS_MAX)
+
+    def look_away(self) -> None:
+        """While etcd says what is not true: its history must not be mixed with the real one."""
+        self._looking.clear()
+        self._hang_up()
+
+    def look_again(self) -> None:
+        """On behind the last revision that was seen."""
+        self._looking.set()
+
+    def _hang_up(self) -> None:
         connection = self._connection
         if connection is not None and connection.sock is not None:
             try:
                 connection.sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it was over already
-        self._thread.join(END_SECONDS_MAX)
 
     def _run(self) -> None:
         turn = 0
         while not self._ending.is_set():
+            self._looking.wait()
             host, _, port = self._etcd.endpoints[turn % len(self._etcd.endpoints)].rpartition(":")
             turn += 1
             self._connection = http.client.HTTPConnection(host, int(port), timeout=1.0)
@@ -175,7 +220,7 @@ class RowWatch(RowHistory):
         reply = connection.getresponse()
         while not self._ending.is_set():
             line = reply.readline()
-            if not line:
+            if not line or not self._looking.is_set():
                 return
             told = json.loads(line).get("result", {})
             if told.get("canceled"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,18 @@ from tests.harness import ledger as L  # noqa: N812  (every event class is used)
 from tests.harness.ledger import now_ns, read_ledgers
 from tests.lab import plan
 from tests.lab.churn import Churn
+from tests.lab.clock_faults import LACKING as NO_FAKETIME
 from tests.lab.cluster import LEASE_MS, LabCluster
-from tests.lab.faults import Stage
+from tests.lab.faults import Clients, Stage
 from tests.lab.judge import FaultDone, Judgement, Seen, judge
+from tests.lab.kafka_check import KafkaHistory
 from tests.lab.kafka_ledger import SUFFIX, AnyEvent, read_kafka_ledgers
-from tests.lab.kafka_worker import KafkaWork
+from tests.lab.kafka_member import KafkaWork
 from tests.lab.plan import Kind, Profile
 from tests.lab.replicas import Compared, compare
-from tests.lab.rows import Change
+from tests.lab.rows import Change, waves
 from tests.lab.sqs_worker import SqsWork
+from tests.lab.states import ComparedStates, compare_states
 from tests.lab.workers import WorkerProcess, Workers
 
 CALLS_SECONDS_MAX = 60.0
@@ -77,6 +81,7 @@ class LabRun:
         self._trouble: list[str] = []
         self._pause = threading.Event()  # never set
         self._left_out: list[str] = []
+        self._clients = Clients(ledgers)
 
     def go(self) -> Outcome:
         self._ledgers.mkdir(parents=True, exist_ok=True)
@@ -102,14 +107,19 @@ class LabRun:
             finally:
                 self._workers.close()
                 churn.close()
-            compared = self._end_nodes(cluster)
-            return self._judged(cluster, started_at, load_ended_at or now_ns(), ghosts, compared)
+            kafka = read_kafka_ledgers(self._ledgers)
+            compared, states = self._end_nodes(cluster, kafka)
+            return self._judged(
+                cluster, started_at, load_ended_at or now_ns(), ghosts, kafka, compared, states
+            )
 
     def _say_left_out(self, cluster: LabCluster) -> None:
         if cluster.net.lacking is not None:
             self._left_out.append(f"faults of the network: {cluster.net.lacking}")
         if cluster.disks_lacking is not None:
             self._left_out.append(f"faults of disks: {cluster.disks_lacking}")
+        if NO_FAKETIME is not None:
+            self._left_out.append(f"wrong clocks: {NO_FAKETIME}")
         if not self._options.with_kafka:
             self._left_out.append("Kafka clients: switched off")
 
@@ -118,6 +128,7 @@ class LabRun:
     def _start_load(self, cluster: LabCluster) -> None:
         urls = tuple(node.url for node in cluster.nodes.values())
         folder = self._ledgers
+        queues: list[str] = []
         for number in range(SQS_PROCESSES):
             name = f"q{number}"
             (folder / name).mkdir()
@@ -129,10 +140,13 @@ class LabRun:
                 producers=2,
                 pace_ms=self._options.pace_ms,
             )
+            queues += sqs.queue_names()
+            self._clients.sqs.append(sqs)
             self._workers.add(WorkerProcess("tests.lab.sqs_worker", sqs, cluster.clients, folder))
         if self._options.with_kafka:
             bootstrap = ",".join(node.kafka for node in cluster.nodes.values())
-            kafka = KafkaWork("k0", str(folder), bootstrap)
+            kafka = KafkaWork("k0", str(folder), bootstrap, queues=tuple(queues))
+            self._clients.kafka = kafka
             self._workers.add(
                 WorkerProcess("tests.lab.kafka_worker", kafka, cluster.clients, folder)
             )
@@ -151,7 +165,7 @@ class LabRun:
     # ── Faults ───────────────────────────────────────────────────────────────────────────────
 
     def _break(self, cluster: LabCluster) -> None:
-        stage = Stage(cluster, self._chance, self._workers.check)
+        stage = Stage(cluster, self._chance, self._clients, self._workers.check)
         self._between()
         for kind in self._kinds(cluster):
             was_settled = cluster.is_settled
@@ -171,10 +185,12 @@ class LabRun:
                         fault.healed_at,
                         kind.is_single_kill and was_settled,
                         fault.fired(),
+                        kind.is_clock_wrong,
+                        tuple(fault.found),
                     )
                 )
             print(f"    {', '.join(fault.victims)}: {fault.fired() or 'no effect'}", flush=True)
-            cluster.wait_settled(seconds=SETTLE_SECONDS_MAX)
+            cluster.wait_settled(seconds=fault.settle_seconds_max)
             self._between()
 
     def _kinds(self, cluster: LabCluster) -> Iterator[Kind]:
@@ -182,6 +198,7 @@ class LabRun:
             self._options.kinds,
             has_net=cluster.net.lacking is None,
             has_disks=cluster.disks_lacking is None,
+            has_faketime=NO_FAKETIME is None,
         )
         seconds = self._options.seconds or self._options.profile.seconds
         if not seconds:
@@ -194,23 +211,36 @@ class LabRun:
 
     # ── The end ──────────────────────────────────────────────────────────────────────────────
 
-    def _end_nodes(self, cluster: LabCluster) -> Compared:
-        """All at once and without a word, so that nothing is appended by those that end last."""
+    def _end_nodes(
+        self, cluster: LabCluster, kafka: Sequence[AnyEvent]
+    ) -> tuple[Compared, ComparedStates]:
+        """All at once and without a word, so that nothing is appended by those that end last. Then
+        their disks are looked at."""
+        rows, topics = dict(cluster.rows.rows), list(cluster.rows.topics.values())
+        for node in cluster.nodes.values():
+            if node.is_running:
+                os.kill(node.pid, signal.SIGKILL)
         for node in cluster.nodes.values():
             if node.is_running:
                 node.kill()
+        if self._options.keep is not None:
+            for number, node in cluster.nodes.items():
+                shutil.copytree(node.data, self._options.keep / f"n{number}-data")
         folders = {
             partition: {
                 f"n{number}": cluster.nodes[number].data / "topics" / partition
                 for number in row.replicas
-                if number in cluster.nodes
+                if number in cluster.nodes and number in row.whole
             }
-            for partition, row in cluster.rows.rows.items()
+            for partition, row in rows.items()
         }
-        if self._options.keep is not None:
-            for number, node in cluster.nodes.items():
-                shutil.copytree(node.data, self._options.keep / f"n{number}-data")
-        return compare(folders)
+        committed = {partition: row.watermark_floor for partition, row in rows.items()}
+        ids = {topic.name: topic.topic_id for topic in topics}
+        for (name, partition), mark in KafkaHistory(kafka).highest_marks().items():
+            if name in ids:
+                place = f"{ids[name]}/{partition}"
+                committed[place] = max(mark, committed.get(place, 0))
+        return compare(folders, committed), compare_states(folders, topics)
 
     def _judged(
         self,
@@ -218,13 +248,14 @@ class LabRun:
         started_at: int,
         load_ended_at: int,
         ghosts: list[str],
+        kafka: Sequence[AnyEvent],
         compared: Compared,
+        states: ComparedStates,
     ) -> Outcome:
         sqs_files = sorted(
             path for path in self._ledgers.rglob("*.jsonl") if not path.name.endswith(SUFFIX)
         )
         events = read_ledgers(sqs_files)
-        kafka = read_kafka_ledgers(self._ledgers)
         logs = {number: node.stderr for number, node in cluster.nodes.items()}
         logs.update(cluster.former_logs)
         rows = cluster.rows
@@ -234,9 +265,12 @@ class LabRun:
             self._faults,
             logs,
             compared,
+            states,
             ghosts,
             failovers=len(rows.failovers(started_at)),
             in_sync_changes=len(rows.in_sync_changes(started_at)),
+            failover_waves=waves(rows.failovers(started_at)),
+            in_sync_waves=waves(rows.in_sync_changes(started_at)),
             truncations=sum(log.count(TRUNCATED) for log in logs.values()),
             lease_ms=LEASE_MS,
             node_at=cluster.node_at,
@@ -244,7 +278,9 @@ class LabRun:
         )
         judgement = judge(seen, self._options.profile.minima)
         for why in self._trouble:
-            judgement.add("STUCK", f"the run did not come to its end: {why}")
+            judgement.add("STUCK", why)
+        if self._trouble:  # which is why others were stuck
+            judgement.first["STUCK"] = f"the run was broken off: {'; '.join(self._trouble)}"
         return Outcome(
             self._options,
             judgement,

@@ -29,6 +29,13 @@ class SqsWork(msgspec.Struct, frozen=True):
     groups: int = 8  # of each producer of a FIFO queue
     pace_ms: int = 20
     drop_share: float = 0.03
+    crew: str = ""  # tells apart processes that work on the same queues
+
+    def queue_names(self) -> list[str]:
+        return [
+            *(f"{self.name}-s{number}" for number in range(self.standard_queues)),
+            *(f"{self.name}-f{number}.fifo" for number in range(self.fifo_queues)),
+        ]
 
 
 class SqsWorker:
@@ -43,13 +50,12 @@ class SqsWorker:
 
         folder = Path(work.folder)
         self.load = Load(0, folder, seed=f"{work.seed}-{work.name}", connect=connect)
-        for number in range(work.standard_queues):
-            self._fill(self.load.create_queue(f"{work.name}-s{number}"), groups=0)
-        for number in range(work.fifo_queues):
-            self._fill(self.load.create_queue(f"{work.name}-f{number}.fifo"), groups=work.groups)
+        for name in work.queue_names():
+            queue = self.load.create_queue(name)
+            self._fill(queue, groups=work.groups if queue.is_fifo else 0)
 
     def _fill(self, queue: Queue, *, groups: int) -> None:
-        stem = queue.name.removesuffix(".fifo")
+        stem = queue.name.removesuffix(".fifo") + self._work.crew
         for number in range(self._work.producers):
             self.load.producer(f"{stem}-p{number}", queue, groups=groups)
         for number in range(self._work.consumers):

@@ -52,7 +52,7 @@ class Axis:
 def lines_plot(
     axis: Axis, bands: Sequence[Band], lines: Sequence[Line], *, unit: str, is_log: bool = False
 ) -> str:
-    height = 190
+    height = 200
     values = [value for line in lines for value in line.points.values() if value is not None]
     top = max(values, default=1.0)
     y, marks = _log_scale(values, height) if is_log else _scale(top, height)
@@ -71,7 +71,8 @@ def lines_plot(
 
 
 def lanes_plot(axis: Axis, lanes: Mapping[str, Iterable[tuple[float, float, str, str]]]) -> str:
-    """Rows of bars: name → (start, end, style, text shown on top of it)."""
+    """Rows of bars: name → (start, end, style, what it is). The number that a text begins with
+    (``3. …``) is written into its bar, where there is room."""
     height = TOP + 22 * len(lanes) + 4
     parts = _background(axis, (), height)
     for row, (name, bars) in enumerate(lanes.items()):
@@ -83,6 +84,12 @@ def lanes_plot(axis: Axis, lanes: Mapping[str, Iterable[tuple[float, float, str,
                 f'<rect class="{style}" x="{x:.1f}" y="{y + 2}" width="{max(2.0, right - x):.1f}"'
                 f' height="16" rx="2"><title>{escape(label)}</title></rect>'
             )
+            number, dot, _ = label.partition(". ")
+            if dot and right - x >= 7 * len(number) + 4:
+                parts.append(
+                    f'<text class="bar-number" x="{(x + right) / 2:.1f}" y="{y + 14}">'
+                    f"{escape(number)}</text>"
+                )
     return _framed(parts, height, "")
 
 
@@ -133,9 +140,18 @@ def _marks(marks: Sequence[float], y: Callable[[float], float], unit: str) -> li
     return [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(mark):.1f}"'
         f' y2="{y(mark):.1f}"/>'
-        f'<text class="lane" x="{LEFT - 8}" y="{y(mark) + 4:.1f}">{mark:g} {escape(unit)}</text>'
+        f'<text class="lane" x="{LEFT - 8}" y="{y(mark) + 4:.1f}">'
+        f"{escape(shown(mark, unit))}</text>"
         for mark in marks
     ]
+
+
+def shown(value: float, unit: str) -> str:
+    """A number of an axis: times in the unit that needs the fewest digits."""
+    if unit == "ms" and value >= 1_000:
+        value, unit = value / 1_000, "s"
+    text = f"{value:,.0f}" if value >= 1_000 else f"{value:g}"
+    return f"{text} {unit}" if unit.isalpha() else f"{text}{unit}"
 
 
 def _scale(top: float, height: float) -> tuple[Callable[[float], float], list[float]]:

@@ -47,3 +47,4 @@ def test_a_cluster_keeps_its_promises_through_the_short_profile(tmp_path: Path) 
     print(outcome.judgement.text())
     assert outcome.judgement.is_good, f"{page}\n{outcome.judgement.text()}"
     assert outcome.judgement.coverage["partitions_compared"] > 0
+    assert outcome.judgement.coverage["states_compared"] > 0

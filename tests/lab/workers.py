@@ -3,6 +3,7 @@ while they work, ended all at once, and each one's end looked at."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import msgspec
 from tests.lab.network import Place
 
 READY_SECONDS_MAX = 90.0
-END_SECONDS_MAX = 400.0
+END_SECONDS_MAX = 800.0  # producers and consumers end, then queues are drained, however slowly
 
 
 class WorkersFailed(AssertionError):
@@ -21,8 +22,11 @@ class WorkersFailed(AssertionError):
 
 
 class WorkerProcess:
-    def __init__(self, module: str, work: Any, place: Place, folder: Path) -> None:
-        self.name = str(work.name)
+    def __init__(
+        self, module: str, work: Any, place: Place, folder: Path, *, name: str = ""
+    ) -> None:
+        """``name``: other than its work's, where several do the same."""
+        self.name = name or str(work.name)
         self.calls = 0
         self._log = folder / f"{self.name}.stderr"
         self._ready = threading.Event()
@@ -54,6 +58,8 @@ class WorkerProcess:
 
     def tell_end(self) -> None:
         assert self._popen.stdin is not None
+        if self._popen.stdin.closed:
+            return  # it was told, or killed
         try:
             self._popen.stdin.write("end\n")
             self._popen.stdin.close()
@@ -72,6 +78,10 @@ class WorkerProcess:
     @property
     def is_running(self) -> bool:
         return self._popen.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.is_running:
+            self._popen.send_signal(number)
 
     def kill(self) -> None:
         if self.is_running:

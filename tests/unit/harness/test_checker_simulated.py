@@ -64,7 +64,7 @@ class SimulatedQueue:
                 is_stored = True
                 self.stored.append(Stored(seq, group))
             if end == "ok":
-                self.events.append(L.Ok(answered, key, f"m{seq}"))
+                self.events.append(L.Ok(answered, key, f"m{seq}", self.sequence(seq)))
                 return
             if end == "refused" and not is_stored:
                 self.events.append(L.Fail(answered, key, "refused"))
@@ -72,6 +72,11 @@ class SimulatedQueue:
             self.events.append(L.Info(answered, key, "reset"))
             if not self.is_fifo:
                 return
+
+    def sequence(self, seq: int) -> int:
+        """The place of a message, which only FIFO queues tell."""
+        places = [place for place, entry in enumerate(self.stored) if entry.seq == seq]
+        return places[0] if self.is_fifo else -1
 
     def candidates(self) -> Iterator[Stored]:
         locked: set[str] = set()
@@ -91,6 +96,8 @@ class SimulatedQueue:
         is_lost = not is_draining and self.chance.random() < 0.2
         took = list(self.candidates())[: self.chance.randrange(1, 5)]
         numbers = self.group_numbers()
+        call = f"c{self.calls}"
+        self.events.append(L.RecvInvoke(asked, call, "q", 10))
         for place, entry in enumerate(took):
             entry.count += 1
             entry.visible_at = self.now + lease_ms * MS
@@ -103,7 +110,7 @@ class SimulatedQueue:
                 L.Recv(
                     answered,
                     asked,
-                    f"c{self.calls}",
+                    call,
                     place,
                     "q",
                     f"m{entry.seq}",
@@ -113,12 +120,15 @@ class SimulatedQueue:
                     Key("p", entry.seq),
                     entry.group,
                     numbers[entry.seq],
+                    self.sequence(entry.seq),
                 )
             )
-        if is_lost:
-            self.events.append(L.RecvInfo(answered, asked, "q", 10))
-        else:
+        if is_lost and self.chance.random() < 0.5:  # else its client is gone with it
+            self.events.append(L.RecvInfo(answered, asked, "q", 10, call))
+        elif not is_lost:
             self.now = answered  # this consumer acts on what it got, not before
+            if not took:
+                self.events.append(L.RecvNone(answered, asked, "q", call))
         return bool(took)
 
     def group_numbers(self) -> dict[int, int]:
@@ -182,6 +192,23 @@ def test_a_queue_that_keeps_its_promises_passes(seed: int, is_fifo: bool, steps:
         queue.chance.choice((queue.send, queue.receive, queue.finish))()
     queue.drain()
     check(queue.events).assert_clean()
+
+
+@given(seed=st.integers(0, 2**32), is_fifo=st.booleans(), steps=st.integers(20, 80))
+@settings(max_examples=50, deadline=None)
+def test_a_queue_that_counts_a_lease_nobody_asked_for_is_caught(
+    seed: int, is_fifo: bool, steps: int
+) -> None:
+    queue = SimulatedQueue(Random(seed), is_fifo=is_fifo)
+    for _ in range(steps):
+        queue.chance.choice((queue.send, queue.receive, queue.finish))()
+    lost = sum(isinstance(event, L.RecvInvoke) for event in queue.events) + 1
+    unseen = [entry for entry in queue.stored if not entry.is_gone]
+    for entry in unseen[:1]:
+        entry.count += lost
+    queue.drain()
+    verdict = check(queue.events)
+    assert (verdict.counts["RCOUNT"] > 0) == bool(unseen), verdict.text()
 
 
 @given(seed=st.integers(0, 2**32), is_fifo=st.booleans())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from tests.harness import ledger as L  # noqa: N812  (every event class is used)
 from tests.harness.ledger import Key
 from tests.lab.judge import INVARIANTS, FaultDone, Judgement, Minima, Seen, judge, longest_gap
 from tests.lab.kafka_ledger import Ended, Sent
+from tests.lab.plan import PROFILES
 from tests.lab.replicas import Compared
+from tests.lab.states import ComparedStates
 
 S = 1_000_000_000
 KILL = FaultDone("F1 kill leader", ("n1",), (1,), 20 * S, 26 * S, True, "1 partition led by others")
@@ -40,9 +43,12 @@ def seen(**changes: Any) -> Seen:
         faults=(KILL,),
         logs={1: "all is well"},
         compared=Compared(),
+        states=ComparedStates(),
         ghosts=(),
-        failovers=1,
-        in_sync_changes=1,
+        failovers=40,
+        in_sync_changes=40,
+        failover_waves=1,
+        in_sync_waves=1,
         truncations=0,
         lease_ms=6_000,
         node_at={"a:1": 1, "b:2": 2}.get,
@@ -91,6 +97,7 @@ def test_what_copies_logs_and_deleted_queues_show_is_counted() -> None:
     judgement = judge(
         seen(
             compared=Compared(split=["t/0: differs"], ghost=["t/1: no copy on n2"]),
+            states=ComparedStates(differences=["t/0 at 7: n1 comes to a, n2 to b"]),
             ghosts=("passing-1 was deleted and is there",),
             logs={3: "Traceback (most recent call last):\n  boom"},
         ),
@@ -98,6 +105,7 @@ def test_what_copies_logs_and_deleted_queues_show_is_counted() -> None:
     )
     assert {name: n for name, n in judgement.counts.items() if n} == {
         "SPLIT": 1,
+        "STATE": 1,
         "GHOST": 2,
         "TRACE": 1,
     }
@@ -122,27 +130,66 @@ def _received_again(at: float) -> list[L.AnyEvent]:
     ]
 
 
-def test_a_lease_nobody_got_is_excused_only_while_something_was_broken() -> None:
+def test_a_lease_nobody_got_is_excused_only_by_a_receive_without_an_answer() -> None:
+    """Not by a fault: whoever was answered knows what was leased to him."""
     during = [*sent(*range(1, 100)), *_received_again(28.0)]
-    assert broken(judge(seen(events=during), Minima())) == set()
-    before = [*sent(*range(1, 100)), *_received_again(15.0)]
-    assert broken(judge(seen(events=before), Minima())) == {"RCOUNT"}
+    assert broken(judge(seen(events=during), Minima())) == {"RCOUNT"}
+    missed = L.RecvInfo(24 * S, 22 * S, "q", 10, "lost")
+    assert broken(judge(seen(events=[*during, missed]), Minima())) == set()
+
+
+def test_a_repeat_is_stored_twice_only_while_a_clock_is_wrong() -> None:
+    key = Key("twice", 0)
+    events = [
+        *sent(*range(1, 100)),
+        L.Invoke(19 * S, key, "q", "g", 1, "d"),
+        L.Info(21 * S, key, "reset"),
+        L.Invoke(22 * S, key, "q", "g", 1, "d"),
+        L.Ok(23 * S, key, "second"),
+        L.Recv(24 * S, 24 * S - 1, "t1", 0, "q", "first", "rt1", 1, 1_000, key, "g", 1),
+        L.Recv(24 * S, 24 * S - 1, "t1", 1, "q", "second", "rt2", 1, 1_000, key, "g", 1),
+        L.DelInvoke(24 * S + 1, "rt1", "first"),
+        L.DelOk(24 * S + 2, "rt1"),
+        L.DelInvoke(24 * S + 3, "rt2", "second"),
+        L.DelOk(24 * S + 4, "rt2"),
+    ]
+    events.sort(key=lambda event: event.at)
+    assert broken(judge(seen(events=events), Minima())) == {"DUP"}
+    skewed = FaultDone("F14", ("n1",), (), 20 * S, 26 * S, False, "an hour", True)
+    assert broken(judge(seen(events=events, faults=(skewed,)), Minima())) == set()
 
 
 @pytest.mark.parametrize(
     "minima",
     [Minima(sends=100), Minima(failovers=2), Minima(in_sync_changes=2), Minima(truncations=1)],
 )
-def test_a_run_that_went_through_too_little_is_not_good(minima: Minima) -> None:
+def test_a_run_that_went_through_too_little_is_invalid(minima: Minima) -> None:
     judgement = judge(seen(), minima)
     assert broken(judgement) == set()
     assert not judgement.is_good
+    assert judgement.word == "INVALID"
+    assert "INVALID" in judgement.text()
+
+
+def test_chaos_is_invalid_with_one_failover_truncation_or_change_of_sets_too_few() -> None:
+    enough = {"failover_waves": 20, "in_sync_waves": 10, "truncations": 5}
+    minima = msgspec.structs.replace(PROFILES["chaos"].minima, sends=1)
+    assert judge(seen(**enough), minima).word == "good"
+    for name, count in enough.items():
+        assert judge(seen(**{**enough, name: count - 1}), minima).word == "INVALID"
 
 
 def test_a_fault_without_effect_makes_a_run_worthless() -> None:
     idle = FaultDone("F4 pause leader", ("n1",), (1,), 20 * S, 26 * S, False, None)
     assert not judge(seen(faults=(idle,)), Minima()).is_good
     assert not judge(seen(faults=()), Minima()).is_good
+
+
+def test_what_a_fault_has_seen_broken_itself_is_counted() -> None:
+    slow = FaultDone(
+        "F19", ("n1",), (1,), 20 * S, 26 * S, False, "n2 manages", False, (("DARK", "9 s"),)
+    )
+    assert broken(judge(seen(faults=(slow,)), Minima())) == {"DARK"}
 
 
 def test_the_longest_gap_reaches_to_both_ends() -> None:

@@ -44,6 +44,19 @@ def test_a_record_without_an_answer_may_be_there_or_not() -> None:
     assert counted(events) == {}
 
 
+def test_of_a_queue_only_its_watermarks_are_known_and_they_may_not_go_back() -> None:
+    marks: list[K.AnyEvent] = [K.Marks(3, "q", [(0, 7)], 2), K.Marks(5, "q", [(0, 9)], 4)]
+    assert counted([*good(), *marks]) == {}
+    assert KafkaHistory(marks).highest_marks() == {("q", 0): 9}
+    assert counted([*good(), *marks, K.Marks(7, "q", [(0, 8)], 6)]) == {"HWBACK": 1}
+
+
+def test_what_could_not_be_read_at_the_end_is_stuck_and_not_lost() -> None:
+    events = [each for each in good() if not isinstance(each, K.Stands | K.Ended)]
+    assert counted([*events, K.Ended(7, T, [(0, 5)], [], [0])]) == {"LOST": 5}
+    assert counted([*events, K.Ended(7, T, [(0, 5)], ["no watermark"], [])]) == {"STUCK": 1}
+
+
 def test_reading_again_after_a_rebalance_is_no_fault() -> None:
     assert counted([*good(), K.Read(8, T, "m", 2, [(0, 3, 3), (0, 4, 4)])]) == {}
 

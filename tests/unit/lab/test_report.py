@@ -15,6 +15,7 @@ from tests.lab.kafka_ledger import Acked
 from tests.lab.report import render, write_report
 from tests.lab.run import Options, Outcome
 from tests.lab.series import build_series
+from tests.lab.svg import shown
 
 S = 1_000_000_000
 
@@ -75,6 +76,27 @@ def test_seed_faults_counts_and_what_was_left_out_are_on_it() -> None:
     for text in ("5eed", "F1 kill leader", "n1 is gone", "5.4", "LOST", "no loop devices"):
         assert text in page
     assert "The run is bad" in page
+
+
+def test_a_run_that_proves_nothing_is_called_invalid() -> None:
+    made = outcome()
+    made.judgement.counts["LOST"] = 0
+    made.judgement.worthless.append("3 failovers, of at least 20")
+    page = render(made)
+    assert "The run is invalid" in page
+    assert "3 failovers, of at least 20" in page
+    assert made.judgement.word == "INVALID"
+    assert not made.judgement.is_good
+
+
+def test_axes_name_their_units_in_few_digits() -> None:
+    assert [shown(value, "ms") for value in (0.1, 10, 1_000, 100_000)] == [
+        "0.1 ms",
+        "10 ms",
+        "1 s",
+        "100 s",
+    ]
+    assert shown(2_000, "/s") == "2,000/s"
 
 
 def test_logs_rows_and_the_verdict_lie_beside_it(tmp_path: Path) -> None:
