@@ -6,6 +6,8 @@
 - **kill**: how long nobody is answered after the leader is killed, by a client that sends all the
   time by way of the others.
 - **many**: how long until the last of a thousand partitions that a killed node led is led again.
+- **streams** and **scale**: beside three brokers of Apache Kafka, and from one node to three, in
+  ``cluster_streams.py``.
 
 Servers and load share the machine; rounds alternate, figures are medians.
 """
@@ -24,6 +26,7 @@ import botocore.config
 from tests.harness.cluster import PenstockCluster
 from tests.harness.server import Server
 
+from benchmarks import cluster_streams
 from benchmarks.load import Job
 from benchmarks.machine import describe
 from benchmarks.scenarios import run_load
@@ -180,7 +183,13 @@ def many(options: argparse.Namespace, folder: Path) -> None:
         )
 
 
-WORK = {"send": sends, "kill": kills, "many": many}
+WORK = {
+    "send": sends,
+    "kill": kills,
+    "many": many,
+    "streams": cluster_streams.streams,
+    "scale": cluster_streams.scale,
+}
 
 
 def main() -> None:

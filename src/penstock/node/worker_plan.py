@@ -22,11 +22,12 @@ from penstock.node.addresses import Place, parse_listen
 from penstock.node.config import KAFKA_OFF, WORKERS_MAX, Config
 from penstock.node.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable
 from penstock.node.roles import ATTACHED, SERVICE, Role
-from penstock.node.settings import ENV_PREFIX, ENV_SEPARATOR
+from penstock.node.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
 
 MARKER_NAME: Final = "workers.json"
 LOOPBACK: Final = "127.0.0.1"
 METADATA: Final = "metadata"
+PARTITIONS: Final = "queue.partitions"
 
 PAUSE_MS_MIN: Final = 200
 PAUSE_MS_MAX: Final = 30_000
@@ -177,6 +178,16 @@ def shared_settings(*, is_auth_on: bool) -> dict[str, str]:
         "internal.ca": "",
         "metadata.members": "",
     }
+
+
+def partition_settings(loaded: Loaded[Config]) -> dict[str, str]:
+    """Each partition is on one worker: where nobody says how many a new queue gets, it gets enough
+    for all of them. FIFO queues whose deduplication ids count for the whole queue have one anyway.
+    """
+    if loaded.origins[PARTITIONS] != DEFAULT:
+        return {}
+    config = loaded.config
+    return {PARTITIONS: str(max(config.queue.partitions, config.node.workers))}
 
 
 def worker_folder(folder: Path, worker: int) -> Path:

@@ -70,7 +70,8 @@ def serve(
         auth = is_auth_on(config)
         before = plan.check_folder(folder, config.node.workers)
         taken = DataFolder(folder)
-        settings = plan.shared_settings(is_auth_on=auth) | _share_master(config, folder)
+        settings = plan.shared_settings(is_auth_on=auth) | plan.partition_settings(loaded)
+        settings |= _share_master(config, folder)
         with contextlib.ExitStack() as held:
             at = _hold_addresses(config, held)
             plan.write_marker(folder, config.node.workers)

@@ -28,7 +28,7 @@ from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.errors import InFlightLimit, NotLeader
-from penstock.model.message import Delivery
+from penstock.model.message import Delivery, Message
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync, Kind, QueueSettings, Topic
 from penstock.net.internal import InternalClient, InternalConfig, InternalListener
@@ -310,6 +310,12 @@ class Cluster:
                 self.truth.move(topic, partition, node)
         return topic
 
+    async def put(self, topic: Topic, partition: int, messages: Sequence[Message]) -> None:
+        """Into this very partition: a message that is sent may go to another one."""
+        led = self.truth.leader(topic, partition)
+        assert led is not None, "somebody leads it"
+        await self.nodes[led[0]].owned.append(topic, partition, messages)
+
     async def known(self, topic: Topic) -> None:
         await until(
             lambda: all(
@@ -388,6 +394,13 @@ class Cluster:
         self._ending.push_async_callback(routed.close)
         return routed
 
+    def leads(self, own: int) -> Callable[[Topic, int], bool]:
+        def is_led(topic: Topic, partition: int) -> bool:
+            led = self.truth.leader(topic, partition)
+            return led is not None and led[0] == own
+
+        return is_led
+
     async def end(self) -> None:
         await self._ending.aclose()
 
@@ -405,6 +418,8 @@ async def on_nodes(
         for number in numbers:
             node = await _start(stack, cluster, number, folder / str(number), in_flight_max)
             cluster.nodes[number] = node
+            # With this node's own way to the others, as every broker of a cluster has one.
+            node.broker.shares.elsewhere = cluster.routed(number, retry_seconds_max=1.0)
         stack.push_async_callback(cluster.end)
         yield cluster
 

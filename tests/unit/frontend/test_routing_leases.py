@@ -59,7 +59,7 @@ async def test_a_long_poll_waits_at_all_nodes_and_is_called_off_at_the_others(
     routed = cluster.routed(1)
     for partition in range(3):
         waiting = await parked(cluster, routed, queue, {1: 1, 2: 1, 3: 1})
-        await routed.append(queue, partition, [message(str(partition))])
+        await cluster.put(queue, partition, [message(str(partition))])
         async with asyncio.timeout(SOON_S):
             assert bodies(await waiting) == [str(partition)]
         await wait_for(cluster, queue, {1: 0, 2: 0, 3: 0})
@@ -110,7 +110,7 @@ async def test_a_long_poll_goes_to_a_node_that_begins_to_lead_a_part(cluster: Cl
         await wait_for(cluster, queue, {1: 1, 2: 1})
         cluster.truth.move(queue, 2, 3)
         await wait_for(cluster, queue, {1: 1, 2: 1, 3: 1})
-        await routed.append(queue, 2, [message("a")])
+        await cluster.put(queue, 2, [message("a")])
         assert bodies(await waiting) == ["a"]
 
 
@@ -137,7 +137,7 @@ async def test_a_node_that_dies_during_a_long_poll_takes_only_its_own_part_along
     await cluster.nodes[2].vanish()
     await wait_for(cluster, queue, {1: 1, 2: 0, 3: 1})
     assert not waiting.done()
-    await routed.append(queue, 2, [message("a")])
+    await cluster.put(queue, 2, [message("a")])
     async with asyncio.timeout(SOON_S):
         assert bodies(await waiting) == ["a"]
 
@@ -162,7 +162,7 @@ async def test_a_node_that_sends_its_waits_away_is_waited_at_again(cluster: Clus
     cluster.nodes[2].broker.partitions.end_waits()
     await wait_for(cluster, queue, {1: 1, 2: 1})
     assert not waiting.done()
-    await routed.append(queue, 1, [message("a")])
+    await cluster.put(queue, 1, [message("a")])
     async with asyncio.timeout(SOON_S):
         assert bodies(await waiting) == ["a"]
 
@@ -220,12 +220,12 @@ async def test_a_receive_that_is_broken_off_at_whatever_turn_loses_nothing(
 ) -> None:
     queue = await cluster.topic(led_by=(1, 2))
     routed = cluster.routed(1)
-    await routed.append(queue, partition, [message()])
+    await cluster.put(queue, partition, [message()])
     await drain(routed, queue)
     broken_off = 0
     for turns in range(40):
         waiting = await parked(cluster, routed, queue, {1: 1, 2: 1})
-        sending = asyncio.create_task(routed.append(queue, partition, [message(str(turns))]))
+        sending = asyncio.create_task(cluster.put(queue, partition, [message(str(turns))]))
         for _ in range(turns):
             await asyncio.sleep(0)
         waiting.cancel()
@@ -242,6 +242,27 @@ async def test_a_receive_that_is_broken_off_at_whatever_turn_loses_nothing(
             await until(lambda: sum(node.in_flight(queue) for node in cluster.nodes.values()) == 0)
         assert [*got, *await drain(routed, queue)] == [str(turns)]
     assert broken_off > 3
+
+
+@pytest.mark.parametrize("leader", [1, 2])
+async def test_giving_back_an_old_lease_never_releases_the_newer_one(
+    cluster: Cluster, leader: int
+) -> None:
+    queue = await cluster.topic(led_by=(leader,))
+    routed, node = cluster.routed(1), cluster.nodes[leader]
+    await cluster.put(queue, 0, [message("a")])
+    old = await routed.lease(queue, LeaseRequest(lease_ms=1_000))
+    cluster.clock.advance(1_001)
+    newer = await cluster.routed(2).lease(queue, LeaseRequest(lease_ms=30_000))
+    assert (len(old), len(newer)) == (1, 1)
+    before = node.owned.begun.count("extend")
+    routed._leasing.give_back(queue, old)
+    await until(lambda: node.owned.begun.count("extend") > before)
+    await until(lambda: not routed._leaders._tasks)
+    assert node.in_flight(queue) == 1
+    assert not await routed.lease(queue, LeaseRequest())
+    routed._leasing.give_back(queue, newer)
+    await until(lambda: node.in_flight(queue) == 0)
 
 
 # What happens in which order, around parked receives that may be broken off at any turn.
@@ -282,7 +303,7 @@ async def _broken_off(steps: list[tuple[str, int]], count: int) -> None:
                 if verb == "send":
                     sent.append(str(len(sent)))
                     sending.append(
-                        asyncio.create_task(routed.append(queue, number, [message(sent[-1])]))
+                        asyncio.create_task(cluster.put(queue, number, [message(sent[-1])]))
                     )
                 elif verb == "cancel":
                     waiting[number].cancel()

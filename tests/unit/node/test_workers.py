@@ -96,6 +96,23 @@ def test_a_worker_is_a_node_with_one_replica_behind_the_shared_address(tmp_path:
     assert made.log.fsync.value == "never"
 
 
+@pytest.mark.parametrize(("flags", "told"), [({}, 3), ({"queue.partitions": 1}, 1)])
+def test_a_queue_has_a_partition_for_each_worker_unless_somebody_says_otherwise(
+    tmp_path: Path, flags: dict[str, object], told: int
+) -> None:
+    loaded = load({"node.workers": 3, **flags}, {})
+    settings = plan.worker_settings(loaded.config, 2, tmp_path, "host", AT)
+    env = plan.environment(settings | plan.partition_settings(loaded), flags, {})
+    assert load({}, env).config.queue.partitions == told
+
+
+def test_partitions_given_by_a_file_count_for_workers_too(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("[queue]\npartitions = 2\n")
+    loaded = load({"node.workers": 3}, {}, [file])
+    assert plan.partition_settings(loaded) == {}
+
+
 def test_the_metadata_process_serves_no_clients(tmp_path: Path) -> None:
     settings = plan.metadata_settings(tmp_path, "host", AT)
     made = started_with(settings, http__listen="0.0.0.0:80", kafka__listen="0.0.0.0:9092")

@@ -1,18 +1,17 @@
 """Receiving from a queue whose partitions are led by several nodes.
 
 First the nodes are asked in turn, one after the other, for what they have: so that nobody takes
-more than was wanted. This node comes first, since asking it costs nothing; every fourth time
-another does, or what lies elsewhere would wait for as long as there is something here. Only when
-nobody has anything, and the caller waits, it is parked at all of them at once. Whoever answers
-first serves it; the others are called off. What one of them had taken by then is handed out too if
-there is room for it, and else given back, by a task that nobody waits for.
+more than was wanted. This node comes first as a rule (``turns.py``). Only when nobody has anything,
+and the caller waits, it is parked at all of them at once. Whoever answers first serves it; the
+others are called off. What one of them had taken by then is handed out too if there is room for it,
+and else given back, by a task that nobody waits for.
 
 A parked lease follows the leaders: it is parked at a node that has become one, and no longer at one
 that has ceased to be. Nodes that fail or send it away are tried again after a pause, for as long as
 the caller waits.
 
-The limit on leased records is kept by each node for the partitions it leads. A queue is full when
-one of them says so and none has anything.
+The limit on leased records is kept by the nodes, who ask each other about a queue that comes close
+to it (``broker/queue.py``). A queue is full when one of them says so and none has anything.
 """
 
 import asyncio
@@ -22,7 +21,8 @@ from typing import Any, Final, NamedTuple
 
 from penstock.frontend.bulkhead import CalleeUnavailable
 from penstock.frontend.routing.changes import Changes
-from penstock.frontend.routing.leaders import BrokerCalls, Leaders, place_of
+from penstock.frontend.routing.leaders import HINTS_MAX, BrokerCalls, Leaders, place_of
+from penstock.frontend.routing.turns import Turns
 from penstock.model.errors import (
     Draining,
     InFlightLimit,
@@ -36,8 +36,6 @@ from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
-FAIR_EVERY: Final = 4
-TURNS_MAX: Final = 10_000  # queues whose turn is remembered; forgetting one restarts its round
 LOOK_SECONDS_MAX: Final = 1.0  # for one of several nodes to say what it has; then on to the next
 LAST_MS: Final = 20  # with so little time left it is not worth parking again
 ANSWER_SECONDS: Final = 0.5  # for nodes to say that the time is over, before they are called off
@@ -63,40 +61,38 @@ class Leasing:
         self.routes = leaders.routes
         self._own = leaders.own_node
         self._loop = asyncio.get_running_loop()
-        self._turns: dict[str, int] = {}
+        self._turns = Turns(leaders.own_node)
         self._parked: set[_Parked] = set()
         self._let_go: set[LeaseTask] = set()
         self._is_draining = False
 
     async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
+        nodes = self._nodes(topic)
         # One that is parked here on a single partition is sent away when that moves.
-        if (request.wait_ms <= 0 or topic.partition_count == 1) and self._is_all_here(topic):
+        if (request.wait_ms <= 0 or topic.partition_count == 1) and nodes == [self._own]:
             try:
                 return await self.leaders.local.lease(topic, request)
             except NotLeader as error:
                 self.leaders.note(error)
-        return await self._lease_anywhere(topic, request)
+                nodes = self._nodes(topic)
+        return await self._lease_anywhere(topic, request, nodes)
 
-    def _is_all_here(self, topic: Topic) -> bool:
-        own = self._own
+    def _nodes(self, topic: Topic) -> Sequence[int]:
+        """Those that lead a part of it, in the order of their numbers."""
         if topic.partition_count == 1:
             led = self.routes.leader(topic, 0)
-            return led is not None and led[0] == own
-        leaders = self.routes.leaders(topic)
-        for node in leaders.values():
-            if node != own:
-                return False
-        return len(leaders) > 0
+            return [] if led is None else [led[0]]
+        return sorted(set(self.routes.leaders(topic).values()))
 
-    async def _lease_anywhere(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
+    async def _lease_anywhere(
+        self, topic: Topic, request: LeaseRequest, nodes: Sequence[int]
+    ) -> Sequence[Delivery]:
         now = self._loop.time()
         wait_until = now + request.wait_ms / 1_000
         retry_until = now + self.leaders.retry_seconds_max
         tries = 0
         while True:
-            partitions = range(topic.partition_count)
-            led = [self.routes.leader(topic, partition) for partition in partitions]
-            look = await self._look(topic, request)
+            look = await self._look(topic, request, nodes)
             if look.deliveries:
                 return look.deliveries
             if self._loop.time() < wait_until and not self._is_draining:
@@ -110,13 +106,18 @@ class Leasing:
             if isinstance(look.error, Throttled) or self._loop.time() >= retry_until:
                 raise look.error
             tries += 1
-            await self.leaders.pause(topic, partitions, led, tries, retry_until)
+            asked, nodes = nodes, self._nodes(topic)
+            if nodes == asked or tries > HINTS_MAX:
+                partitions = range(topic.partition_count)
+                led = [self.routes.leader(topic, partition) for partition in partitions]
+                await self.leaders.pause(topic, partitions, led, tries, retry_until)
+                nodes = self._nodes(topic)
 
     # ── Asking in turn ───────────────────────────────────────────────────────────────────────
 
-    async def _look(self, topic: Topic, request: LeaseRequest) -> _Look:
+    async def _look(self, topic: Topic, request: LeaseRequest, led_by: Sequence[int]) -> _Look:
         """What the nodes have, without waiting, until it is enough."""
-        nodes = self._in_turn(topic)
+        nodes = self._turns.order(topic.topic_id, led_by, now_s=self._loop.time())
         if not nodes:
             return _Look(error=NotLeader(place_of(topic, 0)))
         deliveries: list[Delivery] = []
@@ -128,8 +129,15 @@ class Leasing:
                     request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
                 )
                 try:
-                    deliveries += await self._ask(node, topic, wanted, is_one_of=len(nodes) > 1)
+                    if node == self._own:
+                        found = await self.leaders.local.lease(topic, wanted)
+                        self._turns.found_here(topic.topic_id, found)
+                    else:
+                        found = await self._ask(node, topic, wanted, is_one_of=len(nodes) > 1)
+                        if node == nodes[0]:
+                            self._turns.found_elsewhere(topic.topic_id, found)
                     is_answered = True
+                    deliveries += found
                 except InFlightLimit as full:
                     if topic.is_fifo:
                         is_answered = True
@@ -153,7 +161,7 @@ class Leasing:
     async def _ask(
         self, node: int, topic: Topic, wanted: LeaseRequest, *, is_one_of: bool
     ) -> Sequence[Delivery]:
-        if not is_one_of or node == self._own:
+        if not is_one_of:
             return await self.leaders.at(node, lambda at: at.lease(topic, wanted))
 
         async def look(at: BrokerCalls) -> Sequence[Delivery]:
@@ -165,24 +173,6 @@ class Leasing:
                 raise DeadlineExceeded(f"Node {node} takes long to say what it has.") from None
 
         return await self.leaders.at(node, look)
-
-    def _in_turn(self, topic: Topic) -> Sequence[int]:
-        nodes = sorted(set(self.routes.leaders(topic).values()))
-        if len(nodes) < 2:
-            return nodes
-        turn = self._turns.get(topic.topic_id, 0)
-        if len(self._turns) >= TURNS_MAX and not turn:
-            self._turns.clear()
-        self._turns[topic.topic_id] = turn + 1
-        if self._own not in nodes:
-            begin = turn % len(nodes)
-            return nodes[begin:] + nodes[:begin]
-        nodes.remove(self._own)
-        begin = turn // FAIR_EVERY % len(nodes)
-        others = nodes[begin:] + nodes[:begin]
-        if turn % FAIR_EVERY == FAIR_EVERY - 1:
-            return [*others, self._own]
-        return [self._own, *others]
 
     # ── Parking ──────────────────────────────────────────────────────────────────────────────
 
@@ -230,8 +220,12 @@ class Leasing:
     async def _release(
         self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
     ) -> None:
+        # Strictly: a lease may have run out before its answer came, and be another's by now.
         await self.leaders.ask(
-            topic, partition, lambda at: at.extend(topic, partition, claims), is_harmless=True
+            topic,
+            partition,
+            lambda at: at.extend(topic, partition, claims, is_strict=True),
+            is_harmless=True,
         )
 
     async def close(self) -> None:

@@ -1,34 +1,31 @@
 """The ports over the brokers of all nodes: whoever calls does not know who leads what.
 
 What is led here is done here, by the plain object, with nothing in between but a look at who leads.
-Everything else goes to its leader. A message to a standard queue may go to any partition: one whose
-leader is away is passed over. What concerns a whole queue is asked of every node that leads a part
-of it, at the same time.
+Everything else goes to its leader. A message to a standard queue may go to any partition: rather to
+one that is led here, and one whose leader is away is passed over. What concerns a whole queue is
+asked of every node that leads a part of it, at the same time.
 
 Move tasks run where the first partition of their source is led; which there are is known here, for
 they are kept in the store. So are shares: making one begins at the leader of the source's first
-partition, which also enters it in the catalog.
+partition, which also enters it in the catalog and tells the other leaders where it begins.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.frontend.bulkhead import Bulkhead
+from penstock.frontend.routing.appending import Appending
 from penstock.frontend.routing.changes import Changes
 from penstock.frontend.routing.following import Following
 from penstock.frontend.routing.leaders import (
     RETRY_SECONDS_MAX,
     BrokerCalls,
     Leaders,
-    NotDone,
     Routes,
-    place_of,
 )
 from penstock.frontend.routing.leasing import Leasing
 from penstock.model.errors import NotLeader, PenstockError, PurgeInProgress, TopicNotFound
-from penstock.model.message import Appended, Claim, Message
+from penstock.model.message import Claim
 from penstock.model.ports import (
-    EARLIEST,
     LATEST,
     NO_TAGS,
     SETTINGS_DEFAULT,
@@ -41,7 +38,7 @@ from penstock.model.ports import (
     ProducerSeen,
     StreamEnds,
 )
-from penstock.model.topic import Kind, QueueSettings, QueueStats, Topic
+from penstock.model.topic import QueueSettings, QueueStats, Topic
 from penstock.record.batch import parse_header
 
 
@@ -78,7 +75,7 @@ class Routed:
         )
         self._changes = Changes(routes)
         self._leasing = Leasing(self._leaders, self._changes)
-        self._loop = asyncio.get_running_loop()
+        self.append = Appending(self._leaders).append
         self.lease = self._leasing.lease
         # From memory, which is the same on every node.
         self.moves = local.moves
@@ -97,59 +94,6 @@ class Routed:
 
     # ── model.ports.Backend ──────────────────────────────────────────────────────────────────
 
-    async def append(
-        self, topic: Topic, partition: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]:
-        led = self._leader(topic, partition)
-        if led is not None and led[0] == self._own:
-            try:
-                return await self._local.append(topic, partition, messages)
-            except NotLeader as error:
-                self._leaders.note(error)
-        if topic.kind is Kind.STANDARD and topic.partition_count > 1:
-            return await self._append_anywhere(topic, partition, messages)
-        return await self._leaders.ask(
-            topic,
-            partition,
-            lambda at: at.append(topic, partition, messages),
-            is_harmless=topic.is_fifo and all(each.dedup_id is not None for each in messages),
-        )
-
-    async def _append_anywhere(
-        self, topic: Topic, wanted: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]:
-        """To the partition whose turn it is, or else to the next one behind it whose leader can
-        be asked."""
-        until = self._loop.time() + self._leaders.retry_seconds_max
-        count = topic.partition_count
-        tries = 0
-        while True:
-            error: PenstockError = NotLeader(place_of(topic, wanted))
-            away: set[int] = set()
-            led = [self._leader(topic, partition) for partition in range(count)]
-            for step in range(count):
-                partition = (wanted + step) % count
-                one = led[partition]
-                if one is None or one[0] in away:
-                    continue
-                try:
-                    return await self._append_at(one[0], topic, partition, messages)
-                except NotDone as not_done:
-                    error = not_done.error
-                    if not isinstance(error, NotLeader):
-                        away.add(one[0])
-            tries += 1
-            if self._loop.time() >= until:
-                raise error
-            await self._leaders.pause(topic, range(count), led, tries, until)
-
-    async def _append_at(
-        self, node: int, topic: Topic, partition: int, messages: Sequence[Message]
-    ) -> Sequence[Appended]:
-        return await self._leaders.attempt(
-            node, lambda at: at.append(topic, partition, messages), is_harmless=False
-        )
-
     async def ack(
         self, topic: Topic, partition: int, claims: Sequence[Claim]
     ) -> Sequence[Exception | None]:
@@ -164,10 +108,18 @@ class Routed:
         )
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         return await self._leaders.ask(
-            topic, partition, lambda at: at.extend(topic, partition, claims), is_harmless=True
+            topic,
+            partition,
+            lambda at: at.extend(topic, partition, claims, is_strict=is_strict),
+            is_harmless=True,
         )
 
     async def purge(self, topic: Topic) -> None:
@@ -366,7 +318,7 @@ class Routed:
         known = self.find_share(source, group)
         if known is not None:
             return known
-        share = await self._leaders.ask(
+        return await self._leaders.ask(
             source,
             0,
             lambda at: at.open_share(
@@ -379,22 +331,6 @@ class Routed:
             ),
             is_harmless=True,
         )
-        if start != EARLIEST:
-            await self._begin_elsewhere(source, group, share, start)
-        return share
-
-    async def _begin_elsewhere(self, source: Topic, group: str, share: Topic, start: int) -> None:
-        """Partitions of other nodes than the one that made it begin at their start, unless they
-        are told: all of them, or there is no share."""
-        try:
-            for partition in range(1, source.partition_count):
-                await self.restart_share(share, partition, start)
-        except BaseException:
-            self._leaders.spawn(self._forget_share(source, group), "forget a share half begun")
-            raise
-
-    async def _forget_share(self, source: Topic, group: str) -> None:
-        await self._local.close_share(source, group)
 
     async def close_share(self, source: Topic, group: str) -> bool:
         return await self._local.close_share(source, group)  # an entry of the catalog, no more
