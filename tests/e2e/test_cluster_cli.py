@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,18 +151,33 @@ def test_leaders_go_back_and_what_was_done_is_in_the_audit_trail(cluster: Pensto
     found = ask(cluster, "partitions", "--topic", "status").lines
     assert [one["leader"] for one in found] == [one["replicas"][0] for one in found]
 
-    def noted() -> set[str]:
+    wanted = {"admin:DecommissionNode", "admin:UndrainNode", "admin:RebalanceLeaders"}
+    seen: list[Done] = []
+
+    def missing() -> set[str]:
         tail = penstock(
             "message", "tail", "--topic", "__audit", "--from", "earliest", "--no-follow",
             env={"PENSTOCK_ENDPOINT": cluster.nodes[2].url},
         )  # fmt: skip
-        return {
-            action
-            for action in ("DecommissionNode", "UndrainNode", "RebalanceLeaders")
-            if f"admin:{action}" in tail.out
-        }
+        seen.append(tail)
+        return {action for action in wanted if f'"{action}"' not in tail.out.replace("\\", "")}
 
-    eventually(lambda: len(noted()) == 3, seconds=SECONDS_MAX, what="all three noted")
+    try:
+        eventually(lambda: not missing(), seconds=SECONDS_MAX, what="all three noted")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{trail_troubles(cluster, seen, missing())}") from None
+
+
+def trail_troubles(cluster: PenstockCluster, seen: Sequence[Done], missing: set[str]) -> str:
+    """Why entries may be missing, as far as anybody can tell from outside."""
+    told = [f"missing: {sorted(missing)}; {len(seen)} looks, exit codes {[d.code for d in seen]}"]
+    told.append(f"stderr of the last: {seen[-1].err}\n{len(seen[-1].out.splitlines())} lines")
+    for number, node in cluster.nodes.items():
+        lines = [line for line in node.stderr.splitlines() if "audit" in line or "facts" in line]
+        told += [f"node {number}: {node.readyz()}", *lines[-20:]]
+    told.append(str(ask(cluster, "status", by=2)))
+    told += [str(one) for one in ask(cluster, "partitions", "--topic", "__audit", by=2).lines]
+    return "\n".join(told)
 
 
 def test_no_node_had_an_exception_that_nobody_expected(cluster: PenstockCluster) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compat.conftest import sqs_client
+from tests.compat.kafka.confluent import read_all
 from tests.harness.server import Server
 
 from penstock.pipeline import audit_check
@@ -25,7 +26,7 @@ from penstock.pipeline.jobs import audit, audit_search
 from penstock.pipeline.jobs.audit import GAP, LOG, ROOT, AuditTables
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.merkle import Merkle, is_under, leaf, node, proof_of, root_of
-from penstock.wire.facts.audit import AuditEntry, Link, append
+from penstock.wire.facts.audit import AuditEntry, Link, append, decode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,7 +62,12 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def chain(
-    count: int, *, link: Link | None = None, at_ms: int = NOON_MS, step_ms: int = 1_000
+    count: int,
+    *,
+    link: Link | None = None,
+    at_ms: int = NOON_MS,
+    step_ms: int = 1_000,
+    node: str = "n1",
 ) -> tuple[list[bytes], Link]:
     """Records as a node writes them, and the link behind the last."""
     values, link = [], link or Link()
@@ -73,7 +79,7 @@ def chain(
             resource=f"arn:aws:sqs:eu:000000000000:q{number}",
             params={"n": number},
         )
-        value, link = append(link, entry, node="n1")
+        value, link = append(link, entry, node=node)
         values.append(value)
     return values, link
 
@@ -176,6 +182,29 @@ def test_each_way_to_break_the_chain_is_told_apart(spark: SparkSession, lake: La
     assert kinds(verdict) == {"link"}
     assert verdict.fault_count == 6
     assert all("so it was in the log" in str(fault["why"]) for fault in verdict.faults)
+
+
+def test_nodes_that_write_in_turns_each_have_a_chain_of_their_own(
+    spark: SparkSession, lake: Lake
+) -> None:
+    one, two, three = (chain(12, node=name)[0] for name in ("n1", "n2", "n3"))
+    told = [
+        *one[:4], *two[:2], *one[4:6],
+        *two[2:5], three[0], one[6],  # a batch of its own, as if the job had been started again
+        *one[7:9], two[5], *three[1:3],  # n3 was silent in between
+        one[9], two[7], b"{}", three[3],  # 19: the seventh of n2 is missing
+    ]  # fmt: skip
+    assert stored(spark, lake, told[:8]).gaps == 0
+    tables = AuditTables(spark, lake)
+    tables.add(frame(spark, told[8:13], first=8), app="audit:q", batch_id=1)
+    again = AuditTables(spark, lake)
+    again.add(frame(spark, told[13:], first=13), app="audit:q", batch_id=2)
+    again.state_roots()
+    assert gap_rows(spark, lake) == [(19, MISSING, 1), (20, UNREADABLE, 0)]
+    verdict = verify_audit(spark, lake)
+    assert [(f["kind"], f["offset"]) for f in verdict.faults] == [("link", 19), ("link", 20)]
+    assert "number 8 of n2 follows 6; so it was in the log" in str(verdict.faults[0]["why"])
+    assert {row.node for row in lake.read(spark, ROOT).collect()} == {"n1", "n2", "n3"}
 
 
 def test_the_first_records_may_have_gone_by_retention(spark: SparkSession, lake: Lake) -> None:
@@ -309,6 +338,11 @@ def busy(server: Server, name: str, count: int) -> None:
     client.close()
 
 
+def node_of(server: Server) -> str:
+    """The name under which it writes: a chain of another node would be none of its own."""
+    return str(decode(read_all(server.kafka, "__audit")[0].value()).node)
+
+
 def test_what_a_server_noted_is_found_once_and_can_be_searched(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
@@ -353,7 +387,7 @@ def test_a_break_ends_the_run_as_unsound(
 ) -> None:
     busy(server, "sound", 8)  # more than the table will hold
     context = context_for(spark, server, tmp_path)
-    values, _ = chain(3)
+    values, _ = chain(3, node=node_of(server))
     AuditTables(spark, context.lake).add(frame(spark, values), app="audit:x", batch_id=0)
     with pytest.raises(Unsound, match="do not hold"):
         audit.JOB.run(context)  # goes on at offset 3, with another chain than the table's

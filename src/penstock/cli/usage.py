@@ -115,6 +115,7 @@ class _Totals:
         self._until_ms = until_ms
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._seen: set[tuple[str, str, int]] = set()
+        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute that a level is of
 
     def add(self, facts: "UsageFacts") -> None:
         if facts.name in self._seen:
@@ -126,9 +127,9 @@ class _Totals:
             return
         for row in facts.columns.rows():
             if self._tenant is None or row.tenant == self._tenant:
-                self._add(row)
+                self._add(row, facts.minute_ms)
 
-    def _add(self, row: "UsageRow") -> None:
+    def _add(self, row: "UsageRow", minute_ms: int) -> None:
         key = (row.tenant, row.region, row.resource, row.op)
         total = self._rows.get(key)
         if total is None:
@@ -143,7 +144,12 @@ class _Totals:
         for name in _SUMS:
             total[name] += getattr(row, name)
         if row.stored_bytes:
-            total["stored_bytes"] = row.stored_bytes  # as it was last
+            # As it was last: each node tells of the partitions that it led in that minute.
+            if minute_ms > self._stored_ms.get(key, -1):
+                self._stored_ms[key] = minute_ms
+                total["stored_bytes"] = 0
+            if minute_ms == self._stored_ms[key]:
+                total["stored_bytes"] += row.stored_bytes
             total["byte_hours"] += row.stored_bytes / _MINUTES_PER_HOUR
 
     def rows(self) -> list[dict[str, Any]]:

@@ -10,8 +10,9 @@ everything first.
 Denied requests are the exception: anybody can make millions of them. Of each sort a few in a
 minute are noted, and how many were not is noted at the end of it.
 
-What a record looks like and how the chain is made is in ``wire/facts/audit.py``; what of a request
-is noted in ``audited.py`` and its like.
+The chain is the node's own: others write to the same partition, and neither waits for what they are
+about to write. What a record looks like and how the chain is made is in ``wire/facts/audit.py``;
+what of a request is noted in ``audited.py`` and its like.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from itertools import islice
 from typing import Final
 
 from penstock.frontend.fact_log import Fact, FactLog
+from penstock.frontend.fact_writer import STOP_SECONDS_MAX
 from penstock.model.errors import Damaged, Draining, PenstockError
 from penstock.model.identity import Caller
 from penstock.model.limits import MIB, MINUTE_MS
@@ -47,7 +49,6 @@ BATCH_MAX: Final = 200  # entries of one write
 BATCH_BYTES_MAX: Final = 4 * MIB  # closed behind the entry that exceeds this
 DENIED_PER_SORT_MAX: Final = 5  # in a minute
 DENIED_MAX: Final = 300  # in a minute, of all sorts
-STOP_SECONDS_MAX: Final = 5.0
 RETRY_SECONDS: Final = 1.0
 # A chain without a record younger than the retention would have lost its end.
 QUIET_SECONDS_MAX: Final = 24 * 3_600.0
@@ -185,15 +186,15 @@ class AuditTrail:
         self.add(self._own(STARTED, {"version": version} if version else {}))
         self._task = asyncio.create_task(self._run(), name="audit writer")
 
-    async def stop(self) -> None:
-        """Writes what is left; nothing more should be noted. Gives up after a few seconds."""
+    async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
+        """Writes what is left; nothing more should be noted. Gives up after that time."""
         self._is_stopping = True
         self._room.set()
         if self._task is None:
             return
         self._tell_left_out(is_end=True)
         self.add(self._own(STOPPED, {}))
-        _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
+        _, late = await asyncio.wait((self._task,), timeout=seconds_max)
         for task in late:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -261,19 +262,20 @@ class AuditTrail:
         if self._denials.has_left_out:
             wait_s = (MINUTE_MS - self._clock.wall_ms() % MINUTE_MS) / 1_000
         try:
-            await asyncio.wait_for(self._wake.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
         except TimeoutError:
             if wait_s == QUIET_SECONDS_MAX:
                 self.add(self._own(RUNNING, {}))
         self._tell_left_out()
 
     async def _find_link(self) -> Link:
-        """Where the chain goes on: behind the last record that the log has."""
+        """Where the chain goes on: behind the last record of this node that the log has."""
         while True:
             try:
-                last = await self._log.last_value()
+                last = await self._log.newest(self._node.encode())
                 self._trouble = None
-                return Link() if last is None else link_of(last)
+                return Link() if last is None else link_of(last.value or b"")
             except (Damaged, AuditUnreadable) as error:
                 log_.error("the audit trail begins anew", extra={"reason": str(error)})
                 self._trouble = None

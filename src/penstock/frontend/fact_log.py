@@ -7,8 +7,8 @@ middle), the same bytes are offered again until they are answered, and nothing e
 what was written is never there twice and never in part. A new process takes a new producer id; it
 knows nothing of what the one before had in hand, and cannot repeat it.
 
-One writer to a partition, and one task of it that calls ``settle``. What stands in the facts
-is not known here.
+All nodes of a cluster write to the same partition, each under a producer id and a key of its own;
+within a node one task calls ``settle``. What stands in the facts is not known here.
 """
 
 import asyncio
@@ -19,13 +19,19 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.metadata.own_topic import make_own_topic
-from penstock.model.errors import PenstockError, ProducerRefused, TopicExists, TopicNotFound
+from penstock.model.errors import (
+    Overloaded,
+    PenstockError,
+    ProducerRefused,
+    TopicExists,
+    TopicNotFound,
+)
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
-from penstock.model.ports import Catalog, Clock, Streams
+from penstock.model.ports import Catalog, Clock, Marker, Streams
 from penstock.model.topic import Topic
 from penstock.record.batch import encode_batch, parse_header, split_batches
 from penstock.record.compression import Codec
-from penstock.record.record import Header, encode_record, iter_records
+from penstock.record.record import Header, RawRecord, encode_record, iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
 log_ = logging.getLogger(__name__)
@@ -33,8 +39,14 @@ log_ = logging.getLogger(__name__)
 RETENTION_MS_DEFAULT: Final = 30 * 24 * 3_600_000
 ACKS_ALL: Final = -1
 COMPRESSED_BYTES_MIN: Final = KIB  # below, there is nothing to gain
+# Longer than a commit takes that waits for a follower to be given up. Nobody may wait for ever for
+# an answer that was lost: the partition knows what is offered again.
+ATTEMPT_SECONDS_MAX: Final = 8.0
 RETRY_SECONDS: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
+# Of a look backwards: so many records from their first to their last, so many bytes at a time.
+LOOK_RECORDS: Final = 1_000
+LOOK_BYTES: Final = 256 * KIB
 _SEQUENCES: Final = 2**31
 _RETENTION: Final = "retention.ms"
 # What does not follow on: the partition has lost something that it had answered for, or this id.
@@ -81,6 +93,7 @@ class FactLog:
         self._partition = partition
         self._producer_id = -1
         self._sequence = 0
+        self._is_earlier_settled = False
         # What has no answer yet: the records, and the batch as it was offered.
         self._pending: list[bytes] | None = None
         self._batch = b""
@@ -123,9 +136,13 @@ class FactLog:
                 self._producer_id, self._sequence = await self._next_producer_id(), 0
             if not self._batch:
                 self._batch = self._encoded(records)
-            await self._streams.append_batches(
-                topic, self._partition, (self._batch,), acks=ACKS_ALL
-            )
+            async with asyncio.timeout(ATTEMPT_SECONDS_MAX):
+                await self._streams.append_batches(
+                    topic, self._partition, (self._batch,), acks=ACKS_ALL
+                )
+        except TimeoutError:
+            self._note(Overloaded("the log did not answer in time"))
+            return False
         except ProducerRefused as error:
             if error.code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
                 return True  # from an attempt too long ago to say where it is
@@ -165,25 +182,60 @@ class FactLog:
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
-    async def last_value(self) -> bytes | None:
-        """Of the newest record, None when there is none. Raises PenstockError."""
+    async def newest(self, key: bytes) -> RawRecord | None:
+        """The last record with this key, None when there is none: read from the end backwards, some
+        at a time. Raises PenstockError; whoever asks again later may get an answer."""
         topic = await self.find_or_make()
         ends = await self._streams.ends(topic, self._partition)
-        if ends.high_watermark <= ends.start_offset:
-            return None
-        fetched = await self._streams.fetch(
-            topic,
-            self._partition,
-            offset=ends.high_watermark - 1,
-            bytes_max=1,
-            is_committed=False,
-        )
-        found: bytes | None = None
-        for batch in split_batches(fetched.buffers):
-            if not parse_header(batch).is_control:
-                for record in iter_records(batch):
-                    found = record.value
-        return found
+        if ends.leader_epoch:  # else nobody else holds it, and all that is there is committed
+            await self._settle_earlier(topic)
+            ends = await self._streams.ends(topic, self._partition)
+        if not ends.is_settled:
+            raise Overloaded(f"{self.name} has a new leader, which does not know its end yet.")
+        end = ends.high_watermark
+        while end > ends.start_offset:
+            start = max(ends.start_offset, end - LOOK_RECORDS)
+            found = await self._newest_between(topic, start, end, key)
+            if found is not None:
+                return found
+            end = start
+        return None
+
+    async def _settle_earlier(self, topic: Topic) -> None:
+        """Once: until all that earlier processes of this node may have written can be read. What
+        they had under way may be in the log and not committed yet; behind something that is
+        committed nothing is. A marker is that, and readers pass over it."""
+        if self._is_earlier_settled:
+            return
+        if self._producer_id < 0:
+            self._producer_id, self._sequence = await self._next_producer_id(), 0
+        marker = Marker(self._producer_id, producer_epoch=0, is_commit=True)
+        await self._streams.append_marker(topic, self._partition, marker)
+        self._is_earlier_settled = True
+
+    async def _newest_between(
+        self, topic: Topic, start: int, end: int, key: bytes
+    ) -> RawRecord | None:
+        newest: RawRecord | None = None
+        offset = start
+        while offset < end:
+            fetched = await self._streams.fetch(
+                topic,
+                self._partition,
+                offset=offset,
+                bytes_max=LOOK_BYTES,
+                is_committed=False,
+            )
+            if fetched.next_offset <= offset:  # another leads since, and does not know its end yet
+                raise Overloaded(f"{self.name} cannot be read up to its end at the moment.")
+            offset = fetched.next_offset
+            for batch in split_batches(fetched.buffers):
+                if not parse_header(batch).is_control:
+                    for record in iter_records(batch):
+                        if record.key == key and record.offset < end:
+                            newest = record
+            await asyncio.sleep(0)  # a long log is read beside everything else
+        return newest
 
     # ── The topic ────────────────────────────────────────────────────────────────────────────
 

@@ -4,14 +4,25 @@ is told to stop, and an end after a few seconds whatever the log does."""
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from penstock.frontend.fact_log import FactLog
+from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
 
-STOP_SECONDS_MAX: Final = 5.0
+STOP_SECONDS_MAX: Final = 5.0  # for all that a node writes together
+
+
+# Whether this node is the one to tell of a partition.
+Leads = Callable[[Topic, int], bool]
+
+
+def leads_all(_topic: Topic, _partition: int) -> bool:
+    """Of a node that is by itself."""
+    return True
 
 
 class FactWriter(ABC):
@@ -30,12 +41,12 @@ class FactWriter(ABC):
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"{self._noun} writer")
 
-    async def stop(self) -> None:
-        """Writes what is left; nothing more should be counted. Gives up after a few seconds."""
+    async def stop(self, *, seconds_max: float = STOP_SECONDS_MAX) -> None:
+        """Writes what is left; nothing more should be counted. Gives up after that time."""
         self._is_stopping.set()
         if self._task is None:
             return
-        _, late = await asyncio.wait((self._task,), timeout=STOP_SECONDS_MAX)
+        _, late = await asyncio.wait((self._task,), timeout=seconds_max)
         for task in late:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -46,7 +57,8 @@ class FactWriter(ABC):
         is_last = False  # the turn that begins after everything was counted
         while not is_last:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_stopping.wait(), self._wait_s())
+                async with asyncio.timeout(self._wait_s()):
+                    await self._is_stopping.wait()
             is_last = self._is_stopping.is_set()
             try:
                 await self._turn(is_last=is_last)

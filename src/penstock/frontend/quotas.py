@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.model.errors import PenstockError, QuotaExceeded, Throttled
+from penstock.model.errors import PenstockError, QuotaExceeded, Throttled, TopicNotFound
 from penstock.model.identity import Tenant
 from penstock.model.names import is_internal
 from penstock.model.ports import Catalog, Identities, Streams
@@ -39,6 +39,7 @@ class TenantQuotas:
         self._catalog = catalog
         self.rooms: dict[str, int] = {}  # bytes left, of accounts that have a quota of them
         self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
+        self._sizes: dict[str, int] = {}  # of topics whose account has a quota, at the last look
         self._topic_counts: dict[str, int] = {}
         self._topics_coming: dict[str, int] = {}  # being made at the moment
         self._wait_counts: dict[str, int] = {}
@@ -117,12 +118,17 @@ class TenantQuotas:
             if tenant.quotas.stored_bytes_max
         }
         stored = dict.fromkeys(limited, 0)
+        before, self._sizes = self._sizes, {}
         topics = self._catalog.all_topics() if limited else ()
         for number, topic in enumerate(topics):
             if number % SUMMED_AT_ONCE == SUMMED_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if topic.account in stored and not topic.is_share:
-                stored[topic.account] += await stored_bytes(streams, topic)
+                size_bytes = await _stored_bytes(streams, topic)
+                if size_bytes is None:  # it has not become smaller because nobody can tell
+                    size_bytes = before.get(topic.topic_id, 0)
+                stored[topic.account] += size_bytes
+                self._sizes[topic.topic_id] = size_bytes
         for account in self.rooms.keys() - limited.keys():
             del self.rooms[account]
         for account, most in limited.items():
@@ -193,12 +199,15 @@ def _less(counts: dict[str, int], account: str) -> None:
         counts[account] -= 1
 
 
-async def stored_bytes(streams: Streams, topic: Topic) -> int:
-    """Of a topic in all its partitions: numbers that the logs have at hand."""
+async def _stored_bytes(streams: Streams, topic: Topic) -> int | None:
+    """Of a topic in all its partitions, each as its leader has it: numbers that the logs have at
+    hand. None: of one of them it cannot be told now."""
     size_bytes = 0
     try:
         for partition in range(topic.partition_count):
             size_bytes += await streams.log_bytes(topic, partition)
-    except PenstockError:  # deleted a moment ago, say
+    except TopicNotFound:  # deleted a moment ago
         return 0
+    except PenstockError:
+        return None
     return size_bytes

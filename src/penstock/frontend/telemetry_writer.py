@@ -6,6 +6,9 @@ read for it, and other tasks get their turn in between. Rows of each sort have a
 levels had no room is written beside them. Each record is in the log exactly once (``fact_log.py``);
 while the log takes nothing no levels are taken, and counts go on in their bounded table.
 
+Of each partition the node tells that leads it, of a queue as a whole the one that leads its first
+partition, and of a group its coordinator: what all nodes write together has every level once.
+
 A record ends on a multiple of the interval, so that records of a minute are those of one minute.
 """
 
@@ -19,7 +22,7 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.describe import Listing
 from penstock.cursor.group.offsets import FetchReply
 from penstock.frontend.fact_log import Fact, FactLog
-from penstock.frontend.fact_writer import FactWriter
+from penstock.frontend.fact_writer import FactWriter, Leads, leads_all
 from penstock.frontend.telemetry import CallSums
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError
@@ -76,7 +79,7 @@ class GroupOffsets(Protocol):
 
 
 class Broker(Backend, Streams, Protocol):
-    """Both views of the topics that this node serves."""
+    """Both views of the topics."""
 
 
 class _Seen(NamedTuple):
@@ -98,10 +101,13 @@ class TelemetryWriter(FactWriter):
         entropy: Callable[[int], bytes],
         vitals: Callable[[], Vitals],
         groups: GroupOffsets | None = None,
+        leads: Leads = leads_all,
         flush_ms: int = FLUSH_MS_DEFAULT,
         is_only_reader: bool = False,
     ) -> None:
-        """``account``: the node's own. ``is_only_reader``: nobody else takes from the table."""
+        """``account``: the node's own. ``broker``: all partitions, wherever they are led, and
+        ``leads``: which are led here. ``groups``: those that are coordinated here.
+        ``is_only_reader``: nobody else takes from the table."""
         super().__init__(log, noun="telemetry")
         self._table = table
         self._node = node
@@ -111,6 +117,7 @@ class TelemetryWriter(FactWriter):
         self._clock = clock
         self._vitals = vitals
         self._groups = groups
+        self._leads = leads
         self._flush_ms = flush_ms
         self._is_only_reader = is_only_reader
         self._calls = CallSums()
@@ -121,6 +128,8 @@ class TelemetryWriter(FactWriter):
         self._cpu_ms = vitals().cpu_ms
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._left_out = 0
+        # Another node was asked in vain: each more would be waited for as long, and is left out.
+        self._are_others_silent = False
         self._asked = 0
 
     async def flush(self) -> None:
@@ -128,6 +137,7 @@ class TelemetryWriter(FactWriter):
         await self._log.settle()
         columns = TelemetryColumns()
         self._left_out = 0
+        self._are_others_silent = False
         now_ms = self._clock.wall_ms()
         if self._is_only_reader:
             self._table.take(now_ms=now_ms)
@@ -167,24 +177,25 @@ class TelemetryWriter(FactWriter):
         before, self._seen = self._seen, {}
         queue_rows = 0
         for topic in tuple(self._catalog.all_topics()):
-            if is_internal(topic.name) and not topic.is_queue:
+            if _is_own(topic):
                 continue
             with suppress(PenstockError):  # deleted a moment ago, say
                 if not topic.is_share:
                     await self._add_partitions(to, topic, before)
-                if topic.is_queue or topic.is_share:
-                    await self._give_way()
-                    if queue_rows < QUEUE_ROWS_MAX:
-                        await self._add_queue(to, topic)
-                        queue_rows += 1
-                    else:
-                        self._left_out += 1
+            if (topic.is_queue or topic.is_share) and self._leads(topic, 0):
+                await self._give_way()
+                if queue_rows < QUEUE_ROWS_MAX and await self._add_queue(to, topic):
+                    queue_rows += 1
+                else:
+                    self._left_out += 1
 
     async def _add_partitions(
         self, to: TelemetryColumns, topic: Topic, before: dict[tuple[str, int], _Seen]
     ) -> None:
         for partition in range(topic.partition_count):
             await self._give_way()
+            if not self._leads(topic, partition):
+                continue
             place = topic.topic_id, partition
             if len(self._seen) >= PARTITION_ROWS_MAX:
                 self._left_out += 1
@@ -208,8 +219,16 @@ class TelemetryWriter(FactWriter):
                 size_bytes=size_bytes,
             )
 
-    async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> None:
-        stats = await self._broker.stats(topic)
+    async def _add_queue(self, to: TelemetryColumns, topic: Topic) -> bool:
+        """False: it cannot be told now."""
+        is_here = all(self._leads(topic, each) for each in range(1, topic.partition_count))
+        if self._are_others_silent and not is_here:
+            return False
+        try:
+            stats = await self._broker.stats(topic)
+        except PenstockError:  # deleted a moment ago, say
+            self._are_others_silent |= not is_here
+            return False
         oldest_ms = stats.oldest_sent_at_ms
         now_ms = self._clock.wall_ms()
         to.add(
@@ -222,6 +241,7 @@ class TelemetryWriter(FactWriter):
             oldest_age_ms=0 if oldest_ms is None else max(0, now_ms - oldest_ms),
             size_bytes=stats.log_bytes,
         )
+        return True
 
     async def _add_lags(self, to: TelemetryColumns) -> None:
         if self._groups is None:
@@ -235,10 +255,13 @@ class TelemetryWriter(FactWriter):
             )
             for each in reply.partitions:
                 topic = self._catalog.find_id(each.topic_id)
-                seen = self._seen.get((each.topic_id, each.partition))
-                if topic is None or seen is None or each.code or each.offset < 0:
+                if topic is None or _is_own(topic) or each.code or each.offset < 0:
                     continue
                 if rows >= LAG_ROWS_MAX:
+                    self._left_out += 1
+                    continue
+                log_end = await self._log_end(topic, each.partition)
+                if log_end is None:
                     self._left_out += 1
                     continue
                 rows += 1
@@ -251,9 +274,22 @@ class TelemetryWriter(FactWriter):
                     partition=each.partition,
                     group=group,
                     committed=each.offset,
-                    log_end=seen.log_end,
-                    depth=max(0, seen.log_end - each.offset),
+                    log_end=log_end,
+                    depth=max(0, log_end - each.offset),
                 )
+
+    async def _log_end(self, topic: Topic, partition: int) -> int | None:
+        """Of a partition that may be led elsewhere; None: it cannot be told now."""
+        seen = self._seen.get((topic.topic_id, partition))
+        if seen is not None:
+            return seen.log_end
+        if self._are_others_silent or self._leads(topic, partition):
+            return None
+        try:
+            return (await self._broker.ends(topic, partition)).high_watermark
+        except PenstockError:
+            self._are_others_silent = True
+            return None
 
     def _add_vitals(self, to: TelemetryColumns) -> None:
         now = self._vitals()
@@ -264,6 +300,10 @@ class TelemetryWriter(FactWriter):
             disk_free_bytes=now.disk_free_bytes,
         )
         self._cpu_ms = now.cpu_ms
+
+
+def _is_own(topic: Topic) -> bool:
+    return is_internal(topic.name) and not topic.is_queue
 
 
 def _appended(last: _Seen | None, log_end: int, size_bytes: int) -> tuple[int, int]:

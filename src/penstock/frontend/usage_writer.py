@@ -5,22 +5,25 @@ What was counted and not yet written when the process is killed is lost: at most
 counts, and the time of the write under way. A stop writes everything first. While the log takes
 nothing, counting goes on in the same bounded table: minutes run together then, totals stay.
 
-Once a minute each queue and topic is asked how many bytes it holds. That is a number its log has
-at hand; nothing is opened or read for it. A record is written every minute even when there is
-nothing to say: whoever adds up an hour learns from it that this node has told everything.
+Once a minute each queue and topic is asked how many bytes it holds, in those partitions that this
+node leads: of every partition one node tells, and all together tell of each once. That is a number
+its log has at hand; nothing is opened or read for it. A record is written every minute even when
+there is nothing to say: whoever adds up an hour learns from it that this node has told everything.
 """
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from penstock.frontend.fact_log import Fact, FactLog
-from penstock.frontend.fact_writer import FactWriter
-from penstock.frontend.quotas import stored_bytes
+from penstock.frontend.fact_writer import FactWriter, Leads, leads_all
 from penstock.frontend.usage import UsageTable
+from penstock.model.errors import PenstockError
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_internal
 from penstock.model.ports import Catalog, Clock, Streams
+from penstock.model.topic import Topic
 from penstock.wire.facts.usage import SCHEMA_HEADER, VERSION, UsageFacts, encode
 
 TOPIC: Final = "__usage"
@@ -40,14 +43,16 @@ class UsageWriter(FactWriter):
         entropy: Callable[[int], bytes],
         flush_ms: int = FLUSH_MS_DEFAULT,
         stored_in: tuple[Catalog, Streams] | None = None,
+        leads: Leads = leads_all,
     ) -> None:
-        """``stored_in``: the topics whose size this node tells; of a topic one node does."""
+        """``stored_in``: the topics whose size this node tells, of what it leads."""
         super().__init__(log, noun="usage")
         self._table = table
         self._node = node
         self._clock = clock
         self._flush_ms = flush_ms
         self._stored_in = stored_in
+        self._leads = leads
         self._incarnation = entropy(INCARNATION_BYTES).hex()
         self._flush = 0
         self._sampled_ms = table.minute_ms
@@ -83,9 +88,17 @@ class UsageWriter(FactWriter):
                 await asyncio.sleep(0)
             if topic.is_share or (is_internal(topic.name) and not topic.is_queue):
                 continue
-            size_bytes = await stored_bytes(streams, topic)
+            size_bytes = await self._held(streams, topic)
             if size_bytes:
                 self._table.store(topic.account, topic.region, topic.name, size_bytes)
+
+    async def _held(self, streams: Streams, topic: Topic) -> int:
+        size_bytes = 0
+        for partition in range(topic.partition_count):
+            if self._leads(topic, partition):
+                with suppress(PenstockError):  # deleted a moment ago, or led by another
+                    size_bytes += await streams.log_bytes(topic, partition)
+        return size_bytes
 
     async def _turn(self, *, is_last: bool) -> None:
         await self.flush()

@@ -1,6 +1,7 @@
 """What a node writes down about its callers and itself: what they used, what they changed, and how
 it is doing. The parts are made, started and stopped together, and each may be switched off."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.fact_log import FactLog
+from penstock.frontend.fact_writer import STOP_SECONDS_MAX, Leads, leads_all
 from penstock.frontend.routing import BrokerCalls
 from penstock.frontend.telemetry_writer import GroupOffsets, TelemetryWriter
 from penstock.frontend.usage import UsageTable
@@ -35,8 +37,9 @@ class Facts:
         clock: Clock,
         entropy: Callable[[int], bytes],
         groups: GroupOffsets | None = None,
+        leads: Leads = leads_all,
     ) -> None:
-        """``groups``: whose lags are told."""
+        """``groups``: whose lags are told. ``leads``: of which partitions this node is to tell."""
 
         def log_of(topic: str, retention_ms: int) -> FactLog:
             return FactLog(
@@ -66,6 +69,7 @@ class Facts:
                 entropy=entropy,
                 flush_ms=config.usage.flush_ms,
                 stored_in=(catalog, broker),
+                leads=leads,
             )
         if config.telemetry.enabled:
             assert self.usage is not None, "made above"
@@ -80,6 +84,7 @@ class Facts:
                 entropy=entropy,
                 vitals=partial(read_vitals, Path(config.node.data)),
                 groups=groups,
+                leads=leads,
                 flush_ms=config.telemetry.flush_ms,
                 is_only_reader=not config.usage.enabled,
             )
@@ -98,13 +103,21 @@ class Facts:
             self.audit.start(version=__version__)
 
     async def stop(self) -> None:
-        """When nobody is served any more, and before the broker."""
+        """When nobody is served any more, and before the broker. All have the same few seconds:
+        where the log of one takes nothing, those of the others hardly do."""
+        async with asyncio.TaskGroup() as stopping:
+            stopping.create_task(self._stop_counting(), name="stop counting")
+            if self.audit is not None:
+                ending = self.audit.stop(seconds_max=STOP_SECONDS_MAX)
+                stopping.create_task(ending, name="stop the audit trail")
+
+    async def _stop_counting(self) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STOP_SECONDS_MAX
         if self._writer is not None:
-            await self._writer.stop()
+            await self._writer.stop(seconds_max=STOP_SECONDS_MAX)
         if self._telemetry is not None:  # behind usage, whose last counts pass through it
-            await self._telemetry.stop()
-        if self.audit is not None:
-            await self.audit.stop()
+            await self._telemetry.stop(seconds_max=max(0.0, until - loop.time()))
 
     def troubles(self) -> Iterable[tuple[str, str]]:
         if self._writer is not None and self._writer.trouble is not None:

@@ -33,6 +33,8 @@ LINK_COLUMNS: Final = (
     "topic", "partition", "offset", "node", "seq", "prev_hash", "hash", "error", "date",
 )  # fmt: skip
 
+Chain = tuple[int, str]  # partition and node: each node has a chain of its own
+
 _AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
 _DIFFERENCE: Final = "partition int, offset long, column string"
 _ROOT: Final = (
@@ -42,8 +44,8 @@ _ROOT: Final = (
 
 
 class Tail(NamedTuple):
-    """The end of a partition's chain: number and hash of its last readable record, and the newest
-    day before it."""
+    """The end of a node's chain in a partition: number and hash of its last readable record, and
+    the newest day before it."""
 
     seq: int
     hash: str
@@ -93,18 +95,18 @@ def moment_of() -> "Column":
     return f.when(f.col("at_ms").between(0, _AT_MS_MAX), f.timestamp_millis(f.col("at_ms")))
 
 
-def gaps(rows: "DataFrame", tails: Mapping[int, Tail]) -> "DataFrame":
+def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     """Links that do not hold, one row each. ``tails`` are those of records before these."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    before = Window.partitionBy("partition").orderBy("offset")
+    before = Window.partitionBy("partition", "node").orderBy("offset")
     before = before.rowsBetween(Window.unboundedPreceding, -1)
     behind = rows.sparkSession.createDataFrame(_table(tails))
     is_readable = f.col("hash").isNotNull()
     seq_before = f.last(f.when(is_readable, f.col("seq")), ignorenulls=True).over(before)
     hash_before = f.last("hash", ignorenulls=True).over(before)
-    linked = rows.join(f.broadcast(behind), "partition", "left").select(
+    linked = rows.join(f.broadcast(behind), ["partition", "node"], "left").select(
         "topic",
         "partition",
         "offset",
@@ -142,20 +144,31 @@ def gaps(rows: "DataFrame", tails: Mapping[int, Tail]) -> "DataFrame":
     )
 
 
-def _table(tails: Mapping[int, Tail]) -> pa.Table:
-    rows = [(partition, tail.seq, tail.hash) for partition, tail in tails.items()]
-    fields = [("partition", pa.int32()), ("tail_seq", pa.int64()), ("tail_hash", pa.string())]
+def _table(tails: Mapping[Chain, Tail]) -> pa.Table:
+    rows = [(*chain, tail.seq, tail.hash) for chain, tail in tails.items()]
+    fields = [
+        ("partition", pa.int32()),
+        ("node", pa.string()),
+        ("tail_seq", pa.int64()),
+        ("tail_hash", pa.string()),
+    ]
     return pa.Table.from_batches([_batch(rows, pa.schema(fields))])
 
 
-def tails_of(rows: "DataFrame") -> dict[int, Tail]:
-    """The end of each partition's chain."""
+def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
+    """The end of each chain."""
     from pyspark.sql import functions as f
 
     last = f.max_by(f.struct("seq", "hash"), "offset").alias("last")
-    readable = rows.where("hash IS NOT NULL").groupBy("partition")
+    readable = rows.where("hash IS NOT NULL").groupBy("partition", "node")
     found = readable.agg(last, f.max("date").alias("day")).collect()
-    return {row.partition: Tail(row.last.seq, row.last.hash, row.day) for row in found}
+    return {(row.partition, row.node): Tail(row.last.seq, row.last.hash, row.day) for row in found}
+
+
+def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
+    """Of the last record of each chain, readable or not: from two narrow columns and one more."""
+    named = rows.where("node IS NOT NULL").groupBy("partition", "node")
+    return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
 
 # ── Days ─────────────────────────────────────────────────────────────────────────────────────────

@@ -1,9 +1,10 @@
 """``penstock pipeline verify audit``: whether the tables of the audit trail still say what was put
 into them.
 
-Read anew, in this order: every row against the bytes stored beside it; the chain over those bytes
-from the first row to the last; each root that was ever noted against the rows it was made of; the
-end of the table against the offsets that its commits name. What is wrong is listed with its place.
+Read anew, in this order: every row against the bytes stored beside it; each node's chain over those
+bytes from its first row to its last; each root that was ever noted against the rows it was made
+of; the end of the table against the offsets that its commits name. What is wrong is listed with its
+place.
 A link that the log itself had broken (``audit_gap``) counts, and is marked as known.
 """
 
@@ -110,7 +111,7 @@ def _check_links(spark: "SparkSession", lake: Lake, rows: "DataFrame", verdict: 
             _fault(
                 "link",
                 row,
-                f"{row.kind}: number {row.seq} follows {row.seq_before}"
+                f"{row.kind}: number {row.seq} of {row.node} follows {row.seq_before}"
                 + ("; so it was in the log" if (row.partition, row.offset) in known else ""),
             )
             for row in shown

@@ -115,6 +115,19 @@ def test_a_report_adds_up_all_flushes(cli: Cli, log: Usage) -> None:
 
 
 @pytest.mark.usefixtures("kafka")
+def test_what_is_stored_is_the_sum_of_what_nodes_tell_of_the_last_minute(
+    cli: Cli, log: Usage
+) -> None:
+    for minute in range(3):
+        for node, size_bytes in (("n1", 600), ("n2", 6_000 * (minute + 1))):
+            table = UsageTable(now_ms=NOON_MS + minute * MINUTE_MS)
+            table.store("111111111111", "us-east-1", "jobs", size_bytes)
+            log.flush(table, minute + 1, NOON_MS + (minute + 1) * MINUTE_MS, node)
+    [row] = cli("usage", "report").lines
+    assert (row["stored_bytes"], row["byte_hours"]) == (18_600, (36_000 + 1_800) / 60)
+
+
+@pytest.mark.usefixtures("kafka")
 def test_a_record_that_is_there_twice_counts_once(cli: Cli, log: Usage) -> None:
     fill(log)
     fill(log)

@@ -9,12 +9,14 @@ from typing import cast
 
 from tests.unit.broker.stage import Stage
 from tests.unit.frontend.memory import Rig
+from tests.unit.frontend.routing_kit import Cluster
 
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.fact_log import FactLog
 from penstock.frontend.pipeline import Frontend, FrontendConfig
 from penstock.frontend.usage import UsageTable
 from penstock.model.ports import Identities, Shares, Streams
+from penstock.model.topic import Topic
 from penstock.record.batch import parse_header, split_batches
 from penstock.record.record import RawRecord, iter_records
 from penstock.wire.facts.usage import UsageRow
@@ -78,19 +80,36 @@ def fact_log(
     )
 
 
+def cluster_log(cluster: Cluster, node: int, name: str, ids: Ids) -> FactLog:
+    """As one node of several has it, wherever it is led."""
+    return FactLog(
+        name,
+        streams=cluster.routed(node),
+        catalog=cluster.nodes[node].catalog,
+        next_producer_id=ids.next_id,
+        namespace=(ACCOUNT, REGION),
+        clock=cluster.clock,
+        entropy=secrets.token_bytes,
+    )
+
+
 async def records(stage: Stage, name: str) -> Sequence[RawRecord]:
     """All that the topic holds, oldest first; nothing if there is no such topic."""
     topic = stage.catalog.find(ACCOUNT, REGION, name)
-    if topic is None:
-        return []
-    ends = await stage.broker.ends(topic, 0)
+    return [] if topic is None else await records_of(stage.broker, topic)
+
+
+async def records_of(streams: Streams, topic: Topic) -> Sequence[RawRecord]:
+    ends = await streams.ends(topic, 0)
     offset = ends.start_offset
     found: list[RawRecord] = []
     while offset < ends.high_watermark:
-        fetched = await stage.broker.fetch(
+        fetched = await streams.fetch(
             topic, 0, offset=offset, bytes_max=1_000_000, is_committed=False
         )
         for batch in split_batches(fetched.buffers):
-            offset = parse_header(batch).next_offset
-            found.extend(iter_records(batch))
+            header = parse_header(batch)
+            offset = header.next_offset
+            if not header.is_control:
+                found.extend(iter_records(batch))
     return found

@@ -143,7 +143,12 @@ class MemoryBackend:
         return [None] * len(claims)
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         self._check(partition)
         offsets = {record.offset for record in self.records[topic.topic_id, partition]}

@@ -45,10 +45,10 @@ ANN = Caller("111111111111", "ann", key_id="AKIA1")
 
 @asynccontextmanager
 async def trail_on(
-    stage: Stage, *, ids: Ids | None = None, streams: Any = None
+    stage: Stage, *, ids: Ids | None = None, streams: Any = None, node: str = "n1"
 ) -> AsyncIterator[AuditTrail]:
     log = fact_log(stage, TOPIC, ids or Ids(), streams=streams)
-    trail = AuditTrail(log, node="n1", clock=stage.clock)
+    trail = AuditTrail(log, node=node, clock=stage.clock)
     trail.start(version="1.2.3")
     try:
         yield trail
@@ -75,10 +75,10 @@ def entry(number: int) -> AuditEntry:
     return AuditEntry(at_ms=number, principal=ANN.arn, action=f"test:{number}")
 
 
-def chain(count: int) -> list[bytes]:
+def chain(count: int, *, node: str = "n1") -> list[bytes]:
     link, made = Link(), []
     for number in range(count):
-        value, link = append(link, entry(number), node="n1")
+        value, link = append(link, entry(number), node=node)
         made.append(value)
     return made
 
@@ -121,6 +121,27 @@ def test_a_changed_removed_repeated_or_moved_record_breaks_the_chain(
         assert list(breaks(case))
 
 
+@settings(max_examples=60, deadline=None)
+@given(order=st.lists(st.sampled_from(["n1", "n2", "n3"]), max_size=30), data=st.data())
+def test_chains_of_several_nodes_are_whole_in_any_order_and_each_breaks_by_itself(
+    order: list[str], data: st.DataObject
+) -> None:
+    made = {node: iter(chain(len(order), node=node)) for node in ("n1", "n2", "n3")}
+    told = [next(made[node]) for node in order]
+    assert not list(breaks(told))
+    inner = [
+        place
+        for place, node in enumerate(order)
+        if node in order[:place] and node in order[place + 1 :]
+    ]
+    if inner:
+        lost = data.draw(st.sampled_from(inner))
+        follower = order.index(order[lost], lost + 1)
+        [(place, why)] = breaks([*told[:lost], *told[lost + 1 :]])
+        assert place == follower - 1
+        assert f"of {order[lost]} follows" in why
+
+
 def test_halves_of_characters_do_not_stop_the_trail() -> None:
     half = AuditEntry(at_ms=1, principal="\ud800", action="a", params={"\udc00": ["x\ud800"]})
     value, _ = append(Link(), half, node="n1")
@@ -152,6 +173,41 @@ async def test_the_chain_goes_on_over_restarts_and_crashes(tmp_path: Path) -> No
         assert actions(found) == ["penstock:Started", "iam:CreateUser", "penstock:Stopped"] * 4
         assert found[0].params == {"version": "1.2.3"}
         assert (found[1].principal, found[1].tenant) == (ANN.arn, "111111111111")
+
+
+async def test_nodes_that_write_to_one_partition_each_go_on_with_their_own_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.frontend.fact_log.LOOK_RECORDS", 3)
+    monkeypatch.setattr("penstock.frontend.fact_log.LOOK_BYTES", 1)
+    ids = Ids()
+    async with on_stage(tmp_path) as stage:
+        async with trail_on(stage, ids=ids, node="n1") as steady:
+            for number in range(3):  # n2 is stopped and started, with many of the other in between
+                async with trail_on(stage, ids=ids, node="n2") as restarted:
+                    await restarted.note("test:Restarted", caller=ANN, resource=str(number))
+                for each in range(10):
+                    await steady.note("test:Steady", caller=ANN, resource=f"{number}/{each}")
+                    await asyncio.sleep(0.001)
+        async with trail_on(stage, ids=ids, node="n3"):
+            pass
+        found = await noted(stage)
+        assert not list(breaks(await values(stage)))
+        for node, count in (("n1", 32), ("n2", 9), ("n3", 2)):
+            numbers = [record.seq for record in found if record.node == node]
+            assert numbers == list(range(1, count + 1))
+
+
+async def test_what_an_earlier_version_wrote_alone_is_gone_on_with(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        ids = Ids()
+        log = fact_log(stage, TOPIC, ids)
+        log.offer([Fact(b"n1", value) for value in chain(5)])
+        await log.settle()
+        async with trail_on(stage, ids=ids):
+            pass
+        assert not list(breaks(await values(stage)))
+        assert [record.seq for record in await noted(stage)] == list(range(1, 8))
 
 
 async def test_lost_answers_do_not_note_anything_twice(

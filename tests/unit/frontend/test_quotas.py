@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.broker.stage import Stage, on_stage
 from tests.unit.frontend.memory import MemoryCatalog, MemoryIdentities
+from tests.unit.frontend.routing_kit import on_nodes
 
 from penstock.frontend.callees import Callees
 from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
@@ -132,6 +133,29 @@ async def test_stored_bytes_are_refused_beyond_the_quota_until_something_is_dele
         await world.quotas.refresh(stage.broker)
         assert world.quotas.rooms == {}
         assert world.quotas.refused == {(NODE, "stored_bytes"): 2}
+
+
+async def test_every_node_counts_what_all_of_them_hold_also_while_one_is_away(
+    tmp_path: Path,
+) -> None:
+    async with on_nodes(tmp_path, 1, 2) as cluster:
+        jobs = await cluster.topic("jobs", led_by=(1, 2))
+        for partition in (0, 1):
+            await cluster.put(jobs, partition, [message(10_000)])
+        identities = MemoryIdentities()
+        identities.enter(Tenant(NODE, "node", 0, quotas=Quotas(stored_bytes_max=100_000)))
+        rooms = []
+        for number, node in cluster.nodes.items():
+            quotas = TenantQuotas(identities, node.catalog)
+            routed = cluster.routed(number, retry_seconds_max=0.05)
+            await quotas.refresh(routed)
+            cluster.truth.move(jobs, 1, None)
+            rooms.append(quotas.rooms[NODE])
+            await quotas.refresh(routed)
+            rooms.append(quotas.rooms[NODE])
+            cluster.truth.move(jobs, 1, 2)
+        assert len(set(rooms)) == 1
+        assert 70_000 < rooms[0] < 80_000
 
 
 async def test_the_job_looks_again_by_itself_and_ends_when_told(

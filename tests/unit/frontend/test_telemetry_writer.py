@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from tests.unit.broker.stage import Stage, message, on_stage
-from tests.unit.frontend.counted import ACCOUNT, REGION, CountedRig, Ids, fact_log, records
+from tests.unit.frontend.counted import (
+    ACCOUNT,
+    REGION,
+    CountedRig,
+    Ids,
+    cluster_log,
+    fact_log,
+    records,
+    records_of,
+)
+from tests.unit.frontend.routing_kit import Cluster, on_nodes
 from tests.unit.frontend.test_pipeline import json_call, make_queue
 
 from penstock.cursor.group.assignors import TopicPartition
@@ -20,6 +30,7 @@ from penstock.frontend import telemetry_writer
 from penstock.frontend.telemetry import CallSums
 from penstock.frontend.telemetry_writer import TOPIC, GroupOffsets, TelemetryWriter, Vitals
 from penstock.frontend.usage import Counts, Refusal, UsageTable
+from penstock.model.topic import Kind, Topic
 from penstock.wire.facts.telemetry import (
     FOLDED,
     SCHEMA_HEADER,
@@ -36,8 +47,8 @@ KEY = ("000000000001", REGION, "jobs", "sqs:SendMessage")
 class Committed:
     """Coordinators with one group of another account and its offsets."""
 
-    def __init__(self, topic_id: str, offset: int) -> None:
-        self._offset = FetchedOffset(topic_id, 0, offset)
+    def __init__(self, *places: tuple[str, int, int]) -> None:
+        self._offsets = [FetchedOffset(*place) for place in places]
 
     async def list_groups(
         self, *, states: Collection[str], kinds: Collection[str]
@@ -53,7 +64,7 @@ class Committed:
         member_id: str | None,
         member_epoch: int,
     ) -> FetchReply:
-        return FetchReply(Code.NONE, (self._offset, FetchedOffset("gone", 0, 1)))
+        return FetchReply(Code.NONE, (*self._offsets, FetchedOffset("gone", 0, 1)))
 
 
 def writer_on(
@@ -134,12 +145,70 @@ async def test_the_lag_of_a_group_is_told_under_its_own_account(tmp_path: Path) 
         topic = await stage.topic("jobs")
         await stage.broker.append(topic, 0, [message("a"), message("b"), message("c")])
         table = UsageTable(now_ms=stage.clock.wall, is_timed=True)
-        writer = writer_on(stage, table, groups=Committed(topic.topic_id, 1))
+        writer = writer_on(stage, table, groups=Committed((topic.topic_id, 0, 1)))
         await writer.flush()
         [facts] = await written(stage)
         [lag] = rows(facts, "lag")
         assert (lag["account"], lag["group"], lag["resource"]) == ("123456789012", "g", "jobs")
         assert (lag["committed"], lag["log_end"], lag["depth"]) == (1, 3, 2)
+
+
+async def told_by_all(
+    cluster: Cluster, topic: Topic, *, groups: GroupOffsets
+) -> list[TelemetryFacts]:
+    """One record of each node; the first coordinates the groups."""
+    ids = Ids()
+    for number, node in cluster.nodes.items():
+        writer = TelemetryWriter(
+            UsageTable(now_ms=cluster.clock.wall, is_timed=True),
+            cluster_log(cluster, number, TOPIC, ids),
+            node=f"n{number}",
+            account=ACCOUNT,
+            catalog=node.catalog,
+            broker=cluster.routed(number, retry_seconds_max=0.2),
+            clock=cluster.clock,
+            entropy=secrets.token_bytes,
+            vitals=lambda: Vitals(0, 0, 0),
+            groups=groups if number == 1 else None,
+            leads=cluster.leads(number),
+            is_only_reader=True,
+        )
+        await writer.flush()
+    return [decode(record.value or b"") for record in await records_of(cluster.routed(1), topic)]
+
+
+async def test_all_nodes_together_tell_every_level_once(tmp_path: Path) -> None:
+    async with on_nodes(tmp_path, 1, 2, 3) as cluster:
+        topic = await cluster.topic(TOPIC, led_by=(3,), kind=Kind.STREAM)
+        jobs = await cluster.topic("jobs", led_by=(2, 1, 3))
+        for partition in range(3):
+            await cluster.put(jobs, partition, [message("a")] * (partition + 1))
+        groups = Committed((jobs.topic_id, 1, 1), (jobs.topic_id, 2, 1))
+        told = await told_by_all(cluster, topic, groups=groups)
+    partitions = [
+        (row["partition"], facts.node, row["log_end"])
+        for facts in told
+        for row in rows(facts, "partition")
+    ]
+    assert partitions == [(1, "n1", 2), (0, "n2", 1), (2, "n3", 3)]
+    [queue] = rows(told[1], "queue")
+    assert (queue["resource"], queue["depth"]) == ("jobs", 6)
+    assert not rows(told[0], "queue") + rows(told[2], "queue")
+    lags = [(row["partition"], row["depth"]) for row in rows(told[0], "lag")]
+    assert lags == [(1, 1), (2, 2)], "wherever the partitions are led"
+    assert [facts.left_out for facts in told] == [0, 0, 0]
+
+
+async def test_levels_that_nobody_can_tell_are_waited_for_once(tmp_path: Path) -> None:
+    async with on_nodes(tmp_path, 1, 2) as cluster:
+        topic = await cluster.topic(TOPIC, led_by=(1,), kind=Kind.STREAM)
+        lost = [await cluster.topic(f"lost-{n}", led_by=(1, None)) for n in range(20)]
+        groups = Committed(*((each.topic_id, 1, 1) for each in lost))
+        began = asyncio.get_running_loop().time()
+        first, second = await told_by_all(cluster, topic, groups=groups)
+        assert asyncio.get_running_loop().time() - began < 20 * 0.2
+    assert len(rows(first, "partition")) == 20
+    assert (first.left_out, second.left_out) == (20 + 20, 0)
 
 
 async def test_levels_that_have_no_room_are_counted(

@@ -13,7 +13,16 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.stage import Stage, message, on_stage
-from tests.unit.frontend.counted import ACCOUNT, REGION, Ids, fact_log, records
+from tests.unit.frontend.counted import (
+    ACCOUNT,
+    REGION,
+    Ids,
+    cluster_log,
+    fact_log,
+    records,
+    records_of,
+)
+from tests.unit.frontend.routing_kit import on_nodes
 
 from penstock.frontend.fact_log import Fact, FactLog
 from penstock.frontend.usage import UsageTable
@@ -21,7 +30,7 @@ from penstock.frontend.usage_writer import TOPIC, UsageWriter
 from penstock.model.errors import Overloaded, ProducerRefused
 from penstock.model.limits import MINUTE_MS
 from penstock.model.ports import BatchAppended, Streams
-from penstock.model.topic import Topic
+from penstock.model.topic import Kind, Topic
 from penstock.record.batch import parse_header
 from penstock.wire.facts.usage import SCHEMA_HEADER, UsageFacts, UsageRow, decode
 from penstock.wire.kafka.faults import ErrorCode
@@ -249,6 +258,45 @@ async def test_what_queues_hold_is_sampled_without_our_own_topics(tmp_path: Path
         assert row.stored_bytes == (await stage.broker.stats(jobs)).log_bytes > 1_000
 
 
+async def test_of_each_partition_the_node_tells_that_leads_it_and_none_is_told_twice(
+    tmp_path: Path,
+) -> None:
+    async with on_nodes(tmp_path, 1, 2, 3) as cluster:
+        usage = await cluster.topic(TOPIC, led_by=(2,), kind=Kind.STREAM)
+        jobs = await cluster.topic("jobs", led_by=(1, 2, 2, 3))
+        mail = await cluster.topic("mail", led_by=(3,))
+        await cluster.topic("nobodys", led_by=(None,))
+        for topic, partition in ((jobs, 0), (jobs, 1), (jobs, 2), (mail, 0)):
+            await cluster.put(topic, partition, [message("x" * 1_000 * (partition + 1))])
+        ids = Ids()
+        for number, node in cluster.nodes.items():
+            routed = cluster.routed(number)
+            writer = UsageWriter(
+                UsageTable(now_ms=cluster.clock.wall),
+                cluster_log(cluster, number, TOPIC, ids),
+                node=f"n{number}",
+                clock=cluster.clock,
+                entropy=secrets.token_bytes,
+                stored_in=(node.catalog, routed),
+                leads=cluster.leads(number),
+            )
+            await writer.sample()
+            await writer.flush()
+        routed = cluster.routed(1)
+        told: Counter[str] = Counter()
+        for record in await records_of(routed, usage):
+            for row in decode(record.value or b"").columns.rows():
+                told[row.resource] += row.stored_bytes
+        held = {
+            topic.name: sum(
+                [await routed.log_bytes(topic, n) for n in range(topic.partition_count)]
+            )
+            for topic in (jobs, mail)
+        }
+        assert told == held
+        assert held["jobs"] > 6_000
+
+
 async def test_it_writes_by_itself_and_a_stop_writes_the_rest(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         table = UsageTable(now_ms=stage.clock.wall)
@@ -264,16 +312,15 @@ async def test_it_writes_by_itself_and_a_stop_writes_the_rest(tmp_path: Path) ->
 
 
 async def test_a_stop_gives_up_on_a_log_that_takes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.frontend.fact_writer.STOP_SECONDS_MAX", 0.05)
     async with on_stage(tmp_path) as stage:
         streams = Unreliable(stage.broker, Random(0), lost=1.0)
         table = UsageTable(now_ms=stage.clock.wall)
         writer = writer_on(stage, table, fact_log(stage, TOPIC, Ids(), streams=streams))
         writer.start()
         table.find(KEY).add(1, 1, 0)
-        await writer.stop()
+        await writer.stop(seconds_max=0.05)
         assert "usage of the last seconds is lost" in caplog.messages
         assert not await written(stage)
 

@@ -6,7 +6,8 @@
 
 A micro-batch goes to ``audit_gap`` first and then to ``audit_log``: once the log has it, its gaps
 are known as well. Both are tracked tables, so neither has a record twice, whatever becomes of the
-checkpoint. The link between two batches is read from the table itself.
+checkpoint. Each node of a cluster has a chain of its own; the link of each between two batches is
+read from the table itself.
 
 A **root** says what a day held up to some record. It is noted when a day is over, and at the end of
 every run that is not continuous; a later one for the same day does not replace it, so that whoever
@@ -20,8 +21,10 @@ from typing import TYPE_CHECKING, Final
 from penstock.pipeline.audit_chain import (
     LINK_COLUMNS,
     TOPIC,
+    Chain,
     Tail,
     gaps,
+    last_offsets,
     roots,
     tails_of,
     transform,
@@ -51,15 +54,17 @@ class AuditTables:
         self.records = 0
         self.gaps = 0
 
-    def _read_tails(self) -> dict[int, Tail]:
-        ends = self._lake.end_offsets(LOG, NAME).get(TOPIC, {})
-        if not ends:
+    def _read_tails(self) -> dict[Chain, Tail]:
+        if not self._lake.end_offsets(LOG, NAME):
             return {}
-        since = min(ends.values()) - 1
-        found = tails_of(self._lake.read(self._spark, LOG, f"offset >= {since}"))
-        if set(found) >= set(ends):
+        last = last_offsets(self._lake.read(self._spark, LOG))
+        if not last:
+            return {}
+        # Of a node that wrote long ago the end is far back; what is before all ends is not read.
+        found = tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
+        if set(found) >= set(last):
             return found
-        # A partition's last record is unreadable: look for the one that the next will tie to.
+        # A chain's last record is unreadable: look for the one that the next will tie to.
         return tails_of(self._lake.read(self._spark, LOG))
 
     def add(self, records: "DataFrame", *, app: str, batch_id: int) -> bool:

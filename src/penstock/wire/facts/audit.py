@@ -1,8 +1,8 @@
 """What was done, as it stands in ``__audit``: one record for each action, each tied to the one
-before it.
+before it of the same node.
 
 A record's value is one JSON object, its fields in the order below and none left out. ``prev_hash``
-is the hash of the record before in the same partition, ``seq`` its number plus one:
+is the hash of the node's record before in the same partition, ``seq`` its number plus one:
 
     hash(record) = SHA-256( hash(record before) ‖ the record's value, byte for byte )
 
@@ -10,6 +10,9 @@ in hexadecimal; thirty-two zero bytes stand before the first. A record that is c
 put in breaks the chain at that place, whatever is done to those around it, unless everything behind
 it is written anew. The last hash is stored nowhere: note it elsewhere from time to time and even
 that shows.
+
+Nodes of a cluster write to the same partition, each a chain of its own: none could know what the
+others are about to write, and to agree on an order first would make every entry wait for all.
 
 **Changing it.** Fields may be added at the end; a field that changes its meaning is a new
 ``VERSION``. Neither touches the chain, which knows bytes only. ``docs/usage.md`` says what each
@@ -80,7 +83,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """A place in the chain: the record before, by number and hash."""
+    """A place in a node's chain: its record before, by number and hash."""
 
     seq: int = 0
     hash: bytes = FIRST_HASH
@@ -128,7 +131,7 @@ def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
 
 
 def link_of(value: bytes) -> Link:
-    """Where a chain goes on behind its last record. Raises AuditUnreadable."""
+    """Where a node's chain goes on behind its last record. Raises AuditUnreadable."""
     record = decode(value)
     try:
         before = bytes.fromhex(record.prev_hash)
@@ -139,20 +142,21 @@ def link_of(value: bytes) -> Link:
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """What is wrong with records of one partition, read in order: (how many came before it, why).
-    The first may have lost those in front of it to retention."""
-    link: Link | None = None
+    The first of each node may have lost those in front of it to retention."""
+    links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:
             record, after = decode(value), link_of(value)
         except AuditUnreadable as error:
             yield count, str(error)
             continue  # what follows ties to the record before, and says that one is missing
+        link = links.get(record.node)
         if link is not None:
             if record.seq != link.seq + 1:
-                yield count, f"number {record.seq} follows {link.seq}"
+                yield count, f"number {record.seq} of {record.node} follows {link.seq}"
             elif record.prev_hash != link.hash.hex():
-                yield count, f"number {record.seq} follows another record than the one before it"
-        link = after
+                yield count, f"number {record.seq} of {record.node} follows another than its last"
+        links[record.node] = after
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:

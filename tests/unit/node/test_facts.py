@@ -1,0 +1,64 @@
+"""What a node writes down about itself, as one: how long its end takes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import pytest
+from tests.unit.broker.stage import Stage, on_stage
+from tests.unit.frontend.counted import ACCOUNT, REGION, Ids, records
+from tests.unit.frontend.test_usage_writer import Unreliable
+
+from penstock.frontend.routing import BrokerCalls
+from penstock.metadata.producer_ids import StoredProducerIds
+from penstock.node import facts as facts_module
+from penstock.node.config import Config, NodeConfig
+from penstock.node.facts import Facts
+
+TOPICS = ("__usage", "__telemetry", "__audit")
+
+
+def facts_on(stage: Stage, streams: object, folder: Path) -> Facts:
+    return Facts(
+        Config(node=NodeConfig(account=ACCOUNT, region=REGION, data=str(folder))),
+        node="n1",
+        broker=cast(BrokerCalls, streams),
+        catalog=stage.catalog,
+        producer_ids=cast(StoredProducerIds, Ids()),
+        clock=stage.clock,
+        entropy=secrets.token_bytes,
+    )
+
+
+async def test_a_stop_writes_the_end_of_all_three(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        facts = facts_on(stage, stage.broker, tmp_path)
+        facts.start()
+        assert facts.usage is not None
+        facts.usage.find((ACCOUNT, REGION, "jobs", "sqs:SendMessage")).add(1, 1, 0)
+        await facts.stop()
+        assert [bool(await records(stage, name)) for name in TOPICS] == [True, True, True]
+
+
+async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(facts_module, "STOP_SECONDS_MAX", 0.5)
+    async with on_stage(tmp_path) as stage:
+        facts = facts_on(stage, Unreliable(stage.broker, Random(0), lost=1.0), tmp_path)
+        facts.start()
+        assert facts.usage is not None
+        facts.usage.find((ACCOUNT, REGION, "jobs", "sqs:SendMessage")).add(1, 1, 0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await facts.stop()
+        assert 0.5 <= loop.time() - began < 0.95
+    assert {message for message in caplog.messages if "lost" in message} == {
+        "usage of the last seconds is lost",
+        "telemetry of the last seconds is lost",
+        "the end of the audit trail is lost",
+    }
