@@ -2,6 +2,7 @@
 call means is in queue.py and partition.py."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from penstock.broker.moves import Mover
 from penstock.broker.partition import Partition
@@ -24,12 +25,17 @@ from penstock.model.ports import (
     MoveTask,
     Peeked,
     ProducerSeen,
+    Shares,
     StreamEnds,
 )
 from penstock.model.stream import settings_of
 from penstock.model.topic import QueueStats, Topic
 
 RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
+
+
+class BackendAndShares(Backend, Shares, Protocol):
+    """Of all nodes."""
 
 
 class Broker:
@@ -44,7 +50,7 @@ class Broker:
         self._surroundings = surroundings
         self._is_clustered = is_clustered
         self._disk = surroundings.disk
-        self._redriver = Redriver(self, surroundings.catalog)
+        self._redriver = Redriver(self, surroundings.catalog, surroundings.hold)
         self.partitions = Partitions(
             surroundings,
             attempts_max=self._redriver.attempts_max,
@@ -52,13 +58,17 @@ class Broker:
             is_clustered=is_clustered,
         )
         self.shares = ShareCalls(surroundings, self.partitions, self._redriver, entropy=entropy)
-        self._mover = Mover(self, surroundings.catalog, tasks, entropy=entropy)
+        self._mover = Mover(
+            self, surroundings.catalog, tasks, entropy=entropy, hold=surroundings.hold
+        )
         self._purged_at_ms: dict[str, int] = {}
 
-    def go_through(self, backend: Backend) -> None:
+    def go_through(self, backend: BackendAndShares) -> None:
         """In a cluster: what this broker sends to other queues goes to whoever leads them."""
+        self.shares.elsewhere = backend
         self._redriver.backend = backend
         self._mover.backend = backend
+        self.partitions.ask_others_with(backend.stats)
 
     async def start(self) -> None:
         await self.partitions.start()
@@ -116,10 +126,15 @@ class Broker:
         return await queue.leases[partition].ack(claims)
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         queue = await self._queue(topic)
-        return await queue.leases[partition].extend(claims)
+        return await queue.leases[partition].extend(claims, is_strict=is_strict)
 
     async def purge(self, topic: Topic) -> None:
         now_ms = self._surroundings.clock.mono_ms()

@@ -13,7 +13,7 @@ After a round, aborted transactions that it has left no record of are told to wh
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any, TypeVar
@@ -33,7 +33,17 @@ Forget = Callable[[Collection[Aborted]], None]
 
 
 class Compactor:
-    def __init__(self, log: Log, *, clock: Clock, pool: Executor, disk: DiskBudget) -> None:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        clock: Clock,
+        pool: Executor,
+        disk: DiskBudget,
+        at_rest: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``at_rest`` returns when no other thread reads the log; without it none ever does."""
+        self._at_rest = at_rest
         self._log = log
         self._clock = clock
         self._pool = pool
@@ -51,10 +61,12 @@ class Compactor:
         up_to: int,
         aborted: Sequence[Aborted],
         forget: Forget | None = None,
+        held_offset: int | None = None,
     ) -> int:
         """One round over what stands below ``up_to``, if it is worth it. Returns the bytes freed.
-        ``forget`` is told which of the aborted transactions have no records any more. Raises
-        Unreadable where the log is damaged."""
+        ``forget`` is told which of the aborted transactions have no records any more.
+        ``held_offset``: what every replica has, where there are others. Raises Unreadable where
+        the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0
@@ -79,6 +91,7 @@ class Compactor:
             tombstone_ms=settings.tombstone_ms,
             now_ms=wall_ms,
             aborted=aborted,
+            held_offset=held_offset,
         )
         try:
             freed_bytes = await self._drive(compaction)
@@ -128,6 +141,10 @@ class Compactor:
             if self._is_stopped:
                 break
             if progress is Progress.SWAP:
+                if self._at_rest is not None:
+                    await self._at_rest()
+                    if self._is_stopped:
+                        break
                 freed_bytes += compaction.swap()
             await asyncio.sleep(perf_counter() - started)
         return freed_bytes

@@ -67,6 +67,11 @@ class Replication(Protocol):
         """Whether all that earlier leaders may have answered for is committed here."""
         ...
 
+    @property
+    def held_offset(self) -> int:
+        """What every replica has on disk, in sync or not, as far as is known."""
+        ...
+
     def check_takes(self) -> None:
         """Raises NotEnoughReplicas while what the topic asks for could not be promised."""
         ...
@@ -166,7 +171,8 @@ class Journal:
     ) -> None:
         self.log = log
         self.fsync = fsync
-        self.leader_epoch = 0 if replication is None else replication.epoch
+        # By itself a node has no epochs, but its log may come from a cluster's backup.
+        self.leader_epoch = max(log.last_epoch, 0) if replication is None else replication.epoch
         self.high_watermark = log.end_offset if replication is None else replication.high_watermark
         self.failure: PenstockError | None = None
         self.appended_bytes = 0
@@ -429,6 +435,8 @@ class Journal:
     def replicated(self, high_watermark: int) -> None:
         """The in-sync set has so much."""
         if high_watermark <= self.high_watermark:
+            # What joined in the turn in which this was told has nothing more to wait for.
+            self._settle_up_to(self.high_watermark)
             return
         self.high_watermark = high_watermark
         self._settle_up_to(high_watermark)

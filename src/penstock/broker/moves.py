@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.broker.hold import Hold
 from penstock.metadata.moves import UNFINISHED, MoveTasks
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.message import Claim, Delivery, Message
@@ -40,8 +41,10 @@ class Mover:
         tasks: MoveTasks,
         *,
         entropy: Callable[[int], bytes],
+        hold: Hold,
     ) -> None:
         self.backend = backend
+        self._hold = hold
         self._catalog = catalog
         self._tasks = tasks
         self._entropy = entropy
@@ -183,6 +186,7 @@ class Mover:
         except TopicNotFound:
             return QUEUE_GONE
         claim = Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)
+        await self._hold.crossing()
         await self.backend.ack(source, delivery.partition, [claim])
         return ""
 

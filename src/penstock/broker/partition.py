@@ -33,6 +33,7 @@ from penstock.model.errors import (
     TopicNotFound,
 )
 from penstock.model.message import Appended, Message
+from penstock.model.names import is_internal
 from penstock.model.ports import (
     EARLIEST,
     LATEST,
@@ -247,6 +248,9 @@ class Partition:
 
     async def delete_records(self, before: int) -> int:
         """Hide everything below an offset at once; the segments follow when they are done for."""
+        if is_internal(self.topic.name) and self._is_copied:
+            # A coordinator that rewrites its rows: the new ones are behind what is copied.
+            raise Overloaded("A backup is being made: nothing is rewritten meanwhile.")
         if before < 0:
             before = self.journal.high_watermark
         if not self.start_offset <= before <= self.journal.high_watermark:
@@ -363,6 +367,12 @@ class Partition:
             low = min(low, share.cursor.low_offset())
         return low
 
+    @property
+    def _is_copied(self) -> bool:
+        """A backup may be reading it; what the disk needs goes first."""
+        around = self._surroundings
+        return around.hold.keeps_segments(now_ms=self._clock.mono_ms()) and not around.disk.is_low
+
     async def clean(self) -> int:
         """Forget what is past its retention and drop the segments nobody needs any more. Returns
         the bytes freed."""
@@ -387,6 +397,7 @@ class Partition:
                 up_to=up_to,
                 aborted=self.stream.aborted_below(up_to),
                 forget=self.stream.forget_aborted,
+                held_offset=None if self._replication is None else self._replication.held_offset,
             )
         except Unreadable as unreadable:
             try:
@@ -396,6 +407,8 @@ class Partition:
             raise
 
     async def _drop_segments(self) -> int:
+        if self._is_copied:
+            return 0
         topic = self.topic
         wall_ms = self._clock.wall_ms()
         stream = settings_of(topic)

@@ -14,22 +14,32 @@ import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from penstock.broker.journal import Replication
 from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
-from penstock.broker.queue import AttemptsMax, MoveDead, Queue
+from penstock.broker.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
 from penstock.broker.restore import Restored, restore
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.waits import Waits
 from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.ports import EARLIEST
-from penstock.model.topic import Topic
+from penstock.model.topic import QueueStats, Topic
 
 log_ = logging.getLogger(__name__)
 
 TOPICS_FOLDER = "topics"
+
+
+class Compacted(Protocol):
+    """A log that may have something to be compacted."""
+
+    @property
+    def topic(self) -> Topic: ...
+
+    async def compact(self) -> int: ...
 
 
 class Partitions:
@@ -44,6 +54,8 @@ class Partitions:
         self._surroundings = surroundings
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
+        self._also_compacted: Callable[[], Sequence[Compacted]] = tuple
+        self._stats_of_all: StatsOfAll | None = None
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._queues: dict[str, Queue] = {}
@@ -60,6 +72,12 @@ class Partitions:
     def find(self, topic: Topic) -> Queue | None:
         """The hot path: None means that the topic must be opened first."""
         return self._queues.get(topic.topic_id)
+
+    def epoch_of(self, topic: Topic, index: int) -> int:
+        """In which a partition is led here; 0 when it is not, or not yet."""
+        queue = self._queues.get(topic.topic_id)
+        partition = None if queue is None else queue.partitions.get(index)
+        return 0 if partition is None else partition.journal.leader_epoch
 
     def queues(self) -> Sequence[Queue]:
         return list(self._queues.values())
@@ -163,6 +181,19 @@ class Partitions:
                 queue.remove(partition.index)
         await partition.release(reason)
 
+    def ask_others_with(self, stats_of_all: StatsOfAll) -> None:
+        """For queues that other nodes lead parts of."""
+        self._stats_of_all = stats_of_all
+
+    async def _stats_everywhere(self, topic: Topic) -> QueueStats:
+        if self._stats_of_all is None:
+            return (await self.open(topic)).stats()  # there is no way to others yet
+        return await self._stats_of_all(topic)
+
+    def compact_also(self, logs: Callable[[], Sequence[Compacted]]) -> None:
+        """These take their turn with the partitions: a node compacts one log at a time."""
+        self._also_compacted = logs
+
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     async def stop(self) -> None:
@@ -212,6 +243,7 @@ class Partitions:
             attempts_max=self._attempts_max,
             move_dead=self._move_dead,
             spawn=self.spawn,
+            stats_of_all=self._stats_everywhere if self._is_clustered else None,
         )
         self._queues[topic.topic_id] = queue
         self.opened_count += 1
@@ -362,17 +394,20 @@ class Partitions:
                     )
 
     async def _compact_forever(self) -> None:
-        """One partition at a time: a round may take long and remembers many keys. Retention does
-        not wait for it."""
+        """One log at a time: a round may take long and remembers many keys. Retention does not
+        wait for it."""
         while True:
             await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
-            for partition in self._partitions():
+            for log in (*self._partitions(), *self._also_compacted()):
+                now_ms = self._surroundings.clock.mono_ms()
+                if self._surroundings.hold.keeps_segments(now_ms=now_ms):
+                    break  # a newer record is perhaps not in the backup that is being made
                 try:
-                    await partition.compact()
+                    await log.compact()
                 except (PenstockError, OSError) as error:
                     log_.warning(
                         "compaction failed",
-                        extra={"topic": partition.topic.name, "reason": str(error)},
+                        extra={"topic": log.topic.name, "reason": str(error)},
                     )
 
     async def _sync_forever(self) -> None:

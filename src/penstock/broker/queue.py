@@ -1,5 +1,11 @@
 """The lease view over all partitions of one topic, its own or a share's: whom to ask first, and
-when to park."""
+when to park.
+
+The in-flight limit is the queue's. Where other nodes lead some of its partitions, this one uses up
+to half of its part of the limit without asking; beyond that it asks now and then how much is in
+flight in all, and counts what the others have. So a queue whose messages are all on one node has
+the whole limit, and one that is full on several exceeds it by less than a half, and by what is
+leased while the first question is under way."""
 
 import asyncio
 import contextlib
@@ -11,7 +17,7 @@ from penstock.broker.partition import Partition
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Wait, Waits
 from penstock.cursor.outcome import Pick
-from penstock.model.errors import InFlightLimit, NotLeader
+from penstock.model.errors import InFlightLimit, NotLeader, PenstockError
 from penstock.model.message import Claim, Delivery
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import QueueStats, Topic
@@ -20,7 +26,10 @@ from penstock.model.topic import QueueStats, Topic
 MoveDead = Callable[[Leases, Sequence[Pick]], Awaitable[None]]
 # The attempts a record has before it is dead-lettered; None without a rule or with a target gone.
 AttemptsMax = Callable[[Topic], int | None]
+# Of a topic on all nodes.
+StatsOfAll = Callable[[Topic], Awaitable[QueueStats]]
 
+ELSEWHERE_SECONDS = 1.0  # for which an answer about other nodes is good
 
 T = TypeVar("T")
 
@@ -50,7 +59,9 @@ class Queue:
         attempts_max: AttemptsMax,
         move_dead: MoveDead,
         spawn: Callable[[Awaitable[None], str], None],
+        stats_of_all: StatsOfAll | None = None,
     ) -> None:
+        """``stats_of_all``: None on a node by itself."""
         self.topic = topic
         # Those that this node leads, by their index; a share's are its source's.
         self.partitions: Led[Partition] = Led(topic.topic_id)
@@ -60,6 +71,9 @@ class Queue:
         self._attempts_max = attempts_max
         self._move_dead = move_dead
         self._spawn = spawn
+        self._stats_of_all = stats_of_all
+        self._held_elsewhere = 0  # in flight on other nodes, as was heard last
+        self._elsewhere_at = -ELSEWHERE_SECONDS
         self._turn = 0
         self._views: tuple[Leases, ...] = ()
         self._loop = asyncio.get_running_loop()
@@ -163,10 +177,33 @@ class Queue:
 
     def _room(self, leases: Leases) -> int:
         """The in-flight limit is the queue's: a partition may use what the others leave."""
-        if len(self._views) == 1:
-            return self._in_flight_max
-        others = sum(each.in_flight for each in self._views if each is not leases)
-        return max(0, self._in_flight_max - others)
+        views, others = self._views, 0
+        if len(views) > 1:
+            others = sum(each.in_flight for each in views if each is not leases)
+        if self._stats_of_all is not None and len(views) < self.topic.partition_count:
+            own = others + leases.cursor.in_flight_most
+            if own > self._in_flight_max * len(views) // (2 * self.topic.partition_count):
+                self._ask_elsewhere()
+                others += self._held_elsewhere
+        return max(0, self._in_flight_max - others) if others else self._in_flight_max
+
+    def _ask_elsewhere(self) -> None:
+        now = self._loop.time()
+        if now - self._elsewhere_at >= ELSEWHERE_SECONDS:
+            self._elsewhere_at = now
+            self._spawn(self._hear_elsewhere(), "what is in flight elsewhere")
+
+    async def _hear_elsewhere(self) -> None:
+        assert self._stats_of_all is not None
+        try:
+            in_all = (await self._stats_of_all(self.topic)).in_flight
+        except PenstockError:
+            return  # what was heard last is better than nothing
+        own = sum(each.in_flight for each in self._views)
+        before, self._held_elsewhere = self._held_elsewhere, max(0, in_all - own)
+        if self._held_elsewhere < before:
+            for leases in self._views:
+                leases.wake()
 
     def _taker(self, leases: Leases) -> Callable[[LeaseRequest], Taken]:
         def take(request: LeaseRequest) -> Taken:

@@ -8,6 +8,7 @@ any target within this process's memory of the last five minutes.
 import logging
 from collections.abc import Sequence
 
+from penstock.broker.hold import Hold
 from penstock.broker.leases import Leases
 from penstock.cursor.events import AckReason
 from penstock.cursor.outcome import Pick
@@ -26,8 +27,9 @@ ATTEMPTS_CONFIG = "share.delivery.count.limit"
 
 
 class Redriver:
-    def __init__(self, backend: Backend, catalog: Catalog) -> None:
+    def __init__(self, backend: Backend, catalog: Catalog, hold: Hold) -> None:
         self.backend = backend
+        self._hold = hold
         self._catalog = catalog
 
     def attempts_max(self, topic: Topic) -> int | None:
@@ -51,6 +53,7 @@ class Redriver:
             return  # the short lease runs out and the record is delivered again
         if moved:
             claims = [Claim(leases.index, pick.offset, pick.lease_seq) for pick in moved]
+            await self._hold.crossing()
             await leases.ack(claims, reason=AckReason.DEAD)
             leases.count_dead(len(claims))
 

@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from penstock.broker.replication_counts import ReplicationCounts
 from penstock.broker.replicator import Replicator
-from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import PenstockError
+from penstock.model.levels import LEADERS_TELL_ENDS, LEVEL_FIRST
 from penstock.model.limits import MIB
 from penstock.replication.messages import Answer, Behind, Data, Diverge, Fenced, Fetch, NotYet
 from penstock.wire.internal.calls import Asked, Caller
@@ -22,6 +23,7 @@ from penstock.wire.internal.replica_calls import (
     Ask,
     ReplicaFetch,
     ReplicaFetched,
+    ReplicaFetchedEnds,
     Told,
 )
 
@@ -41,11 +43,13 @@ class ReplicaAsking:
         *,
         incarnation: Callable[[], int],
         peer: Callable[[int], Caller],
+        counts: ReplicationCounts | None = None,
     ) -> None:
         """``peer`` may raise PenstockError for a node that is not there."""
         self._node = node
         self._incarnation = incarnation
         self._peer = peer
+        self._counts = counts or ReplicationCounts()
         self._loop = asyncio.get_running_loop()
         self._ready: dict[Replicator, None] = {}  # in the order in which they came
         self._is_due = False
@@ -70,7 +74,7 @@ class ReplicaAsking:
         by_leader: dict[int, list[tuple[Replicator, Fetch]]] = {}
         for replicator in ready:
             leader = replicator.leader
-            fetch = replicator.ask() if leader >= 0 else None
+            fetch = replicator.followed.ask() if leader >= 0 else None
             if fetch is not None:
                 by_leader.setdefault(leader, []).append((replicator, fetch))
         for leader, asked in by_leader.items():
@@ -88,22 +92,35 @@ class ReplicaAsking:
             self._incarnation(),
             WAIT_MS,
             ANSWER_BYTES_MAX,
-            [_ask_of(replicator.key, fetch) for replicator, fetch in asked],
+            [_ask_of(replicator, fetch) for replicator, fetch in asked],
         )
+        counts = self._counts
+        counts.fetches_asked += 1
         try:
             answered = await self._peer(leader).call(REPLICA_FETCH, request, timeout_ms=CALL_MS)
         except PenstockError:
+            counts.fetches_unanswered += 1
             # Told by whoever watches nodes; here it only means: not now.
             for replicator, fetch in asked:
-                replicator.unanswered(fetch, after_ms=PAUSE_MS)
+                replicator.followed.unanswered(fetch, after_ms=PAUSE_MS)
             return
         told = {one.position: one for one in answered.told}
+        counts.answered(answered.told)
+        if isinstance(answered, ReplicaFetchedEnds):
+            for one, end in zip(answered.told, answered.ends, strict=False):
+                if one.position < len(asked):
+                    replicator, fetch = asked[one.position]
+                    replicator.leader_end = (fetch.epoch, end)
         for position, (replicator, fetch) in enumerate(asked):
-            one = told.get(position)
-            if one is None:
-                replicator.unanswered(fetch, after_ms=0)
+            news = told.get(position)
+            if news is None:
+                replicator.followed.unanswered(fetch, after_ms=0)
             else:
-                replicator.take(_answer_of(fetch, one), leader_start=one.start_offset)
+                replicator.followed.take(
+                    _answer_of(fetch, news),
+                    leader_start=news.start_offset,
+                    held_offset=news.held_offset,
+                )
 
     async def stop(self) -> None:
         self._is_stopped = True
@@ -113,15 +130,17 @@ class ReplicaAsking:
             await asyncio.wait(self._calls)
 
 
-def _ask_of(key: PartitionKey, fetch: Fetch) -> Ask:
+def _ask_of(replicator: Replicator, fetch: Fetch) -> Ask:
     return Ask(
-        key.topic_id,
-        key.index,
+        replicator.key.topic_id,
+        replicator.key.index,
         fetch.epoch,
         fetch.offset,
         fetch.durable_offset,
         fetch.last_epoch,
         fetch.number,
+        replicator.replica.high_watermark,
+        replicator.followed.leader_start,
     )
 
 
@@ -137,10 +156,14 @@ def _answer_of(fetch: Fetch, told: Told) -> Answer[bytes]:
     return NotYet(fetch)
 
 
+# The question's position in the call, whom it is for, and as what it came.
+_Waiting = tuple[int, Replicator, Fetch, Ask]
+
+
 class _Parked:
     """One call that waits for news of any of its partitions."""
 
-    def __init__(self, asked: Sequence[tuple[int, Replicator, Fetch, int]]) -> None:
+    def __init__(self, asked: Sequence[_Waiting]) -> None:
         self.asked = asked
         self.news: dict[int, None] = {}  # places in ``asked``
         self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,12 +190,21 @@ class _Parked:
 class ReplicaAnswering:
     """Answers followers for the partitions that this node leads."""
 
-    def __init__(self, find: Callable[[str, int], Replicator | None]) -> None:
+    def __init__(
+        self,
+        find: Callable[[str, int], Replicator | None],
+        *,
+        level: Callable[[], int] = lambda: LEVEL_FIRST,
+        counts: ReplicationCounts | None = None,
+    ) -> None:
+        """``level``: the feature level in force."""
         self._find = find
+        self._level = level
+        self._counts = counts or ReplicationCounts()
 
     async def fetch(self, request: ReplicaFetch, _asked: Asked) -> ReplicaFetched:
         told: list[Told] = []
-        parked: list[tuple[int, Replicator, Fetch, int]] = []
+        parked: list[_Waiting] = []
         left = min(request.bytes_max, ANSWER_BYTES_MAX)
         for position, ask in enumerate(request.asks):
             replicator = self._find(ask.topic_id, ask.index)
@@ -190,17 +222,24 @@ class ReplicaAnswering:
             )
             answer = replicator.serve(fetch, bytes_max=left) if left > 0 else None
             if answer is None:
-                parked.append((position, replicator, fetch, replicator.replica.high_watermark))
+                parked.append((position, replicator, fetch, ask))
             else:
                 told.append(_told(position, answer, replicator))
                 left -= len(told[-1].data)
-        if told or not parked or request.wait_ms <= 0:
-            return ReplicaFetched(told)
-        return ReplicaFetched(await self._wait(parked, request.wait_ms, left))
+        if not told and parked and request.wait_ms > 0:
+            told = await self._wait(parked, request.wait_ms, left)
+        return self._answer(request, told)
 
-    async def _wait(
-        self, asked: Sequence[tuple[int, Replicator, Fetch, int]], wait_ms: int, left: int
-    ) -> list[Told]:
+    def _answer(self, request: ReplicaFetch, told: Sequence[Told]) -> ReplicaFetched:
+        self._counts.served(told)
+        if self._level() < LEADERS_TELL_ENDS:
+            return ReplicaFetched(told)
+        found = (self._find(ask.topic_id, ask.index) for ask in _asks_of(request, told))
+        return ReplicaFetchedEnds(
+            told, [-1 if one is None else one.replica.end_offset for one in found]
+        )
+
+    async def _wait(self, asked: Sequence[_Waiting], wait_ms: int, left: int) -> list[Told]:
         parked = _Parked(asked)
         try:
             await asyncio.wait((parked.woken,), timeout=wait_ms / 1_000)
@@ -215,14 +254,21 @@ class ReplicaAnswering:
                 left -= len(told[-1].data)
         if told:
             return told
-        # No news: followers learn at least what has been committed meanwhile.
+        # No news: followers learn at least what is committed, and where the log begins by now.
         return [
             _told(position, Data(fetch, (), replicator.replica.high_watermark), replicator)
-            for position, replicator, fetch, before in asked
+            for position, replicator, fetch, ask in asked
             if replicator.replica.leader is not None
             and replicator.replica.epoch == fetch.epoch
-            and replicator.replica.high_watermark > before
+            and (
+                ask.high_watermark < replicator.replica.high_watermark
+                or ask.start_offset < replicator.log.start_offset
+            )
         ]
+
+
+def _asks_of(request: ReplicaFetch, told: Sequence[Told]) -> Sequence[Ask]:
+    return [request.asks[one.position] for one in told]
 
 
 def _told(position: int, answer: Answer[bytes], replicator: Replicator) -> Told:
@@ -233,6 +279,7 @@ def _told(position: int, answer: Answer[bytes], replicator: Replicator) -> Told:
             high_watermark=answer.high_watermark,
             start_offset=replicator.log.start_offset,
             data=b"".join(answer.batches),
+            held_offset=replicator.replica.held_offset,
         )
     if isinstance(answer, Diverge):
         return Told(position, AnswerKind.DIVERGE, answer.epoch, answer.end_offset)

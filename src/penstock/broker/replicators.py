@@ -18,6 +18,7 @@ from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
 from penstock.broker.partitions import TOPICS_FOLDER, Partitions
 from penstock.broker.replica_fetching import ReplicaAnswering, ReplicaAsking
+from penstock.broker.replication_counts import ReplicationCounts
 from penstock.broker.replicator import Leading, Replicator
 from penstock.broker.surroundings import Surroundings
 from penstock.log.epochs import read_epochs
@@ -28,6 +29,7 @@ from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
 from penstock.metadata.store import Store
 from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError, VersionConflict
+from penstock.model.levels import LEVEL_FIRST
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.election import Found, declare_loss, loss_of
 from penstock.replication.epochs import EpochHistory
@@ -68,7 +70,9 @@ class Replicators:
         view: ClusterView,
         membership: Membership,
         peer: Callable[[int], Caller],
+        level: Callable[[], int] = lambda: LEVEL_FIRST,
     ) -> None:
+        """``level``: the feature level in force."""
         self.surroundings = surroundings
         self.node = membership.entry.node
         self._partitions = partitions
@@ -87,10 +91,14 @@ class Replicators:
         self._is_started = False  # once: then what rows say is about this life
         self._rows_moved = asyncio.Event()
         self._is_look_due = asyncio.Event()
+        self.counts = ReplicationCounts()
         self._asking = ReplicaAsking(
-            self.node, incarnation=lambda: membership.incarnation, peer=peer
+            self.node,
+            incarnation=lambda: membership.incarnation,
+            peer=peer,
+            counts=self.counts,
         )
-        self._answering = ReplicaAnswering(self._find)
+        self._answering = ReplicaAnswering(self._find, level=level, counts=self.counts)
 
     # ── Home ─────────────────────────────────────────────────────────────────────────────────
 
@@ -131,6 +139,7 @@ class Replicators:
         self._view.on_row(self._row_changed)
         self._view.on_nodes(self._nodes_changed)
         self.surroundings.catalog.on_change(self._catalog_changed)
+        self._partitions.compact_also(lambda: [one.followed for one in self._replicas.values()])
         await self._view.refresh_rows()
         await self._remove_deleted()
         self._jobs = [
@@ -247,6 +256,7 @@ class Replicators:
         replicator = self._replicas.get(key)
         is_mine = view is not None and self.node in view.row.replicas
         if replicator is not None and view is not None and is_mine:
+            self.counts.epochs += view.row.epoch > replicator.replica.epoch
             replicator.saw(view)
         elif replicator is None and is_mine:
             self._open_soon(key)
@@ -367,8 +377,10 @@ class Replicators:
 
     async def _tick_forever(self) -> None:
         while True:
+            # Not wait_for: it forgets that it was cancelled in the turn in which the look is due.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._is_look_due.wait(), TICK_SECONDS)
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._is_look_due.wait()
             self._is_look_due.clear()
             for key, replicator in tuple(self._replicas.items()):
                 if key in self._proposing:
@@ -381,13 +393,17 @@ class Replicators:
 
     async def _propose(self, key: PartitionKey, change: Change) -> None:
         replicator = self._replicas.get(key)
+        before = self._view.rows.get(key)
         try:
             await self._view.propose(key, change)
+            self.counts.in_sync_changed(before, change)
         except VersionConflict:
+            self.counts.refused += 1
             await self._view.refresh_rows()
             if replicator is not None:
                 replicator.refused(change)
         except PenstockError as error:
+            self.counts.refused += 1
             if replicator is not None:
                 replicator.doubted(change)
             log_.warning("in-sync set not changed", extra={"at": str(key), "reason": str(error)})
@@ -396,8 +412,7 @@ class Replicators:
         while True:
             await asyncio.sleep(self.surroundings.fsync_interval_ms / 1_000)
             for replicator in tuple(self._replicas.values()):
-                if replicator.fsync is Fsync.INTERVAL:
-                    replicator.sync_soon()
+                replicator.followed.sync_soon()
 
     # ── A life after death ───────────────────────────────────────────────────────────────────
 
@@ -436,6 +451,8 @@ class Replicators:
                 while any(self._is_led_for_others(one) for one in self._replicas.values()):
                     self._rows_moved.clear()
                     await self._rows_moved.wait()
+        # Clients of other nodes wait for what was written here; only who follows on can tell them.
+        await asyncio.gather(*(one.settle() for one in self._replicas.values()))
 
     def _is_led_for_others(self, replicator: Replicator) -> bool:
         leader = replicator.replica.leader
@@ -502,7 +519,9 @@ class Replicators:
                 if view is not None and self.node in view.row.replicas:
                     self._open_soon(key)
 
-        return asyncio.create_task(run(), name=f"{name} {key}")
+        task = asyncio.create_task(run(), name=f"{name} {key}")
+        task.add_done_callback(lambda _: work.close())  # it may be cancelled before it begins
+        return task
 
 
 def _remove(folder: Path) -> None:

@@ -7,7 +7,7 @@ lengthen a lease but never shorten one.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -228,6 +228,19 @@ class Fold:
                     next_offset=header.next_offset,
                     now_ms=now_ms,
                 )
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below the first transaction that is open as far as it has been read."""
+        return self._producers.last_stable_offset(min(high_watermark, self.offset))
+
+    def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
+        """As ``Stream.aborted_below``."""
+        aborted = self._producers.aborted_between(self._log.start_offset, offset)
+        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+
+    def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
+        """Compaction has left no record of these."""
+        self._producers.forget_aborted(gone)
 
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
         """Of what this fold has seen itself. What the first step of a head passes is counted here,

@@ -190,13 +190,11 @@ class BrokerService:
         finally:
             del self._leasing[key]
         if deliveries:
-            self._remember(key, deliveries)
+            self._remember(key, [_claim_of(each) for each in deliveries])
         return wire.LeaseTold(deliveries)
 
-    def _remember(self, key: tuple[int, int], deliveries: Sequence[Delivery]) -> None:
-        self._answered[key] = [
-            Claim(each.partition, each.record.offset, each.lease_seq) for each in deliveries
-        ]
+    def _remember(self, key: tuple[int, int], claims: Sequence[Claim]) -> None:
+        self._answered[key] = claims
         if len(self._answered) > ANSWERED_MAX:
             self._answered.popitem(last=False)
 
@@ -213,7 +211,8 @@ class BrokerService:
             for claim in claims:
                 by_partition.setdefault(claim.partition, []).append((claim, 0))
             for partition, some in by_partition.items():
-                await self._broker.extend(topic, partition, some)
+                # Strictly: a ticket may be older than the lease that somebody else has by now.
+                await self._broker.extend(topic, partition, some, is_strict=True)
         return Nothing()
 
     async def _ack(self, request: wire.Ack, _asked: Asked) -> wire.Results:
@@ -223,7 +222,11 @@ class BrokerService:
 
     async def _extend(self, request: wire.Extend, _asked: Asked) -> wire.Results:
         topic = await self._place(request)
-        return wire.results_of(await self._broker.extend(topic, request.partition, request.claims))
+        return wire.results_of(
+            await self._broker.extend(
+                topic, request.partition, request.claims, is_strict=request.is_strict
+            )
+        )
 
     async def _purge(self, request: wire.OfLed, _asked: Asked) -> Nothing:
         topic = await self._topic(request)
@@ -357,15 +360,23 @@ class BrokerService:
 
     async def _acquire(self, request: wire.Acquire, _asked: Asked) -> wire.AcquireTold:
         share = await self._place(request)
-        return wire.AcquireTold(
-            await self._shares.acquire(
+        key = (request.session, request.ticket)
+        if request.ticket:
+            self._leasing[key] = asyncio.current_task()
+        try:
+            acquired = await self._shares.acquire(
                 share,
                 request.partition,
                 count=request.count,
                 bytes_max=min(request.bytes_max, wire.FETCH_BYTES_MAX),
                 lease_ms=request.lease_ms,
             )
-        )
+        finally:
+            self._leasing.pop(key, None)
+        if request.ticket and acquired.picks:
+            partition = request.partition
+            self._remember(key, [Claim(partition, pick[0], pick[1]) for pick in acquired.picks])
+        return wire.AcquireTold(acquired)
 
     async def _finish(self, request: wire.Finish, _asked: Asked) -> wire.Results:
         share = await self._place(request)
@@ -405,3 +416,7 @@ class BrokerService:
         for partition in partitions:
             if not 0 <= partition < topic.partition_count and not self._is_grown(topic, partition):
                 raise TopicNotFound(topic.name)
+
+
+def _claim_of(delivery: Delivery) -> Claim:
+    return Claim(delivery.partition, delivery.record.offset, delivery.lease_seq)

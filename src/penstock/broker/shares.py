@@ -5,6 +5,7 @@ it behaves; where it stands is in the log of each partition, as everything else 
 replicated, restored and deleted with no machinery of its own.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.broker.leases import Leases
@@ -17,10 +18,12 @@ from penstock.model.errors import Damaged, InvalidRequest, TopicExists, TopicNot
 from penstock.model.message import Claim, Delivery
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import (
+    EARLIEST,
     NO_TAGS,
     SETTINGS_DEFAULT,
     Acquired,
     LeaseRequest,
+    Shares,
 )
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueSettings, Topic
@@ -45,6 +48,10 @@ class ShareCalls:
         self._partitions = partitions
         self._redriver = redriver
         self._entropy = entropy
+        self.elsewhere: Shares | None = None  # those of all nodes; None on a node by itself
+        # By source and group. Whoever asks meanwhile waits for the same one: a share that was
+        # begun a second time at the end of the log would lack what has come in between.
+        self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
 
     # ── making and ending ────────────────────────────────────────────────────────────────────
 
@@ -63,12 +70,31 @@ class ShareCalls:
         tags: Mapping[str, str] = NO_TAGS,
         attempts_max: int | None = None,
     ) -> Topic:
-        share = self.find_share(source, group)
-        if share is not None:
-            return share
-        self._check(source, group)
+        key = (source.topic_id, group)
+        opening = self._opening.get(key)
+        if opening is None:
+            share = self.find_share(source, group)
+            if share is not None:
+                return share
+            self._check(source, group)
+            share = self._new_share(source, group, settings, tags, attempts_max)
+            opening = asyncio.create_task(
+                self._begin(source, group, share, start), name=f"open {share.name}"
+            )
+            self._opening[key] = opening
+            opening.add_done_callback(lambda _: self._opening.pop(key, None))
+        return await asyncio.shield(opening)
+
+    def _new_share(
+        self,
+        source: Topic,
+        group: str,
+        settings: QueueSettings,
+        tags: Mapping[str, str],
+        attempts_max: int | None,
+    ) -> Topic:
         now_ms = self._surroundings.clock.wall_ms()
-        share = Topic(
+        return Topic(
             topic_id=self._entropy(16).hex(),
             account=source.account,
             region=source.region,
@@ -83,13 +109,15 @@ class ShareCalls:
             configs={} if attempts_max is None else {ATTEMPTS_CONFIG: str(attempts_max)},
             source_id=source.topic_id,
         )
+
+    async def _begin(self, source: Topic, group: str, share: Topic, start: int) -> Topic:
         partitions = (await self._open(source)).partitions
         # The log first: an entry of the catalog without a beginning in the log would be taken
         # for one whose beginning was dropped with its segment.
         for partition in partitions.values():
             await partition.begin_share(share, start)
         try:
-            return await self._catalog.create(share)
+            share = await self._catalog.create(share)
         except TopicExists:
             for partition in partitions.values():
                 partition.end_share(share.topic_id)
@@ -100,6 +128,22 @@ class ShareCalls:
         except BaseException:
             for partition in partitions.values():
                 partition.end_share(share.topic_id)
+            raise
+        if self.elsewhere is not None and start != EARLIEST:
+            await self._begin_elsewhere(self.elsewhere, source, share, start)
+        return share
+
+    async def _begin_elsewhere(
+        self, elsewhere: Shares, source: Topic, share: Topic, start: int
+    ) -> None:
+        """Other nodes begin at the start of their partitions unless they are told: all of them, or
+        there is no share."""
+        try:
+            for partition in range(1, source.partition_count):
+                await elsewhere.restart_share(share, partition, start)
+        except BaseException:
+            now_ms = self._surroundings.clock.wall_ms()
+            await self._catalog.delete(share.account, share.region, share.name, now_ms=now_ms)
             raise
 
     def _check(self, source: Topic, group: str) -> None:
@@ -134,6 +178,29 @@ class ShareCalls:
         queue = await self._open(share)
         leases = self._leases(queue, partition)
         deliveries: list[Delivery] = []
+        try:
+            await self._take(queue, leases, deliveries, count, bytes_max, lease_ms)
+        except asyncio.CancelledError:
+            # Nobody will hear of them.
+            self._partitions.spawn(self._give_back(leases, deliveries), "give back")
+            raise
+        deliveries.sort(key=_offset_of)
+        return Acquired(
+            leases.cursor.low_offset(),
+            self._batches(queue, partition, deliveries),
+            [(each.record.offset, each.lease_seq, each.attempt) for each in deliveries],
+        )
+
+    async def _take(
+        self,
+        queue: Queue,
+        leases: Leases,
+        deliveries: list[Delivery],
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+    ) -> None:
+        """Into ``deliveries``, each from the moment on at which it is leased."""
         size = 0
         attempts_max = self._redriver.attempts_max(queue.topic)
         in_flight_max = self._surroundings.in_flight_max
@@ -145,21 +212,21 @@ class ShareCalls:
                 attempts_max=attempts_max,
                 in_flight_max=in_flight_max,
             )
+            deliveries.extend(taken.deliveries)
             if taken.dead:
                 await self._redriver.move(leases, taken.dead)
             if taken.flush is not None and taken.deliveries:
                 await taken.flush.written.wait()
             if not taken.deliveries:
                 break
-            deliveries.extend(taken.deliveries)
             size += sum(len(each.record.message.body) for each in taken.deliveries)
             wanted = max(1, (bytes_max - size) * len(deliveries) // max(1, size))
-        deliveries.sort(key=_offset_of)
-        return Acquired(
-            leases.cursor.low_offset(),
-            self._batches(queue, partition, deliveries),
-            [(each.record.offset, each.lease_seq, each.attempt) for each in deliveries],
-        )
+
+    async def _give_back(self, leases: Leases, deliveries: Sequence[Delivery]) -> None:
+        claims = [
+            (Claim(each.partition, each.record.offset, each.lease_seq), 0) for each in deliveries
+        ]
+        await leases.extend(claims, is_strict=True)
 
     def _batches(self, queue: Queue, partition: int, deliveries: Sequence[Delivery]) -> list[bytes]:
         """The batches that hold what was leased, each once, as they stand in the log."""

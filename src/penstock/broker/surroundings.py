@@ -1,11 +1,12 @@
 """What every partition of a node shares: clock, threads, disk budget, defaults. Built in node/."""
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
+from penstock.broker.hold import Hold
 from penstock.log.log import LogConfig
 from penstock.metadata.catalog import StoredCatalog
 from penstock.model import limits
@@ -45,3 +46,4 @@ class Surroundings:
     grain_ms: int = 1
     # Whether durations written before this process started can be measured by the wall clock.
     is_elapsed_trusted: bool = False
+    hold: Hold = field(default_factory=Hold)  # what a backup under way asks for

@@ -22,6 +22,7 @@ import msgspec
 from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.groups import TOPIC_NAME as GROUPS
 from penstock.broker.groups import GroupHost
+from penstock.broker.hold import Hold
 from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.broker.transaction_coordinator import TransactionCoordinator
 from penstock.cursor.group.codes import Code
@@ -65,12 +66,14 @@ class TransactionHost:
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
         markers: Streams | None = None,
+        hold: Hold | None = None,
     ) -> None:
         """In a cluster: ``others`` coordinate what this node does not, and ``markers`` reaches
         partitions wherever they are led."""
         self._others = others
         self._led: set[int] | None = None if others is None else set()
         self._markers = markers or streams
+        self._hold = hold or Hold()
         self._streams = streams
         self._groups = groups
         self._catalog = catalog
@@ -162,6 +165,7 @@ class TransactionHost:
 
     async def _tell(self, marker: Marker) -> None:
         """Returns when the marker is committed where it belongs, or has nowhere to go."""
+        await self._hold.crossing()
         try:
             if marker.topic_id.startswith(GROUP_PLACE):
                 await self._tell_group(marker, marker.topic_id.removeprefix(GROUP_PLACE))

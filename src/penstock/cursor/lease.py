@@ -368,6 +368,11 @@ class LeaseCursor(LeaseFold):
         known = len(self._table) - self._in_flight - self._delayed
         return CursorStats(backlog - ahead + known, self._in_flight, ahead + self._delayed)
 
+    @property
+    def in_flight_most(self) -> int:
+        """In flight, at most: leases that have ended since the last call still count."""
+        return self._in_flight
+
     def next_wake_ms(self) -> int | None:
         """Earliest time at which a lease ends or a delay passes; something may be available
         earlier only through a call."""

@@ -94,6 +94,13 @@ def read_clean_offset(log: Log) -> int:
     return max(clean.offset, log.start_offset)
 
 
+def forget_clean_beyond(log: Log, offset: int) -> None:
+    """The log is about to be cut here: what takes the place of the part that goes is not clean.
+    Safe in a thread."""
+    if read_clean_offset(log) > offset:
+        log.remove_checkpoint(CHECKPOINT_NAME)
+
+
 class Compaction:
     def __init__(
         self,
@@ -105,9 +112,13 @@ class Compaction:
         now_ms: int,
         aborted: Iterable[Aborted] = (),
         keys_max: int = KEYS_MAX,
+        held_offset: int | None = None,
     ) -> None:
         """``segments`` as ``cleanable`` chose them; ``aborted``: the transactions of that stretch
-        that came to nothing, whose records are no successors of anything."""
+        that came to nothing, whose records are no successors of anything. ``held_offset``: what
+        every copy of this log has; that a key is gone is not forgotten from there on, however old
+        it is, for a copy that ends below may hold what the key was before. None: there is no other
+        copy."""
         assert segments, "there is something to do"
         assert segments[-1].end_offset <= log.sealed_offset, "nobody writes to them"
         self.clean_offset = clean_offset  # moves when the round is done
@@ -118,6 +129,7 @@ class Compaction:
         self._tombstone_ms = tombstone_ms
         self._now_ms = now_ms
         self._keys_max = keys_max
+        self._held_offset = held_offset
         self._aborted: dict[int, list[tuple[int, int]]] = {}
         for producer_id, first, marker in aborted:
             self._aborted.setdefault(producer_id, []).append((first, marker))
@@ -264,6 +276,9 @@ class Compaction:
                 is_wanted=self._is_wanted,
                 tombstone_ms=self._tombstone_ms,
                 now_ms=self._now_ms,
+                is_gone_kept=(
+                    self._held_offset is not None and header.next_offset > self._held_offset
+                ),
             )
         last_offset = self._last_batches.get(header.producer_id, -1)
         if parse_header(compacted).count == 0 and last_offset > header.base_offset:

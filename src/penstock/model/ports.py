@@ -72,10 +72,16 @@ class Backend(Protocol):
         ...
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         """Set each lease's time left (ms, 0 releases). Results: None, NotLeased, InvalidRequest
-        (twelve hours exceeded) or ExpiredReceipt (FIFO)."""
+        (twelve hours exceeded) or ExpiredReceipt (FIFO). ``is_strict``: of a lease that still runs;
+        whoever gives back what reached nobody must not release what another has leased since."""
         ...
 
     async def purge(self, topic: Topic) -> None: ...
@@ -258,7 +264,7 @@ class Shares(Protocol):
     ) -> Acquired:
         """Lease up to ``count`` records from one partition now; never waits for more. At least
         one record is taken whatever its size. Records out of attempts are dead-lettered where the
-        share has a rule for that, and finished with otherwise."""
+        share has a rule for that, and finished with otherwise. A cancelled call leases nothing."""
         ...
 
     async def finish(

@@ -61,9 +61,17 @@ def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
         return []
 
 
-def compact_batch(batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms: int) -> bytes:
+def compact_batch(
+    batch: bytes,
+    *,
+    is_wanted: Wanted,
+    tombstone_ms: int,
+    now_ms: int,
+    is_gone_kept: bool = False,
+) -> bytes:
     """The batch with its unwanted records left out; the very same object when nothing changes.
-    Records without a key stay, those without a value until their horizon has passed."""
+    Records without a key stay, those without a value until their horizon has passed, or, with
+    ``is_gone_kept``, whatever it is."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -73,7 +81,7 @@ def compact_batch(batch: bytes, *, is_wanted: Wanted, tombstone_ms: int, now_ms:
     except MalformedBatch:
         return batch
     horizon_ms = header.base_timestamp if header.attributes & ATTR_DELETE_HORIZON else None
-    is_past = horizon_ms is not None and horizon_ms <= now_ms
+    is_past = horizon_ms is not None and horizon_ms <= now_ms and not is_gone_kept
     kept = [
         one
         for one in records

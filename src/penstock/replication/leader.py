@@ -220,7 +220,32 @@ class Leader:
         )
         return Change(self._view.version, more, {member: peer.incarnation})
 
+    def held_offset(self, durable_offset: int) -> int:
+        """What every replica has on disk, in sync or not: of one that was not heard of in this
+        epoch nobody knows. What is below it may be forgotten without a trace, for nobody will ask
+        for it."""
+        held = durable_offset
+        for node in self.row.replicas:
+            if node != self.node:
+                peer = self._peers.get(node)
+                held = min(held, 0 if peer is None else peer.durable_offset)
+        return held
+
     # ── For status ───────────────────────────────────────────────────────────────────────────
+
+    def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
+        """Records that one of its followers lacks on disk, and ms for which one has not had
+        everything, at most; of those that shall have it, whether they have been heard of or not."""
+        least, since_ms = end_offset, now_ms
+        for node in self._view.row.replicas:
+            if node != self.node:
+                peer = self._peers.get(node)
+                if peer is None:
+                    least, since_ms = start_offset, min(since_ms, self._since_ms)
+                else:
+                    least = min(least, peer.durable_offset)
+                    since_ms = min(since_ms, peer.caught_up_at_ms)
+        return end_offset - max(least, start_offset), now_ms - since_ms
 
     def durable_offsets(self) -> Mapping[int, int]:
         return {node: peer.durable_offset for node, peer in self._peers.items()}

@@ -150,6 +150,11 @@ class Replica:
         self.start_offset = start_offset
         self.history.trim(start_offset)
 
+    @property
+    def held_offset(self) -> int:
+        """As a leader: what every replica has on disk. Whoever does not lead has to be told."""
+        return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
+
     # ── Replication ──────────────────────────────────────────────────────────────────────────
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:

@@ -149,6 +149,37 @@ async def test_what_was_leased_is_given_back_by_its_ticket(cluster: Cluster) -> 
     assert sorted(bodies(again)) == ["a", "b"]
 
 
+async def test_an_old_ticket_gives_back_nothing_that_another_has_leased_since(
+    cluster: Cluster,
+) -> None:
+    queue = await cluster.topic()
+    asker, node = Asker(cluster.client(1, "x")), cluster.nodes[1]
+    await node.broker.append(queue, 0, [message("a")])
+    assert len((await asker.ask(wire.LEASE, lease(queue, 1))).deliveries) == 1
+    cluster.clock.advance(30_001)
+    (newer,) = (await asker.ask(wire.LEASE, lease(queue, 2))).deliveries
+    await asker.ask(wire.GIVE_BACK, give_back(queue, 1))
+    assert node.in_flight(queue) == 1
+    assert not (await asker.ask(wire.LEASE, lease(queue, 3))).deliveries
+    assert newer.attempt == 2
+    await asker.ask(wire.GIVE_BACK, give_back(queue, 2))
+    assert node.in_flight(queue) == 0
+
+
+async def test_what_a_share_group_acquired_is_given_back_by_its_ticket(cluster: Cluster) -> None:
+    stream = await cluster.topic("s", kind=Kind.STREAM)
+    node, asker = cluster.nodes[1], Asker(cluster.client(1, "x"))
+    share = await node.broker.shares.open_share(stream, "g", start=EARLIEST)
+    await node.broker.append_batches(stream, 0, [batch("a", "b")], acks=-1)
+    at = (share.topic_id, share.modified_at_ms, 0, wire.ANY_EPOCH)
+    question = wire.Acquire(*at, 10, 1_000_000, 30_000, 1, 7)
+    assert len((await asker.ask(wire.ACQUIRE, question)).acquired.picks) == 2
+    await asker.ask(wire.GIVE_BACK, give_back(share, 8))  # another's
+    assert node.in_flight(share) == 2
+    await asker.ask(wire.GIVE_BACK, give_back(share, 7))
+    assert node.in_flight(share) == 0
+
+
 async def test_a_lease_that_still_waits_is_ended_by_its_ticket(cluster: Cluster) -> None:
     """Its connection may be dead without this node knowing: it must not be served."""
     queue = await cluster.topic()
@@ -169,13 +200,12 @@ async def test_tickets_are_remembered_up_to_a_bound(cluster: Cluster) -> None:
     service, node = cluster.nodes[1].service, cluster.nodes[1]
     await node.broker.append(queue, 0, [message()])
     (delivery,) = await node.broker.lease(queue, LeaseRequest())
+    held = [Claim(0, delivery.record.offset, delivery.lease_seq)]
     for ticket in range(ANSWERED_MAX + 10):
-        service._remember((1, ticket), [delivery])
+        service._remember((1, ticket), held)
     assert len(service._answered) == ANSWERED_MAX
     assert (1, 9) not in service._answered
-    assert service._answered[1, ANSWERED_MAX + 9] == [
-        Claim(0, delivery.record.offset, delivery.lease_seq)
-    ]
+    assert service._answered[1, ANSWERED_MAX + 9] == held
 
 
 # ── Questions that wait ──────────────────────────────────────────────────────────────────────

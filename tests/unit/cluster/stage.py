@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,8 @@ from penstock.metadata.moves import MoveTasks
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.model.errors import Draining, NotLeader
+from penstock.model.levels import LEVEL_FIRST
+from penstock.model.limits import IN_FLIGHT_MAX
 from penstock.model.message import Message
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.net.internal import InternalClient, InternalListener
@@ -50,13 +53,26 @@ async def until(what: Callable[[], bool], *, seconds: float = WAIT_SECONDS) -> N
 
 
 class ClusterNode:
-    def __init__(self, number: int, folder: Path, store: Store, *, fsync: Fsync, ttl_ms: int):
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        store: Store,
+        *,
+        fsync: Fsync,
+        ttl_ms: int,
+        clean_interval_ms: int,
+        in_flight_max: int,
+    ) -> None:
         self.number = number
         self.folder = folder
         self.is_cut = False  # from the other nodes, both ways
+        self.level = LEVEL_FIRST  # the feature level, as this node has heard
         self._store = store
         self._fsync = fsync
         self._ttl_ms = ttl_ms
+        self._clean_interval_ms = clean_interval_ms
+        self._in_flight_max = in_flight_max
         self._clients: dict[str, InternalClient] = {}
 
     async def start(self) -> None:
@@ -77,7 +93,8 @@ class ClusterNode:
             log=LogConfig(segment_bytes_max=64 * 1_024),
             fsync_default=self._fsync,
             fsync_interval_ms=20,
-            clean_interval_ms=3_600_000,
+            clean_interval_ms=self._clean_interval_ms,
+            in_flight_max=self._in_flight_max,
         )
         self.broker = Broker(
             surroundings, self.tasks, entropy=secrets.token_bytes, is_clustered=True
@@ -103,6 +120,7 @@ class ClusterNode:
             view=self.view,
             membership=self.membership,
             peer=self._peer,
+            level=lambda: self.level,
         )
         self.replicators.register(answers)
         await self.replicators.start()
@@ -137,8 +155,7 @@ class ClusterNode:
         for replicator in self.replicators.all():
             if replicator.partition is not None:
                 await replicator.partition.journal.end(Draining("killed"))
-            if replicator._work is not None:
-                await asyncio.wait([replicator._work])
+            await replicator.followed.rest()
             replicator.log.close(clean=False)
         self.replicators._replicas.clear()
         await self._store.revoke(self.membership.lease)
@@ -174,8 +191,10 @@ class Cluster:
         in_sync_min: int = 2,
         kind: Kind = Kind.STANDARD,
         configs: dict[str, str] | None = None,
+        partition_count: int = 1,
     ) -> tuple[Topic, PartitionKey]:
-        """With one partition, led by the first of its replicas."""
+        """With one partition, led by the first of its replicas; of several, each is led by the
+        next one in turn, and the first is given back."""
         first = self.nodes[replicas[0]]
         topic = await first.catalog.create(
             Topic(
@@ -184,25 +203,32 @@ class Cluster:
                 region="us-east-1",
                 name=name,
                 kind=kind,
-                partition_count=1,
+                partition_count=partition_count,
                 created_at_ms=0,
                 modified_at_ms=0,
                 receipt_key=b"k" * 32,
                 configs=configs or {},
             )
         )
-        key = PartitionKey(topic.topic_id, 0)
-        row = PartitionRow(
-            tuple(replicas),
-            frozenset(replicas),
-            leader=replicas[0],
-            leader_incarnation=first.membership.incarnation,
-            epoch=1,
-            in_sync_min=in_sync_min,
-        )
-        await self.store.put(partition_key(key), encode_entry(row), if_version=0)
-        await until(lambda: self.is_led(first, key))
-        return topic, key
+        for index in range(partition_count):
+            key = PartitionKey(topic.topic_id, index)
+            leader = self.nodes[replicas[index % len(replicas)]]
+            row = PartitionRow(
+                tuple(replicas),
+                frozenset(replicas),
+                leader=leader.number,
+                leader_incarnation=leader.membership.incarnation,
+                epoch=1,
+                in_sync_min=in_sync_min,
+            )
+            await self.store.put(partition_key(key), encode_entry(row), if_version=0)
+            await until(partial(self.is_led, leader, key))
+            for number in replicas:
+                await until(partial(self.is_held, self.nodes[number], key))
+        return topic, PartitionKey(topic.topic_id, 0)
+
+    def is_held(self, node: ClusterNode, key: PartitionKey) -> bool:
+        return node.replicators.find(key) is not None
 
     def is_led(self, node: ClusterNode, key: PartitionKey) -> bool:
         found = node.replicators.find(key)
@@ -264,11 +290,25 @@ def _read_all(replicator: Replicator) -> list[bytes]:
 
 @asynccontextmanager
 async def cluster(
-    folder: Path, *, nodes: int = 3, fsync: Fsync = Fsync.ALWAYS, ttl_ms: int = 6_000
+    folder: Path,
+    *,
+    nodes: int = 3,
+    fsync: Fsync = Fsync.ALWAYS,
+    ttl_ms: int = 6_000,
+    clean_interval_ms: int = 3_600_000,
+    in_flight_max: int = IN_FLIGHT_MAX,
 ) -> AsyncIterator[Cluster]:
     store = await SqliteStore.open(folder / "store.sqlite3")
     found = {
-        number: ClusterNode(number, folder / f"n{number}", store, fsync=fsync, ttl_ms=ttl_ms)
+        number: ClusterNode(
+            number,
+            folder / f"n{number}",
+            store,
+            fsync=fsync,
+            ttl_ms=ttl_ms,
+            clean_interval_ms=clean_interval_ms,
+            in_flight_max=in_flight_max,
+        )
         for number in range(1, nodes + 1)
     }
     async with AsyncExitStack() as stack:

@@ -69,7 +69,8 @@ async def test_a_follower_has_read_what_is_committed_before_it_leads(tmp_path: P
         for number in range(50):
             await settles(on.sent(1, topic, f"message {number}"))
         second = on.nodes[2].replica(key)
-        await until(lambda: second._fold is not None and second._fold.offset >= 49)
+        followed = second.followed
+        await until(lambda: followed.fold is not None and followed.fold.offset >= 49)
         taken = await on.nodes[1].broker.lease(topic, LeaseRequest(count=10, lease_ms=60_000))
         assert len(taken) == 10
         await on.elect(key, 2)

@@ -1,8 +1,10 @@
 """Replication over real sockets and real files: what is answered is on the in-sync nodes."""
 
 import asyncio
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.cluster.stage import cluster, message, settles, until
 
@@ -10,6 +12,9 @@ from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync
+from penstock.replication.row import Change
+from penstock.wire.internal.calls import Asked
+from penstock.wire.internal.replica_calls import AnswerKind, Ask, ReplicaFetch, ReplicaFetched
 
 
 @pytest.mark.parametrize("fsync", [Fsync.ALWAYS, Fsync.NEVER])
@@ -146,3 +151,70 @@ async def test_a_node_taken_for_dead_registers_again_and_follows(tmp_path: Path)
         await on.alike(key)
         with pytest.raises(NotLeader):
             await settles(on.nodes[1].broker.append(topic, 0, [message("three")]))
+
+
+async def test_an_asynchronous_topic_is_not_answered_by_a_node_that_may_be_taken_for_dead(
+    tmp_path: Path,
+) -> None:
+    """R20: what it has taken before, and synced after its deadline, it does not answer alone."""
+    async with cluster(tmp_path, ttl_ms=1_500) as on:
+        topic, key = await on.topic(configs={"penstock.replication": "async"})
+        first = on.nodes[1]
+        on.nodes[2].is_cut = on.nodes[3].is_cut = True
+        await until(lambda: not first.replica(key)._parked)
+        disk_works = threading.Event()
+        for _ in range(2):  # of two threads
+            first.pool.submit(disk_works.wait)
+        alone = asyncio.ensure_future(on.sent(1, topic, "answered by nobody"))
+        await until(lambda: first.replica(key).log.end_offset == 1)
+        keeping = first.membership._held._task
+        assert keeping is not None
+        keeping.cancel()
+        await until(lambda: not first.membership.is_good)
+        leading = first.replica(key).leading
+        disk_works.set()
+        await until(lambda: first.replica(key).log.durable_offset == 1)
+        assert leading is not None
+        assert not alone.done(), "nobody else has it"
+        on.nodes[2].is_cut = on.nodes[3].is_cut = False
+        await asyncio.gather(alone, return_exceptions=True)
+
+
+async def test_a_replica_that_is_dropped_is_told_at_once(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        _, key = await on.topic(in_sync_min=1)
+        first, third = on.nodes[1], on.nodes[3]
+        await until(lambda: third.replica(key).replica.follower is not None)
+        third.is_cut = True  # its own questions are not in the way of this one
+        asked = ReplicaFetch(
+            3,
+            third.membership.incarnation,
+            60_000,
+            1_000,
+            [Ask(key.topic_id, key.index, 1, 0, 0, -1, 1, 0, 0)],
+        )
+        answers = first.replicators._answering
+        waiting = asyncio.ensure_future(
+            answers.fetch(asked, Asked("3", 60_000))  # longer than anybody would wait
+        )
+        await until(lambda: len(first.replica(key)._parked) > 0)
+        await first.view.refresh_rows()
+        view = first.view.rows[key]
+        row = msgspec.structs.replace(view.row, replicas=(1, 2), in_sync=frozenset({1, 2}))
+        await first.view.propose(key, Change(view.version, row))
+        told = await settles(waiting)
+        assert isinstance(told, ReplicaFetched)
+        assert [one.kind for one in told.told] == [AnswerKind.NOT_YET]
+
+
+async def test_a_node_stops_also_in_the_turn_in_which_in_sync_sets_are_looked_at(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as on:
+        await on.topic()
+        for turns, node in enumerate(on.nodes.values()):
+            node.replicators.look_soon()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await settles(node.replicators.stop())
+            await node._close()

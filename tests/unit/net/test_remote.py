@@ -14,8 +14,8 @@ from tests.unit.frontend.routing_kit import Cluster, on_nodes, until
 
 from penstock.model import errors
 from penstock.model.errors import PenstockError
-from penstock.model.message import Delivery
-from penstock.model.ports import LeaseRequest
+from penstock.model.message import Claim, Delivery
+from penstock.model.ports import EARLIEST, LeaseRequest
 from penstock.model.topic import Kind, Topic
 from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import encode
@@ -75,8 +75,8 @@ async def test_what_a_lost_answer_carried_is_given_back_over_the_next_connection
     await remote.append(queue, 0, [message("a")])
     remember, taken = node.service._remember, asyncio.Event()
 
-    def remembered(key: tuple[int, int], deliveries: Sequence[Delivery]) -> None:
-        remember(key, deliveries)
+    def remembered(key: tuple[int, int], claims: Sequence[Claim]) -> None:
+        remember(key, claims)
         taken.set()
         assert node.listener is not None
         for connection in tuple(node.listener.connections):
@@ -90,6 +90,33 @@ async def test_what_a_lost_answer_carried_is_given_back_over_the_next_connection
     async with asyncio.timeout(SOON_S):
         await until(lambda: node.in_flight(queue) == 0)
         assert bodies(await remote.lease(queue, LeaseRequest())) == ["a"]
+
+
+async def test_what_was_acquired_for_a_call_that_was_broken_off_is_given_back(
+    cluster: Cluster,
+) -> None:
+    """At whatever turn, as for receives: else the group would wait for the lease to run out."""
+    stream = await cluster.topic("s", kind=Kind.STREAM)
+    remote, node = cluster.remote(1), cluster.nodes[1]
+    share = await remote.open_share(stream, "g", start=EARLIEST)
+    await remote.append_batches(stream, 0, [batch("a", "b")], acks=-1)
+    broken_off = 0
+    for turns in range(30):
+        acquiring = asyncio.create_task(
+            remote.acquire(share, 0, count=10, bytes_max=1_000_000, lease_ms=30_000)
+        )
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        acquiring.cancel()
+        await asyncio.wait((acquiring,))
+        if acquiring.cancelled():
+            broken_off += 1
+        else:
+            claims = [Claim(0, pick[0], pick[1]) for pick in acquiring.result().picks]
+            await remote.prolong(share, 0, [(claim, 0) for claim in claims])
+        async with asyncio.timeout(SOON_S):
+            await until(lambda: not remote._giving_back and node.in_flight(share) == 0)
+    assert broken_off > 5
 
 
 async def test_a_lease_that_takes_too_long_is_given_back(cluster: Cluster) -> None:

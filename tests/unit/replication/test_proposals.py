@@ -60,3 +60,17 @@ def test_R2_a_change_that_may_still_happen_counts_although_it_was_refused_since(
     leader.saw(View(9, 9, leader.row))  # now it is known that it did not happen, and never will
     assert leader.advance(12) == 12
     assert leader.propose(now_ms=3) is None
+
+
+def test_what_every_replica_has_counts_those_out_of_sync_and_those_never_heard_of() -> None:
+    leader = led(frozenset((1, 2)))
+    assert leader.held_offset(12) == 10
+    assert leader.held_offset(4) == 4, "nor more than this node has itself"
+    asked = Fetch(2, 5, 1, 12, 12, 1, 2)
+    leader.fetched(asked, EpochHistory([(1, 0)]), start_offset=0, end_offset=12, now_ms=1)
+    assert leader.held_offset(12) == 10, "the third is out of sync, and counts"
+    row = PartitionRow(
+        (1, 2, 4), frozenset((1, 2)), leader=1, leader_incarnation=5, epoch=1, in_sync_min=2
+    )
+    leader.saw(View(9, 9, row))
+    assert leader.held_offset(12) == 0, "of the fourth nobody knows anything"

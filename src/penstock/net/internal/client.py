@@ -17,9 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
+from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
 from penstock.net.internal.certificate import PeerCheck, name_in_certificate
-from penstock.net.internal.wire import InternalConfig, Wire, own_hello
+from penstock.net.internal.wire import NO_LEVELS, InternalConfig, Wire, own_hello
 from penstock.wire.internal.calls import PING, Call, Caller, Nothing, Q, R, encode
 from penstock.wire.internal.faults import (
     DeadlineExceeded,
@@ -263,6 +264,7 @@ class InternalClient:
         own_id: str,
         cluster_id: str,
         features: tuple[str, ...] = (),
+        levels: Levels = NO_LEVELS,
         node_id: str | None = None,
         config: InternalConfig | None = None,
         tls: ssl.SSLContext | None = None,
@@ -279,7 +281,11 @@ class InternalClient:
         self.node_id = node_id
         self.config = config or InternalConfig()
         self.own = own_hello(
-            node_id=own_id, cluster_id=cluster_id, features=features, config=self.config
+            node_id=own_id,
+            cluster_id=cluster_id,
+            features=features,
+            levels=levels,
+            config=self.config,
         )
         self.check_peer = check_peer
         self.check_hello = check_hello

@@ -13,9 +13,10 @@ from types import CoroutineType
 from typing import Any, cast
 
 from penstock.model.errors import Draining, InvalidRequest, PenstockError, Throttled
+from penstock.model.levels import Levels
 from penstock.net.frames import Chunks
 from penstock.net.internal.certificate import PeerCheck, name_in_certificate
-from penstock.net.internal.wire import InternalConfig, Wire, own_hello
+from penstock.net.internal.wire import NO_LEVELS, InternalConfig, Wire, own_hello
 from penstock.net.listener import Listener, Peer
 from penstock.wire.internal.calls import PING, Answers, Asked, Call, Nothing, encode
 from penstock.wire.internal.faults import (
@@ -43,17 +44,25 @@ class InternalListener(Listener):
         node_id: str,
         cluster_id: str,
         features: tuple[str, ...] = (),
+        levels: Levels = NO_LEVELS,
         config: InternalConfig | None = None,
         check_peer: PeerCheck = name_in_certificate,
+        check_hello: Callable[[Hello], None] = lambda _hello: None,
     ) -> None:
         """With TLS a context that asks for client certificates goes into ``start``; then each
-        caller's id must pass ``check_peer``."""
+        caller's id must pass ``check_peer``. ``check_hello``: raises HelloRefused for a caller that
+        says of itself what does not fit."""
         self.config = config or InternalConfig()
         super().__init__(connections_max=self.config.connections_max)
         self.answers = answers
         self.check_peer = check_peer
+        self.check_hello = check_hello
         self.own = own_hello(
-            node_id=node_id, cluster_id=cluster_id, features=features, config=self.config
+            node_id=node_id,
+            cluster_id=cluster_id,
+            features=features,
+            levels=levels,
+            config=self.config,
         )
         self.chunks = Chunks()
         self._refusal_told_at = self.now - REFUSAL_SECONDS
@@ -97,6 +106,9 @@ class _Served(Wire):
         super().connection_made(transport)
         if not self._listener.opened(self):
             cast(asyncio.Transport, transport).abort()
+
+    def check_other(self, hello: Hello) -> None:
+        self._listener.check_hello(hello)
 
     def greeted(self, hello: Hello) -> None:
         self._node_id = hello.node_id

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import cast
 
+from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
 from penstock.net.frames import Chunks, FrameReader, FrameRefused
 from penstock.net.internal.certificate import PeerCheck
@@ -39,6 +40,7 @@ from penstock.wire.internal.frame import (
     read_header,
 )
 
+NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of whoever is no node of a cluster
 TICK_SECONDS = 0.05
 JOINED_BYTES_MAX = 262_144  # what is cheaper to copy than to write in pieces
 
@@ -62,7 +64,12 @@ class InternalConfig:
 
 
 def own_hello(
-    *, node_id: str, cluster_id: str, features: tuple[str, ...] = (), config: InternalConfig
+    *,
+    node_id: str,
+    cluster_id: str,
+    features: tuple[str, ...] = (),
+    levels: Levels = NO_LEVELS,
+    config: InternalConfig,
 ) -> Hello:
     return Hello(
         version_min=VERSION_MIN,
@@ -72,6 +79,8 @@ def own_hello(
         features=features,
         frame_bytes_max=config.frame_bytes_max,
         in_flight_max=config.in_flight_max,
+        level_min=levels.lowest,
+        level_max=levels.highest,
     )
 
 
@@ -182,6 +191,7 @@ class Wire(Peer, asyncio.BufferedProtocol):
             if self._check_peer is not None and self.is_tls:
                 self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
             self._version = agree(self._own, hello)
+            self.check_other(hello)
         except HelloRefused as error:
             self.refuse(error)
             raise
@@ -192,6 +202,9 @@ class Wire(Peer, asyncio.BufferedProtocol):
 
     def read_first(self, frame: memoryview) -> Hello:
         return decode_hello(frame)
+
+    def check_other(self, hello: Hello) -> None:
+        """Raises HelloRefused, which the other side is then told."""
 
     def refuse(self, error: HelloRefused) -> None:
         """Say why before the connection is ended, where somebody waits to hear it."""

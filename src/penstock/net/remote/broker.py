@@ -154,9 +154,14 @@ class RemoteBroker:
         return wire.results_from(told)
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
-        request = wire.Extend(*self._head(topic, partition), claims)
+        request = wire.Extend(*self._head(topic, partition), claims, is_strict)
         told = await self._caller.call(wire.EXTEND, request, timeout_ms=self._call_ms)
         return wire.results_from(told)
 
@@ -295,8 +300,15 @@ class RemoteBroker:
     async def acquire(
         self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
     ) -> Acquired:
-        request = wire.Acquire(*self._head(share, partition), count, bytes_max, lease_ms)
-        told = await self._caller.call(wire.ACQUIRE, request, timeout_ms=self._call_ms)
+        self._ticket = ticket = self._ticket + 1
+        request = wire.Acquire(
+            *self._head(share, partition), count, bytes_max, lease_ms, self._session, ticket
+        )
+        try:
+            told = await self._caller.call(wire.ACQUIRE, request, timeout_ms=self._call_ms)
+        except (asyncio.CancelledError, *_UNREAD):
+            self._give_back(self._caller, share, ticket)
+            raise
         return told.acquired
 
     async def finish(

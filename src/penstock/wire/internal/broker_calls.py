@@ -12,8 +12,9 @@ other. Fields of the model may be added with defaults, as fields of a call may.
 
 Two kinds of call have no twin in the ports. ``ADVANCED`` and ``AVAILABLE`` stand for listeners,
 which cannot travel: the caller says what it knows, and is answered when that is no longer so.
-``GIVE_BACK`` is the end of a ``LEASE`` whose answer nobody will read: the caller has gone away, or
-the connection was lost with it. Without it such records would be hidden until their leases ran out.
+``GIVE_BACK`` is the end of a ``LEASE`` or ``ACQUIRE`` whose answer nobody will read: the caller has
+gone away, or the connection was lost with it. Without it such records would be hidden until their
+leases ran out.
 """
 
 from collections.abc import Sequence
@@ -98,6 +99,7 @@ class Ack(AtPlace, frozen=True, array_like=True):
 
 class Extend(AtPlace, frozen=True, array_like=True):
     claims: Sequence[tuple[Claim, int]]
+    is_strict: bool = False  # of a share's leases it always is
 
 
 class Results(msgspec.Struct, frozen=True, array_like=True):
@@ -246,6 +248,8 @@ class Acquire(AtPlace, frozen=True, array_like=True):
     count: int
     bytes_max: int
     lease_ms: int
+    session: int = 0
+    ticket: int = 0  # as of a lease; 0: of a caller that has none
 
 
 class AcquireTold(msgspec.Struct, frozen=True, array_like=True):

@@ -15,7 +15,9 @@ A connection begins with one HELLO each way, the caller's first. It carries vers
 layout never changes: by it the two find the highest version both speak, which every later frame
 carries. Changing what follows: raise VERSION_MAX, keep reading the version before, and raise
 VERSION_MIN in the release after next, so that a cluster can be upgraded node by node. New calls,
-and new fields with defaults at the end of a payload, need no new version.
+and new fields with defaults at the end of a payload, need no new version. What an older node would
+not understand at all is sent when the cluster's feature level says that there is none any more;
+which levels a node speaks is in its greeting.
 
 Cutting a stream into frames is done by ``net/frames.py``, which never makes room for a length that
 is not allowed.
@@ -27,6 +29,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from penstock.model.levels import LEVEL_FIRST
 from penstock.model.limits import KIB, MIB
 from penstock.wire.internal.faults import HelloRefused, MalformedFrame
 
@@ -79,6 +82,8 @@ class Hello(msgspec.Struct, frozen=True):
     features: tuple[str, ...] = ()
     frame_bytes_max: int = FRAME_BYTES_MAX  # the longest it takes
     in_flight_max: int = 1_024  # requests it takes at once on this connection
+    level_min: int = LEVEL_FIRST  # feature levels it speaks (``model/levels.py``)
+    level_max: int = LEVEL_FIRST
 
 
 def pack_header(
@@ -124,6 +129,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
         or len(hello.cluster_id) > ID_CHARS_MAX
         or hello.frame_bytes_max < FRAME_BYTES_MAX_MIN
         or hello.in_flight_max < 1
+        or not LEVEL_FIRST <= hello.level_min <= hello.level_max
     ):
         raise MalformedFrame("a greeting with figures that no node has")
     return hello

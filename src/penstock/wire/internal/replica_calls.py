@@ -25,6 +25,9 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durable_offset: int
     last_epoch: int
     number: int
+    # What the leader has told it: it is answered when that is not so any more, after a while.
+    high_watermark: int = -1
+    start_offset: int = -1
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
@@ -51,10 +54,17 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     high_watermark: int = -1
     start_offset: int = -1  # of the leader's log: what lies below is finished with
     data: bytes = b""  # whole batches, one behind the other
+    held_offset: int = 0  # what every replica has on disk
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
     told: Sequence[Told] = ()
+
+
+class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
+    """From feature level 2 on (``model/levels.py``)."""
+
+    ends: Sequence[int] = ()  # of the leader's logs, one for each that it tells of
 
 
 class StandingsAsked(msgspec.Struct, frozen=True, array_like=True):
@@ -82,8 +92,9 @@ class DropTold(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOT_HERE: Final = (-2, -1)
-REPLICA_FETCH: Final = Call(
-    0x0300, "replica fetch", ReplicaFetch, ReplicaFetched, is_idempotent=True
+# Either answer is read, as the longer one; which one is sent is for the feature level to say.
+REPLICA_FETCH: Final[Call[ReplicaFetch, ReplicaFetched]] = Call(
+    0x0300, "replica fetch", ReplicaFetch, ReplicaFetchedEnds, is_idempotent=True
 )
 STANDINGS: Final = Call(0x0301, "standings", StandingsAsked, StandingsTold, is_idempotent=True)
 DROP: Final = Call(0x0302, "drop a replica", DropAsked, DropTold, is_idempotent=True)

@@ -1,0 +1,151 @@
+"""What a backup may ask of a broker: nothing crosses between logs for a moment, nothing is dropped
+for a while, and all of it ends by itself."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.unit.broker.stage import bodies, claim, message, on_stage
+from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_of, put
+
+from penstock.broker.cutting import STAGES, Cutting, Stage, stage_of
+from penstock.broker.hold import CROSSINGS_MS_MAX, HOLDERS_MAX, SEGMENTS_MS_MAX, Hold
+from penstock.model.errors import InvalidRequest, Overloaded
+from penstock.model.ports import LeaseRequest, MoveTask
+from penstock.model.topic import QueueSettings, Redrive
+from penstock.wire.internal.backup_calls import HoldAsked, TakeAsked
+
+
+async def test_crossings_wait_for_everybody_who_holds_them() -> None:
+    hold = Hold()
+    await asyncio.wait_for(hold.crossing(), 1)
+    assert hold.hold_crossings("a", CROSSINGS_MS_MAX)
+    assert hold.hold_crossings("b", CROSSINGS_MS_MAX)
+    waiting = asyncio.create_task(hold.crossing())
+    hold.release_crossings("a")
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    hold.release_crossings("b")
+    await asyncio.wait_for(waiting, 1)
+    hold.release_crossings("b")
+
+
+async def test_a_holder_that_is_gone_holds_nobody() -> None:
+    hold = Hold()
+    hold.hold_crossings("a", 20)
+    await asyncio.wait_for(hold.crossing(), 5)
+    assert not hold.holds_crossings("a")
+
+
+async def test_holders_have_a_bound() -> None:
+    hold = Hold()
+    assert all(hold.hold_crossings(str(n), CROSSINGS_MS_MAX) for n in range(HOLDERS_MAX))
+    assert not hold.hold_crossings("one more", CROSSINGS_MS_MAX)
+    assert hold.hold_crossings("0", CROSSINGS_MS_MAX), "again is not more"
+    for number in range(HOLDERS_MAX):
+        hold.release_crossings(str(number))
+
+
+def test_segments_are_kept_as_long_as_anybody_asked() -> None:
+    hold = Hold()
+    hold.keep_segments(1_000, now_ms=0)
+    hold.keep_segments(10, now_ms=0)
+    assert hold.keeps_segments(now_ms=999)
+    assert not hold.keeps_segments(now_ms=1_000)
+    hold.keep_segments(10 * SEGMENTS_MS_MAX, now_ms=0)
+    assert not hold.keeps_segments(now_ms=SEGMENTS_MS_MAX)
+
+
+async def test_a_dead_letter_is_finished_with_only_when_crossings_go_on(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        dead = await stage.topic("dead")
+        rule = QueueSettings(redrive=Redrive(dead.arn, attempts_max=1))
+        source = await stage.topic("source", settings=rule)
+        hold = stage.broker._surroundings.hold
+        await stage.broker.append(source, 0, [message("breaks")])
+        first = await stage.broker.lease(source, LeaseRequest(1, 1_000))
+        assert bodies(first) == ["breaks"]
+        stage.clock.advance(1_000)
+        hold.hold_crossings("backup", CROSSINGS_MS_MAX)
+        receive = asyncio.create_task(stage.broker.lease(source, LeaseRequest(1)))
+        letters = await stage.broker.lease(dead, LeaseRequest(1, wait_ms=5_000))
+        assert bodies(letters) == ["breaks"]
+        assert (await stage.broker.stats(source)).in_flight == 1
+        assert not receive.done()
+        hold.release_crossings("backup")
+        assert not await asyncio.wait_for(receive, 5)
+        assert (await stage.broker.stats(source)).in_flight == 0
+
+
+async def test_a_message_that_is_moved_back_is_finished_with_only_then(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        dead, target = await stage.topic("dead"), await stage.topic("target")
+        hold = stage.broker._surroundings.hold
+        await stage.broker.append(dead, 0, [message("again")])
+        hold.hold_crossings("backup", CROSSINGS_MS_MAX)
+        await stage.broker.start_move(
+            MoveTask("task", dead.arn, target.arn, None, "RUNNING", stage.clock.wall)
+        )
+        got = await stage.broker.lease(target, LeaseRequest(1, wait_ms=5_000))
+        assert bodies(got) == ["again"]
+        assert (await stage.broker.stats(dead)).in_flight == 1
+        hold.release_crossings("backup")
+        async with asyncio.timeout(5):
+            while (await stage.broker.stats(dead)).in_flight:
+                await asyncio.sleep(0.001)
+        await stage.broker.ack(target, 0, [claim(one) for one in got])
+
+
+async def test_a_stage_is_taken_only_while_crossings_are_held(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic(partitions=2)
+        hold = stage.broker._surroundings.hold
+        cutting = Cutting(stage.broker.partitions, hold, stage.clock)
+        await stage.broker.append(topic, 1, [message() for _ in range(3)])
+        asked = TakeAsked("backup", Stage.OTHERS)
+        assert not cutting.take_held(asked).is_held
+        assert cutting.hold(HoldAsked("backup", 1_000, 1_000))
+        told = cutting.take_held(asked)
+        assert [(one.index, one.start_offset, one.end_offset) for one in told.taken] == [
+            (0, 0, 0),
+            (1, 0, 3),
+        ]
+        assert all(one.topic_id == topic.topic_id and one.is_settled for one in told.taken)
+        assert not cutting.take_held(TakeAsked("backup", Stage.GROUPS)).taken
+        with pytest.raises(InvalidRequest):
+            cutting.take_held(TakeAsked("backup", len(STAGES)))
+        assert cutting.hold(HoldAsked("backup", 0, 0))
+        assert not cutting.take_held(asked).is_held
+        assert stage_of(topic) is Stage.OTHERS
+
+
+async def test_nothing_is_compacted_while_a_backup_is_made(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, log=SMALL, clean_interval_ms=5) as stage:
+        stage.broker._surroundings.hold.keep_segments(60_000, now_ms=stage.clock.mono)
+        topic = await compacted_topic(stage)
+        for number in range(60):
+            await put(stage, topic, (f"k{number % 3}", f"{number}" + "." * 80))
+        log = partition_of(stage, topic).log
+        size_bytes = log.size_bytes
+        await asyncio.sleep(0.1)  # many rounds would have been made by now
+        assert log.size_bytes == size_bytes
+        stage.clock.advance(60_000)
+        async with asyncio.timeout(10):
+            while log.size_bytes == size_bytes:
+                await asyncio.sleep(0.005)
+
+
+async def test_coordinators_rewrite_nothing_meanwhile_and_clients_may_delete(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        hold = stage.broker._surroundings.hold
+        rows, clicks = [await stage.topic(name) for name in ("__groups", "clicks")]
+        for topic in (rows, clicks):
+            await stage.broker.append(topic, 0, [message() for _ in range(3)])
+        hold.keep_segments(60_000, now_ms=stage.clock.mono)
+        with pytest.raises(Overloaded, match="backup"):
+            await stage.broker.delete_records(rows, 0, 2)
+        await stage.broker.delete_records(clicks, 0, 2)
+        stage.clock.advance(60_000)
+        await stage.broker.delete_records(rows, 0, 2)
