@@ -345,7 +345,7 @@ def test_regions_are_separate_namespaces(shell: Shell, queue: str) -> None:
     assert queue not in shell("--region", "eu-west-1", "queue", "list", "-o", "name").out
 
 
-@pytest.mark.parametrize("topic", ["fifo", "dlq", "batch", "kafka", "two-views", "copy"])
+@pytest.mark.parametrize("topic", ["fifo", "dlq", "batch", "kafka", "two-views", "copy", "backup"])
 def test_a_shell_recipe_works_when_pasted(shell: Shell, topic: str) -> None:
     done = shell.script(RECIPES[topic].text)
     assert done.code == 0, done.err

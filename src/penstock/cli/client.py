@@ -396,18 +396,35 @@ class Admin:
         wait_s: float = 0.0,
     ) -> Json:
         """``body`` as bytes is sent as it is."""
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        _, answer = self._ask(method, path, query, data, what=what, wait_s=wait_s)
+        return _decode(answer, self.url)
+
+    def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
+        """What is not JSON, and the headers that say what it is."""
+        return self._ask("GET", path, query, None, what=what)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Query | None,
+        body: bytes | None,
+        *,
+        what: str,
+        wait_s: float = 0.0,
+    ) -> tuple[Mapping[str, str], bytes]:
         self._introduce()
         pairs = {key: str(value) for key, value in (query or {}).items() if value is not None}
         target = f"/api/v1/{path}" + (f"?{urlencode(pairs)}" if pairs else "")
         headers = dict(self._headers)
         if body is not None:
             headers["content-type"] = _JSON
-        data = json.dumps(body).encode() if isinstance(body, dict) else body
-        status, _, answer = self._connection.call(
-            method, target, body=data, headers=headers, wait_s=wait_s
+        status, told, answer = self._connection.call(
+            method, target, body=body, headers=headers, wait_s=wait_s
         )
         if status in (200, 201):
-            return _decode(answer, self.url)
+            return told, answer
         if status == 401 and self._refusal is not None:
             raise self._refusal
         raise _refused(what, status, answer)

@@ -10,10 +10,16 @@ from typing import Any
 
 import click
 
-from penstock.cli.cluster_changes import drain, place, rebalance, unclean_elect, undrain
+from penstock.cli.cluster_changes import drain, place, rebalance, unclean_elect, undrain, upgrade
 from penstock.cli.cluster_up import down, up
 from penstock.cli.cluster_waiting import decommission, wait_safe
-from penstock.cli.cluster_words import problems, remarks, state_of_node, verdict
+from penstock.cli.cluster_words import (
+    levels_of_node,
+    problems,
+    remarks,
+    state_of_node,
+    verdict,
+)
 from penstock.cli.failure import ExitCode
 from penstock.cli.output import Column, Row
 from penstock.cli.session import Noun, Session, pass_session
@@ -45,7 +51,7 @@ _MEMBER_COLUMNS = (
     *_STATUS_COLUMNS,
     Column("rack", "RACK", form=lambda rack: rack or "-"),
     Column("version", "VERSION"),
-    Column("feature_level", "LEVEL", is_number=True),
+    Column("levels", "LEVELS"),
     Column("http", "SQS"),
     Column("kafka", "KAFKA"),
     Column("internal", "INTERNAL"),
@@ -99,7 +105,10 @@ def members(session: Session) -> None:
 
 
 def _members(found: dict[str, Any]) -> list[Row]:
-    return [{**node, "state": state_of_node(node)} for node in found["nodes"]]
+    return [
+        {**node, "state": state_of_node(node), "levels": levels_of_node(node)}
+        for node in found["nodes"]
+    ]
 
 
 @cluster.command()
@@ -151,6 +160,7 @@ for command in (
     wait_safe,
     place,
     unclean_elect,
+    upgrade,
     up,
     down,
 ):

@@ -10,6 +10,7 @@ from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column
 from penstock.cli.session import Session, Verb, pass_session
 
+LATEST = "latest"
 _DRAIN_COLUMNS = (
     Column("node", "node", form=str),
     Column("is_draining", "draining"),
@@ -75,6 +76,57 @@ def place(session: Session, topic: str, partition: int, nodes: tuple[int, ...]) 
         what=f"cannot place partition {partition} of '{topic}'",
     )
     session.out.one(told, name="partition")
+
+
+class _Level(click.ParamType[int | str]):
+    name = "latest|N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        text = str(value)
+        if text != LATEST and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+            self.fail(f"'{text}' is neither a level nor {LATEST}", param, ctx)
+        return text if text == LATEST else int(text)
+
+
+@click.command(cls=Verb)
+@click.option("--to", type=_Level(), default=LATEST, help="feature level [default: latest]")
+@click.option("--dry-run", is_flag=True, help="only say whether it could be done")
+@pass_session
+def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
+    """Raise the feature level, once all nodes run a new version.
+
+    latest is the highest that all nodes speak. There is no way back: nodes of a version that does
+    not speak the new level cannot start any more.
+    """
+    body = {"dry_run": dry_run, **({} if to == LATEST else {"to": to})}
+    told = session.admin.call(
+        "POST", "cluster/upgrade", body=body, what="cannot raise the feature level"
+    )
+    if session.out.is_table:
+        session.out.line(_said(told))
+        for line in told["obstacles"]:
+            session.out.line(f"  - {line}")
+    else:
+        session.out.one(told, name="to")
+    if told["obstacles"]:
+        raise click.exceptions.Exit(ExitCode.CONFLICT)  # as without --dry-run
+    if not told["is_done"] and not dry_run:
+        raise click.exceptions.Exit(ExitCode.TIMEOUT)
+
+
+def _said(told: dict[str, Any]) -> str:
+    before, after = told["level"], told["to"]
+    if before == after:
+        return f"the cluster is at feature level {before}: there is nothing to raise"
+    if told["obstacles"]:
+        return f"the feature level could not be raised from {before} to {after}"
+    if told["is_dry_run"]:
+        return f"the feature level could be raised from {before} to {after}"
+    if told["is_done"]:
+        return f"the feature level was raised from {before} to {after}"
+    return f"the feature level will be raised from {before} to {after} by whoever manages"
 
 
 @click.command("unclean-elect", cls=Verb)

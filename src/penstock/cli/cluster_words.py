@@ -56,12 +56,20 @@ def remarks(found: Found) -> list[str]:
     versions = sorted({node["version"] for node in found["nodes"] if node["is_alive"]})
     if len(versions) > 1:
         lines.append(f"nodes run different versions: {', '.join(versions)}")
+    level = found["level"]
+    if level["wanted"] is not None:
+        lines.append(f"the feature level is being raised to {level['wanted']}")
+    elif level["latest"] > level["in_force"]:
+        lines.append(
+            f"all nodes speak feature level {level['latest']}: `penstock cluster upgrade` raises it"
+        )
     return lines
 
 
 def verdict(found: Found, wrong: Sequence[str]) -> str:
     alive = sum(node["is_alive"] for node in found["nodes"])
     size = f"{counted(alive, 'node')}, {counted(found['partitions']['total'], 'partition')}"
+    size += f", level {found['level']['in_force']}"
     return f"something is wrong: {size}" if wrong else f"healthy: {size}"
 
 
@@ -78,6 +86,11 @@ def state_of_node(node: Found) -> str:
         if is_so
     ]
     return ", ".join((word, *marks))
+
+
+def levels_of_node(node: Found) -> str:
+    lowest, highest = node["feature_level_min"], node["feature_level"]
+    return f"{highest}" if lowest == highest else f"{lowest}-{highest}"
 
 
 def dangers(safety: Found) -> str:

@@ -125,6 +125,15 @@ penstock message tail --topic clicks --from earliest --no-follow \\
 penstock topic list clicks
 """,
     ),
+    "backup": Recipe(
+        "Copy everything while it runs, check the copy, and make a new data folder of it",
+        """\
+penstock backup create --to backups --rate 50MB
+penstock backup verify backups
+newest="$(penstock backup list backups -o name | tail -n 1)"
+penstock backup restore "backups/$newest" --data restored
+""",
+    ),
     "ci": Recipe(
         "Tests in CI without containers: any free port, wait for the line that says ready",
         """\

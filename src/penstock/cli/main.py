@@ -73,6 +73,9 @@ _ENTRIES = {
     "storage": Entry(
         "penstock.cli.storage:storage", "Inspect and verify a data folder, offline.", _LOOK
     ),
+    "backup": Entry(
+        "penstock.cli.backup:backup", "Copy everything, verify copies, restore from one.", _LOOK
+    ),
     "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
     "generate": Entry(
         "penstock.cli.generate:generate", "Write a configuration file, or certificates.", _LOOK

@@ -100,10 +100,15 @@ class DispatchedBackend:
         return results
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         return await self._of(topic, partition).call(
-            lambda: self._backend.extend(topic, partition, claims)
+            lambda: self._backend.extend(topic, partition, claims, is_strict=is_strict)
         )
 
     async def purge(self, topic: Topic) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 from penstock.broker import coordinators
 from penstock.broker.calls import Broker
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.cutting import Cutting
 from penstock.broker.disk import DiskBudget
 from penstock.broker.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.groups import GroupHost
@@ -53,6 +54,7 @@ class BrokerRole:
             is_clustered=cluster is not None,
         )
         self.producer_ids = StoredProducerIds(metadata.store)
+        self.cutting = Cutting(self.broker.partitions, self._surroundings.hold, basis.clock)
 
     async def start(self) -> None:
         """A long recovery happens here."""
@@ -79,6 +81,7 @@ class BrokerRole:
             groups=self.groups,
             others=None if cluster is None else self._other_coordinators(cluster),
             markers=None if cluster is None else cluster.anywhere,
+            hold=self._surroundings.hold,
             catalog=self._metadata.topics,
             next_producer_id=self.producer_ids.next_id,
             clock=basis.clock,
@@ -88,6 +91,7 @@ class BrokerRole:
         )
         await self.transactions.start()
         if cluster is not None:
+            self.cutting.register(cluster.answers)
             coordinators.register(
                 cluster.answers, groups=self.groups, transactions=self.transactions
             )

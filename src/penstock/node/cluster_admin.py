@@ -21,6 +21,7 @@ from penstock.frontend.admin.cluster_port import (
     PartitionState,
     Safety,
     StopRisk,
+    Upgrade,
 )
 from penstock.manager import wishes
 from penstock.manager.decisions import Policy, wanted
@@ -39,9 +40,11 @@ from penstock.metadata.cluster_entries import (
     node_of,
     partition_of,
 )
+from penstock.metadata.cluster_level import ClusterLevel
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.store import Entry, Store
 from penstock.model.errors import Conflict, Damaged, NotFound, Overloaded, PenstockError
+from penstock.node.cluster_upgrade import ClusterUpgrade, level_shown
 from penstock.replication.row import NOBODY, PartitionRow, View
 
 _STRANGER = NodeEntry(0, "", "")
@@ -63,6 +66,7 @@ class ClusterAdmin:
         *,
         node: int,
         policy: Policy,
+        level: ClusterLevel,
         manager: Callable[[], int | None],
     ) -> None:
         """``manager`` is the node that manages, NOBODY if there is none, None while this node has
@@ -72,6 +76,8 @@ class ClusterAdmin:
         self._catalog = catalog
         self._node = node
         self._policy = policy
+        self._level = level
+        self._upgrading = ClusterUpgrade(store, level)
         self._manager = manager
         self._wishes = _Wishes()
         self._wishes_trouble: str | None = None
@@ -93,6 +99,7 @@ class ClusterAdmin:
             self._trouble,
             PartitionCounts(total=summary.partitions, **numbers),
             [self._node_shown(node, manager) for node in summary.nodes],
+            level_shown(self._level, self._view.nodes),
         )
 
     async def partitions(
@@ -174,6 +181,14 @@ class ClusterAdmin:
     async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
         self._heard()
         await wishes.elect_uncleanly(self._store, PartitionKey(topic_id, partition), node)
+
+    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
+        self._heard()
+        known = await self._fresh()
+        away = sorted(node for node in known.loads.replicas if node not in known.nodes)
+        return await self._upgrading.upgrade(
+            to, is_dry_run=is_dry_run, nodes=known.nodes, away=away
+        )
 
     async def _drain_of(self, node: int) -> Drain:
         known = await self._fresh()
@@ -308,12 +323,13 @@ class ClusterAdmin:
             http=entry.http,
             kafka=entry.kafka,
             version=entry.version,
-            feature_level=entry.feature_level,
+            feature_level=entry.levels.highest,
             rack=entry.rack,
             leaders=summary.leaders,
             preferred=summary.preferred,
             replicas=summary.replicas,
             behind=summary.behind,
+            feature_level_min=entry.levels.lowest,
         )
 
     def _partition_shown(self, known: Known, key: PartitionKey) -> PartitionShown:

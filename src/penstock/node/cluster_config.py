@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.metadata.cluster_entries import NODE_ID_MAX
+from penstock.model.levels import LEVEL_MAX
 from penstock.node.addresses import check_members, check_places, parse_listen
 from penstock.node.settings import note
 
@@ -120,6 +121,15 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=60_000,
         ),
     ] = 6_000
+    feature_level_max: Annotated[
+        int,
+        note(
+            "For rehearsing an upgrade: this node behaves as one of an earlier version, which"
+            " speaks no higher feature level than this; 0: the highest it can.",
+            ge=0,
+            le=LEVEL_MAX,
+        ),
+    ] = 0
 
 
 class MetadataConfig(msgspec.Struct, frozen=True, kw_only=True):

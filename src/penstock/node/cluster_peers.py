@@ -5,10 +5,19 @@ from collections.abc import Callable
 
 from penstock.metadata.cluster_entries import NodeEntry
 from penstock.metadata.cluster_view import ClusterView
+from penstock.model.errors import PenstockError
+from penstock.model.levels import Levels
 from penstock.net.internal import InternalClient, NodeCertificates
 from penstock.node.addresses import parse_listen
 from penstock.wire.internal.calls import Call, Caller, Q, R
-from penstock.wire.internal.faults import Unreachable
+from penstock.wire.internal.faults import (
+    DeadlineExceeded,
+    MalformedFrame,
+    OutcomeUnknown,
+    Unreachable,
+)
+
+DONE, REFUSED, UNREACHABLE, UNKNOWN = "done", "refused", "unreachable", "unknown"
 
 
 class ClusterPeers:
@@ -22,16 +31,24 @@ class ClusterPeers:
         own_name: str,
         cluster: str,
         certificates: NodeCertificates | None,
+        levels: Levels,
         spawn: Callable[[InternalClient], None],
     ) -> None:
         """``spawn`` closes a client that is not needed any more."""
         self._view = view
         self._own_name = own_name
         self._cluster = cluster
+        self._levels = levels
         self._tls = None if certificates is None else certificates.calling
         self._spawn = spawn
         self._clients: dict[tuple[int, str], tuple[NodeEntry, InternalClient]] = {}
+        # Calls of clients that another node carries out, by what became of them.
+        self.passed_on = dict.fromkeys((DONE, REFUSED, UNREACHABLE, UNKNOWN), 0)
         view.on_nodes(self._forget_gone)
+
+    @property
+    def connection_count(self) -> int:
+        return sum(client.is_connected for _, client in self._clients.values())
 
     def caller(self, node: int, purpose: str = "calls") -> Caller:
         """Raises Unreachable for a node that is not registered."""
@@ -49,6 +66,7 @@ class ClusterPeers:
             port,
             own_id=self._own_name,
             cluster_id=self._cluster,
+            levels=self._levels,
             node_id=entry.name,
             tls=self._tls,
         )
@@ -75,5 +93,18 @@ class NodeCaller:
         self._purpose = purpose
 
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
-        caller = self._peers.caller(self._node, self._purpose)
-        return await caller.call(call, request, timeout_ms=timeout_ms)
+        counts = self._peers.passed_on
+        try:
+            caller = self._peers.caller(self._node, self._purpose)
+            answer = await caller.call(call, request, timeout_ms=timeout_ms)
+        except PenstockError as error:
+            counts[_outcome(error)] += 1
+            raise
+        counts[DONE] += 1
+        return answer
+
+
+def _outcome(error: PenstockError) -> str:
+    if isinstance(error, OutcomeUnknown | DeadlineExceeded | MalformedFrame):
+        return UNKNOWN
+    return UNREACHABLE if isinstance(error, Unreachable) else REFUSED

@@ -16,9 +16,11 @@ from penstock.frontend.routing import Joined, Routed
 from penstock.manager.decisions import Policy
 from penstock.manager.in_cluster import Manager
 from penstock.metadata.cluster_entries import NodeEntry, PartitionKey
+from penstock.metadata.cluster_level import ClusterLevel
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
 from penstock.model.errors import PenstockError
+from penstock.model.levels import Levels
 from penstock.model.topic import Topic
 from penstock.net.internal import InternalClient, InternalListener
 from penstock.net.remote import RemoteBroker
@@ -26,6 +28,7 @@ from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.cluster_admin import ClusterAdmin
+from penstock.node.cluster_metrics import ClusterMetrics
 from penstock.node.cluster_peers import ClusterPeers, NodeCaller
 from penstock.node.metadata_link import MetadataLink
 from penstock.node.routes import ClusterRoutes
@@ -34,7 +37,6 @@ from penstock.wire.internal.broker_calls import ANY_EPOCH
 from penstock.wire.internal.calls import Answers
 from penstock.wire.internal.replica_calls import NOT_HERE, STANDINGS, StandingsAsked
 
-FEATURE_LEVEL = 1  # what all nodes of a cluster must understand before anything newer is written
 DRAIN_SECONDS_MAX = 2.0
 STANDINGS_MS = 3_000
 REPLICATION = "replication"  # connections for followers, whose questions wait
@@ -54,6 +56,7 @@ class ClusterRole:
         self._certificates = certificates
         self._metadata = metadata
         self._closing: set[asyncio.Task[None]] = set()
+        self.level = ClusterLevel(metadata.store, _levels(config.cluster.feature_level_max))
         self.view = ClusterView(metadata.store)
         self.routes = ClusterRoutes(self.view)
         self._routed: Routed | None = None
@@ -67,6 +70,7 @@ class ClusterRole:
             metadata.topics,
             node=self.node,
             policy=self._policy,
+            level=self.level,
             manager=lambda: None if self.manager is None else self.manager.manager,
         )
         self._greeted: dict[int, int] = {}
@@ -75,6 +79,7 @@ class ClusterRole:
             own_name=basis.name,
             cluster=config.internal.cluster,
             certificates=certificates.nodes,
+            levels=self.level.levels,
             spawn=self._close_later,
         )
 
@@ -86,12 +91,18 @@ class ClusterRole:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, broker: Broker, surroundings: Surroundings) -> None:
-        """After the broker. Returns when this node is registered and holds what it should."""
+        """After the broker. Returns when this node is registered and holds what it should. Raises
+        LevelRefused."""
         basis, config = self._basis, self._basis.config
+        await self.level.start()
         await self.view.start()
         answers = self.answers = Answers()
         self._listener = InternalListener(
-            answers, node_id=basis.name, cluster_id=config.internal.cluster
+            answers,
+            node_id=basis.name,
+            cluster_id=config.internal.cluster,
+            levels=self.level.levels,
+            check_hello=self.level.check_hello,
         )
         nodes = self._certificates.nodes
         host, port = parse_listen(config.internal.listen)
@@ -107,12 +118,14 @@ class ClusterRole:
                 config.internal.advertised or bound,
                 folder_id=basis.folder.identity(basis.entropy),
                 version=__version__,
-                feature_level=FEATURE_LEVEL,
+                feature_level=self.level.levels.highest,
+                feature_level_min=self.level.levels.lowest,
                 rack=config.cluster.rack,
             ),
             clock=basis.clock,
             on_lost=self._lost,
             ttl_ms=config.cluster.lease_ms,
+            admit=self.level.admit,
         )
         self.replicators = Replicators(
             surroundings,
@@ -121,6 +134,7 @@ class ClusterRole:
             view=self.view,
             membership=self.membership,
             peer=lambda node: self.peers.caller(node, REPLICATION),
+            level=lambda: self.level.in_force,
         )
         self.replicators.register(answers)
         BrokerService(
@@ -135,9 +149,22 @@ class ClusterRole:
             ask_standings=self._ask_standings,
             clock=basis.clock,
             policy=self._policy,
+            level=self.level,
         )
         await self.replicators.start()
         await self.manager.start()
+        basis.meter.register_collector(self._metrics(self.manager).samples)
+
+    def _metrics(self, manager: Manager) -> ClusterMetrics:
+        return ClusterMetrics(
+            level=self.level,
+            listener=self._listener,
+            manager=manager,
+            membership=self.membership,
+            peers=self.peers,
+            replicators=self.replicators,
+            view=self.view,
+        )
 
     def _lost(self) -> None:
         self.replicators.lost_lease()
@@ -159,6 +186,7 @@ class ClusterRole:
         await self.replicators.stop()
         await self._listener.drain(seconds_max=DRAIN_SECONDS_MAX)
         await self.view.stop()
+        await self.level.stop()
         await self.peers.close()
         if self._closing:
             await asyncio.wait(self._closing)
@@ -222,6 +250,11 @@ class ClusterRole:
         """Who leads a partition, and in which epoch, as far as this node has heard."""
         return self.routes.leader(topic, partition)
 
+    def leads(self, topic: Topic, partition: int) -> bool:
+        """Whether this node does."""
+        led = self.routes.leader(topic, partition)
+        return led is not None and led[0] == self.node
+
     async def _ask_standings(
         self, node: int, keys: Sequence[PartitionKey]
     ) -> Mapping[PartitionKey, Standing]:
@@ -237,6 +270,11 @@ class ClusterRole:
 
     def troubles(self) -> dict[str, str]:
         found = {f"partition {text}": text for text in self.replicators.troubles()}
-        if self.view.trouble is not None:
-            found["cluster"] = self.view.trouble
+        trouble = self.view.trouble or self.level.trouble
+        if trouble is not None:
+            found["cluster"] = trouble
         return found
+
+
+def _levels(highest: int) -> Levels:
+    return Levels(highest=highest) if highest else Levels()

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
+from penstock.frontend.fact_writer import leads_all
 from penstock.metadata.frontends import LiveFrontends
 from penstock.metadata.identities import NewKey
 from penstock.node import open_files
+from penstock.node.backup_admin import BackupAdmin
+from penstock.node.backup_cut import ClusterCut, NodeCut
 from penstock.node.basis import Basis, make_basis
 from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
@@ -132,6 +135,7 @@ class Node:
             self._calls,
             is_auth_on=self.is_auth_on,
             cluster=cluster,
+            backup=self._make_backup(metadata, cluster),
         )
         # The admin address opens first: a long recovery can be watched on it.
         await self._listeners.start_admin()
@@ -145,6 +149,7 @@ class Node:
             clock=basis.clock,
             entropy=basis.entropy,
             groups=self._role.groups,
+            leads=leads_all if cluster is None else cluster.leads,
         )
         self._facts.start()
         self._listeners.note_changes(self._facts)
@@ -158,6 +163,27 @@ class Node:
             )
         self._begin_upkeep()
         basis.health.ready()
+
+    def _make_backup(self, metadata: MetadataLink, cluster: ClusterRole | None) -> BackupAdmin:
+        basis, cutting = self._basis, self._role.cutting
+        cut = (
+            NodeCut(cutting, metadata.topics)
+            if cluster is None
+            else ClusterCut(cutting, metadata.topics, metadata.store, cluster)
+        )
+        return BackupAdmin(
+            cut,
+            metadata.topics,
+            self._calls.anywhere,
+            store=metadata.store,
+            own_store=metadata.own_store,
+            health=basis.health,
+            clock=basis.clock,
+            entropy=basis.entropy,
+            node=basis.name,
+            namespace=(basis.config.node.account, basis.config.node.region),
+            master_key_id=self._vault.ring.master_id,
+        )
 
     def _make_cluster(self, metadata: MetadataLink) -> ClusterRole | None:
         if not self._basis.config.cluster.node:

@@ -5,9 +5,11 @@ import asyncio
 from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
+from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
+from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
@@ -44,8 +46,10 @@ class Listeners:
         *,
         is_auth_on: bool,
         cluster: ClusterRole | None = None,
+        backup: BackupPort | None = None,
     ) -> None:
         self._cluster = cluster
+        self._backup = backup
         self._basis = basis
         self._vault = vault
         self._calls = calls
@@ -78,6 +82,7 @@ class Listeners:
             identities=calls.directory,
             callees=calls.callees,
             cluster=None if self._cluster is None else self._cluster.admin,
+            backup=self._backup,
             everything=calls.catalog,
             is_auth_on=self._is_auth_on,
             is_audited=basis.config.audit.enabled,
@@ -153,7 +158,7 @@ class Listeners:
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
         basis, calls, vault = self._basis, self._calls, self._vault
         node = basis.config.node
-        table = facts.usage
+        table, config = facts.usage, self._kafka_config()
         return KafkaContext(
             streams=calls.streams,
             shares=calls.shares,
@@ -162,7 +167,7 @@ class Listeners:
             transactions=calls.transactions(role.transactions),
             producer_ids=calls.producer_ids(role.producer_ids),
             clock=basis.clock,
-            config=self._kafka_config(),
+            config=config,
             meter=basis.meter,
             entropy=basis.entropy,
             sealing=vault.sealing,
@@ -173,12 +178,12 @@ class Listeners:
             quotas=calls.quotas,
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
-            nodes=self._kafka_nodes(),
+            nodes=self._kafka_nodes(role, config),
         )
 
-    def _kafka_nodes(self) -> ClusterBrokers | None:
+    def _kafka_nodes(self, role: BrokerRole, config: KafkaFrontendConfig) -> Brokers:
         if self._cluster is None:
-            return None
+            return SoleBroker(config.node_id, config.advertised, role.broker.partitions.epoch_of)
         node = self._basis.config.node
         return ClusterBrokers(
             self._cluster, self._calls.stream_catalog, account=node.account, region=node.region

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.metadata.catalog import TOPICS_MAX, TOPICS_PREFIX, StoredCatalog
 from penstock.metadata.remote import RemoteCatalog
@@ -21,12 +21,16 @@ from penstock.model.ports import Catalog
 from penstock.net.internal import NodeCertificates
 from penstock.node.addresses import parse_places
 from penstock.node.basis import Basis
+from penstock.node.config import Config
 from penstock.node.folder import DataFolder
 from penstock.node.peers import Peers
 from penstock.node.store_pin import StorePin
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
+
+if TYPE_CHECKING:
+    from penstock.metadata.etcd import EtcdStore
 
 log_ = logging.getLogger(__name__)
 
@@ -124,29 +128,22 @@ class EtcdMetadata:
         self._config = basis.config
         self._partitions_max = partitions_max
         self._folder = basis.folder
+        self._meter = basis.meter
         self._on_back: list[Callable[[], None]] = []
 
     async def start(self, stop: asyncio.Event) -> None:
         """Waits for etcd, and says so once for each reason. Raises GivenUp."""
-        try:
-            from penstock.metadata.etcd import EtcdStore
-            from penstock.metadata.etcd_links import EtcdConfig
-        except ImportError:
-            raise StoreUnusable("a cluster needs: pip install 'penstock[cluster]'") from None
         await check_folder(self._folder)
         cluster = self._config.cluster
-        config = EtcdConfig(
-            endpoints=tuple(str(place) for place in parse_places(cluster.etcd)),
-            namespace=f"/penstock/{self._config.internal.cluster}",
-            ca_path=_path(cluster.etcd_ca),
-            cert_path=_path(cluster.etcd_certificate),
-            key_path=_path(cluster.etcd_key),
-        )
 
         async def open_store() -> None:
-            self._etcd = await EtcdStore.open(config)
+            self._etcd = await open_etcd(self._config)
 
         await start_when_there(open_store, cluster.etcd, stop)
+        for method, durations in self._etcd.durations.items():
+            self._meter.register_histogram(
+                families.STORE_DURATION, (method.name.lower(),), durations
+            )
         self.store: Store = self._etcd
         self.own_store: Store = self._etcd
         self.topics = StoredCatalog(
@@ -170,6 +167,25 @@ class EtcdMetadata:
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
         yield families.METADATA_STALENESS, ((), self._etcd.staleness_ms / 1_000)
+
+
+async def open_etcd(config: Config) -> "EtcdStore":
+    """As configured. Raises StoreUnusable, and Overloaded when it is not there yet."""
+    try:
+        from penstock.metadata.etcd import EtcdStore
+        from penstock.metadata.etcd_links import EtcdConfig
+    except ImportError:
+        raise StoreUnusable("a cluster needs: pip install 'penstock[cluster]'") from None
+    cluster = config.cluster
+    return await EtcdStore.open(
+        EtcdConfig(
+            endpoints=tuple(str(place) for place in parse_places(cluster.etcd)),
+            namespace=f"/penstock/{config.internal.cluster}",
+            ca_path=_path(cluster.etcd_ca),
+            cert_path=_path(cluster.etcd_certificate),
+            key_path=_path(cluster.etcd_key),
+        )
+    )
 
 
 def _path(text: str) -> Path | None:

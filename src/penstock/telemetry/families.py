@@ -145,6 +145,108 @@ METADATA_FALLBACKS = _counter(
     "Questions answered from the store because the node that has the answer was not there.",
 )
 
+# ── A node of a cluster: partitions ──────────────────────────────────────────────────────────
+# Of what a node leads or holds, so that a sum over all nodes counts each once.
+PARTITIONS_LED = _gauge("partitions_led", "Partitions that this node leads.")
+REPLICAS = _gauge("replicas", "Replicas of partitions on this node, led ones included.")
+REPLICAS_HALTED = _gauge(
+    "replicas_halted", "Replicas on this node that stopped because something must not be so."
+)
+PARTITIONS_UNDER_REPLICATED = _gauge(
+    "partitions_under_replicated",
+    "Partitions led here of which a replica is away or does not have everything.",
+)
+PARTITIONS_BELOW_MINIMUM = _gauge(
+    "partitions_below_minimum",
+    "Partitions led here with too few replicas in sync for anything to be sent to them.",
+)
+CLUSTER_PARTITIONS = _gauge(
+    "cluster_partitions",
+    "Partitions of the whole cluster, with a leader or without; told by the manager alone.",
+    "state",
+)
+IN_SYNC_CHANGES = _counter(
+    "in_sync_changes_total",
+    "Replicas that joined or left the in-sync set of a partition led here; refused: changes that"
+    " the store did not take.",
+    "change",
+)
+LEADER_EPOCHS = _counter(
+    "leader_epochs_total", "Times a partition held here got a new leader epoch, whoever leads it."
+)
+
+# ── A node of a cluster: replication ─────────────────────────────────────────────────────────
+REPLICA_LAG_RECORDS = _gauge(
+    "replica_lag_records", "Records that the furthest follower of anything led here lacks."
+)
+REPLICA_LAG_SECONDS = _gauge(
+    "replica_lag_seconds",
+    "For how long the furthest follower of anything led here has not had everything; half a second"
+    " is usual.",
+)
+REPLICA_BEHIND_RECORDS = _gauge(
+    "replica_behind_records",
+    "Records that whatever here is furthest behind its leader lacks; from feature level 2 on.",
+)
+REPLICA_FETCHES = _counter(
+    "replica_fetches_total",
+    "Calls for news of partitions: asked of leaders, unanswered of these, and served to followers.",
+    "side",
+)
+REPLICATED_BYTES = _counter(
+    "replicated_bytes_total",
+    "Bytes of batches copied from leaders (in), to followers (out).",
+    "way",
+)
+REPLICA_CUTS = _counter(
+    "replica_cuts_total",
+    "Replicas here that had to give something up: cut to where the leader agrees, or begun anew.",
+    "kind",
+)
+PASSED_ON = _counter(
+    "passed_on_total",
+    "Calls passed on to the node that leads: done, refused by it, unreachable, or unknown.",
+    "outcome",
+)
+INTERNAL_CONNECTIONS = _gauge(
+    "internal_connections",
+    "Connections with other nodes, opened by them (in) or here (out).",
+    "way",
+)
+
+# ── A node of a cluster: who manages ─────────────────────────────────────────────────────────
+MANAGER = _gauge("manager", "1 on the node that manages the cluster.")
+MANAGER_TENURE = _gauge("manager_tenure_seconds", "For how long this node has managed.")
+MANAGER_PASSES = _counter(
+    "manager_passes_total", "Times this node as the manager looked at what was due."
+)
+MANAGER_MOVES = _gauge("manager_moves", "Partitions on the move; told by the manager alone.")
+ELECTIONS = _counter(
+    "elections_total", "Leaders chosen by this node as the manager, by the reason.", "reason"
+)
+PARTITION_CHANGES = _counter(
+    "partition_changes_total",
+    "Other changes of partitions by this node as the manager, by their kind.",
+    "kind",
+)
+FEATURE_LEVEL = _gauge("feature_level", "The cluster's level in force.")
+FEATURE_LEVEL_MAX = _gauge("feature_level_max", "The highest level that this node speaks.")
+
+# ── A node of a cluster: the coordination store ──────────────────────────────────────────────
+STORE_REVISION = _gauge(
+    "store_revision", "Revision of the store that this node has seen of nodes and partitions."
+)
+STORE_RESYNCS = _counter(
+    "store_resyncs_total",
+    "Times nodes, partitions or the level were read anew after a watch broke.",
+)
+STORE_DURATION = _histogram(
+    "store_request_duration_seconds", "Time of one request to etcd, by its kind.", "request"
+)
+LEASE_LEFT = _gauge(
+    "lease_left_seconds", "For how long this node is not taken for dead if it is not heard of."
+)
+
 # ── One queue each: only from /metrics/objects ───────────────────────────────────────────────
 _QUEUE_LABELS = ("account", "region", "queue")
 OBJECT_QUEUE_MESSAGES = _gauge(

@@ -72,6 +72,7 @@ class Meter:
         # Per tick:
         self.loop_lags = Histogram()
         self._collectors: list[Collector] = []
+        self._more_histograms: list[tuple[Family, tuple[str, ...], Histogram]] = []
 
     # ── Counting: the hot path ───────────────────────────────────────────────────────────────
 
@@ -132,6 +133,13 @@ class Meter:
         for example ``(families.DISK_FREE, ((), 12345))``."""
         self._collectors.append(collector)
 
+    def register_histogram(
+        self, family: Family, labels: tuple[str, ...], histogram: Histogram
+    ) -> None:
+        """One series that somebody else keeps: once for each, and as few as there are kinds."""
+        assert len(self._more_histograms) < SERIES_MAX, "series are few"
+        self._more_histograms.append((family, labels, histogram))
+
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:
         """The node's totals as Prometheus text; ``extra`` are samples the caller has at hand."""
         gauges: dict[str, list[Sample]] = {}
@@ -176,12 +184,15 @@ class Meter:
         return counters
 
     def _histograms(self) -> dict[str, list[tuple[tuple[str, ...], Histogram]]]:
-        return {
+        found: dict[str, list[tuple[tuple[str, ...], Histogram]]] = {
             families.REQUEST_DURATION.name: list(self._request_durations.items()),
             families.APPEND_DURATION.name: [((), self.appends)],
             families.FSYNC_DURATION.name: [((), self.fsyncs)],
             families.EVENT_LOOP_LAG.name: [((), self.loop_lags)],
         }
+        for family, labels, histogram in self._more_histograms:
+            found.setdefault(family.name, []).append((labels, histogram))
+        return found
 
 
 def render_samples(samples: Iterable[tuple[Family, Sample]]) -> bytes:

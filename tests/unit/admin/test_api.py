@@ -72,7 +72,12 @@ class ListBackend:
         raise AssertionError("the admin API only reads")
 
     async def extend(
-        self, topic: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
+        self,
+        topic: Topic,
+        partition: int,
+        claims: Sequence[tuple[Claim, int]],
+        *,
+        is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         raise AssertionError("the admin API only reads")
 

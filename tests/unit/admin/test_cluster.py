@@ -42,6 +42,7 @@ class Ward(Office):
             node.catalog,
             node=node.number,
             policy=cluster.policy,
+            level=node.level,
             manager=lambda: NOBODY if node.manager is None else node.manager.manager,
         )
         self.api = AdminApi(
@@ -118,7 +119,7 @@ class TestWhoMay:
             for route in routes(ward.api._log_in)
             if "cluster" in route.path and route.method != "GET"
         ]
-        assert len(changes) == 6
+        assert len(changes) == 7
         for route in changes:
             path = "/".join(route.path[2:]).replace("*", "2")
             assert (await ward.ask("root", "POST", path, {})).status == 503, path
@@ -126,8 +127,19 @@ class TestWhoMay:
             call = Call(tuple(f"api/v1/{path}".split("/")), {}, b"{}", caller=Caller(TENANT, "r"))
             subject = subject_of(ward.api._context, call, route.noted)
             entry = entry_of(ward.api._context, call, route.noted, subject, code="", request_id="r")
-            about = "node/2" if "nodes" in path else "partitions"
+            about = "level" if "upgrade" in path else "partitions"
+            about = "node/2" if "nodes" in path else about
             assert entry.resource.endswith(f":cluster/{about}"), path
+
+
+class TestLevel:
+    async def test_is_shown_and_not_raised_by_a_body_that_makes_no_sense(self, ward: Ward) -> None:
+        assert (await ward.state())["level"] == {"in_force": 1, "wanted": None, "latest": 1}
+        for body in ({"to": 0}, {"to": "2"}, {"to": 10**9}, {"level": 2}, {"dry_run": 1}):
+            assert "does not fit" in await ward.no(400, "root", "POST", "cluster/upgrade", body)
+        assert "node 1" in await ward.no(409, "root", "POST", "cluster/upgrade", {"to": 9})
+        told = await ward.ok("root", "POST", "cluster/upgrade", {"to": 9, "dry_run": True})
+        assert (told["is_done"], len(told["obstacles"])) == (False, 3)
 
 
 class TestState:

@@ -9,6 +9,7 @@ from tests.unit.manager.cluster import until
 
 from penstock.cli import cluster_waiting
 from penstock.cli.failure import ExitCode
+from penstock.model.levels import Levels
 
 from .conftest import Cli, Endpoint
 from .ward import Ward
@@ -30,7 +31,7 @@ class TestStatus:
     def test_says_that_all_is_well(self, cli: Cli, ward: Ward) -> None:
         done = cli("cluster", "status", "-o", "table")
         assert done.code == 0
-        assert done.out.splitlines()[0] == "healthy: 4 nodes, 8 partitions"
+        assert done.out.splitlines()[0] == "healthy: 4 nodes, 8 partitions, level 1"
         assert [line.split()[1] for line in done.out.splitlines()[3:]] == ["n1", "n2", "n3", "n4"]
         assert "alive, manager" in done.out
         told = cli("cluster", "status").json
@@ -43,7 +44,7 @@ class TestStatus:
         held = sum(3 in row.replicas for row in ward.cluster.rows("a"))
         done = cli("cluster", "status", "-o", "table")
         assert done.code == 1
-        assert done.out.startswith("something is wrong: 3 nodes, 8 partitions\n")
+        assert done.out.startswith("something is wrong: 3 nodes, 8 partitions, level 1\n")
         assert f"node 3 (n3) is away, and has {held} partitions: nobody replaces it" in done.out
         assert f"{held} partitions with fewer replicas than wanted" in done.out
         assert done.err == ""
@@ -122,6 +123,56 @@ class TestChanges:
         ward.run(until(lambda: ward.cluster.row("a", 0).replicas == (4, 3, 2)))
         assert cli("cluster", "rebalance").json == {"leaders_changed": 0}
         assert cli("cluster", "place", "a", "0").code == 2
+
+
+class TestUpgrade:
+    """Of a cluster that an older version has begun, with nodes of this one."""
+
+    @pytest.fixture
+    def old(self, ward: Ward) -> Ward:
+        for number in (1, 2, 3, 4):
+            ward.run(ward.rejoin(number, Levels(1, 2) if number != 4 else Levels(1, 1)))
+        return ward
+
+    def test_says_which_nodes_are_in_the_way(self, cli: Cli, old: Ward) -> None:
+        done = cli("cluster", "upgrade", "--to", "2", "--dry-run", "-o", "table")
+        assert done.code == ExitCode.CONFLICT
+        assert done.out.splitlines() == [
+            "the feature level could not be raised from 1 to 2",
+            "  - node 4 (n4) runs version ? and speaks level 1",
+        ]
+        refused = cli("cluster", "upgrade", "--to", "2")
+        assert refused.code == ExitCode.CONFLICT
+        assert "node 4 (n4)" in refused.err
+        latest = cli("cluster", "upgrade", "-o", "table")
+        assert latest.code == 0
+        assert latest.out == "the cluster is at feature level 1: there is nothing to raise\n"
+        members = cli("cluster", "members").lines
+        assert [one["levels"] for one in members] == ["1-2", "1-2", "1-2", "1"]
+
+    def test_raises_it_when_all_can_and_never_lowers_it(self, cli: Cli, old: Ward) -> None:
+        old.run(old.rejoin(4, Levels(1, 2)))
+        assert "all nodes speak feature level 2" in cli("cluster", "status").json["remarks"][0]
+        tried = cli("cluster", "upgrade", "--dry-run", "-o", "table")
+        assert (tried.code, tried.out) == (
+            0,
+            "the feature level could be raised from 1 to 2\n",
+        )
+        done = cli("cluster", "upgrade", "-o", "table")
+        assert (done.code, done.out) == (0, "the feature level was raised from 1 to 2\n")
+        told = cli("cluster", "status").json
+        assert told["level"] == {"in_force": 2, "wanted": None, "latest": 2}
+        assert told["remarks"] == []
+        lowered = cli("cluster", "upgrade", "--to", "1")
+        assert (lowered.code, "never lowered" in lowered.err) == (1, True)
+        for wrong in ("0", "-1", "newest", "9" * 9):
+            assert cli("cluster", "upgrade", "--to", wrong).code == ExitCode.USAGE
+
+    def test_nothing_is_raised_while_a_node_is_away(self, cli: Cli, old: Ward) -> None:
+        old.run(old.cluster.kill(4))
+        done = cli("cluster", "upgrade", "--to", "2")
+        assert done.code == ExitCode.CONFLICT
+        assert "node 4 is away and has partitions" in done.err
 
 
 class TestWaiting:

@@ -7,14 +7,16 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from tests.unit.admin.test_api import ListBackend
-from tests.unit.manager.cluster import Cluster, topic
+from tests.unit.manager.cluster import Cluster, topic, until
 
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.request import Info
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore
+from penstock.model.levels import Levels
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.node.cluster_admin import ClusterAdmin
 from penstock.replication.row import NOBODY
@@ -66,11 +68,24 @@ class Ward:
                 node.catalog,
                 node=1,
                 policy=policy,
+                level=node.level,
                 manager=lambda: NOBODY if node.manager is None else node.manager.manager,
             ),
         )
         self._listener = HttpListener(api.handle, config=HttpConfig(), name="admin", seed=bytes(10))
         return f"http://{await self._listener.start('127.0.0.1', 0)}"
+
+    async def rejoin(self, number: int, levels: Levels) -> None:
+        """Restarted as another version."""
+        node = self.cluster.nodes[number]
+        node.level.levels = levels
+        node.membership.entry = msgspec.structs.replace(
+            node.membership.entry,
+            feature_level=levels.highest,
+            feature_level_min=levels.lowest,
+        )
+        await node.register()
+        await until(lambda: all(self.cluster.is_led(row) for row in self.cluster.rows("a")))
 
     async def _close(self) -> None:
         await self._listener.drain(seconds_max=1.0)

@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.frontend.admin import audited, browser
 from penstock.frontend.admin.audited import Noted, Subject
+from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.cluster_port import ClusterPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
@@ -61,6 +62,7 @@ class AdminApi:
         sealing: Sealing | None = None,
         callees: Callees | None = None,
         cluster: ClusterPort | None = None,
+        backup: BackupPort | None = None,
         is_auth_on: bool = False,
         is_audited: bool = False,
         sleep: Sleep = asyncio.sleep,
@@ -83,6 +85,7 @@ class AdminApi:
             sealing=sealing,
             callees=callees,
             cluster=cluster,
+            backup=backup,
         )
         self._gate = Gate(
             token=token, identities=identities, account=info.account, is_required=is_auth_on

@@ -54,9 +54,10 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
         given = str(body.get("key_id", ""))
         key = None if identities is None else identities.key(given)
         return Subject("", "", "", {}, {} if key is None else {"access_key": key.key_id})
-    if noted.kind == CLUSTER:  # a node by its number, or partitions that the body names
+    if noted.kind == CLUSTER:  # a node by its number, its level, or partitions the body names
         number = call.path[4] if len(call.path) > 4 else ""
-        known = f"node/{int(number[:10])}" if number.isdecimal() else "partitions"
+        others = "level" if named == "upgrade" else "partitions"
+        known = f"node/{int(number[:10])}" if number.isdecimal() else others
         return Subject(context.info.account, known, known, params)
     if noted.kind == TENANT:
         account = account_named(context, named or str(body.get("account", ""))) or ""

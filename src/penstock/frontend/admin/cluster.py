@@ -2,9 +2,11 @@
 of them. All of it is for operators (``routes.py``), every change is noted in the audit trail.
 
 What is asked for is written down and carried out by whoever manages the cluster: an answer says
-that it was accepted, and reading again says how far it has come. Only ``rebalance`` and
-``unclean-elect`` are done when they are answered.
+that it was accepted, and reading again says how far it has come. Only ``rebalance``,
+``unclean-elect`` and, as a rule, ``upgrade`` are done when they are answered.
 """
+
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +18,7 @@ from penstock.net.exchange import HttpReply
 
 PARTITIONS_MAX = 1_000  # in one answer; the rest by ``after``
 NODE_MAX = 2**31 - 1
+LEVEL_ASKED_MAX = 1_000_000
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +36,11 @@ class UncleanElection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept_data_loss: bool = False
     account: str = ""
     region: str = ""
+
+
+class UpgradeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    to: Annotated[int, msgspec.Meta(ge=1, le=LEVEL_ASKED_MAX)] | None = None  # None: the latest
+    dry_run: bool = False
 
 
 async def state(context: Context, call: Call) -> HttpReply:
@@ -114,6 +122,13 @@ async def unclean_elect(context: Context, call: Call) -> HttpReply:
     return json_reply(
         200, {"topic": asked.topic, "partition": asked.partition, "leader": asked.node}
     )
+
+
+async def upgrade(context: Context, call: Call) -> HttpReply:
+    call.only(())
+    asked = call.json(UpgradeAsked)
+    told = await _cluster(context).upgrade(asked.to, is_dry_run=asked.dry_run)
+    return json_reply(200, told)
 
 
 def _cluster(context: Context) -> ClusterPort:

@@ -69,12 +69,13 @@ class NodeShown(msgspec.Struct, frozen=True):
     http: str
     kafka: str
     version: str
-    feature_level: int
+    feature_level: int  # the highest it speaks
     rack: str
     leaders: int  # partitions it leads
     preferred: int  # partitions it should lead
     replicas: int  # partitions it holds
     behind: int  # of these, those that do not have everything
+    feature_level_min: int = 1  # the lowest it speaks
 
 
 class PartitionCounts(msgspec.Struct, frozen=True):
@@ -88,12 +89,29 @@ class PartitionCounts(msgspec.Struct, frozen=True):
     orphaned: int
 
 
+class LevelShown(msgspec.Struct, frozen=True):
+    in_force: int
+    wanted: int | None  # while it is being raised
+    latest: int  # the highest that all nodes speak
+
+
+class Upgrade(msgspec.Struct, frozen=True):
+    """The feature level, raised or to be raised."""
+
+    level: int  # before
+    to: int
+    is_done: bool  # False: a dry run, or whoever manages has not come to it yet
+    is_dry_run: bool
+    obstacles: Sequence[str]  # why it would be refused, a sentence each
+
+
 class ClusterShown(msgspec.Struct, frozen=True):
     node: int  # that answers
     manager: int | None
     trouble: str | None  # why this may be old
     partitions: PartitionCounts
     nodes: Sequence[NodeShown]
+    level: LevelShown
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -145,4 +163,8 @@ class ClusterPort(Protocol):
 
     async def elect_uncleanly(self, topic_id: str, partition: int, node: int) -> None:
         """What this node does not have is lost."""
+        ...
+
+    async def upgrade(self, to: int | None, *, is_dry_run: bool) -> Upgrade:
+        """Raise the feature level; None: to the highest that all nodes speak."""
         ...

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.cluster_port import ClusterPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
@@ -69,6 +70,7 @@ class Context(msgspec.Struct, frozen=True):
     sealing: Sealing | None = None
     callees: Callees | None = None
     cluster: ClusterPort | None = None
+    backup: BackupPort | None = None
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.frontend.admin import (
+    backup,
     cluster,
     data_key,
     keys,
@@ -89,8 +90,19 @@ _CLUSTER_CHANGES = (
             ("rebalance", cluster.rebalance, "RebalanceLeaders"),
             ("place", cluster.place, "PlacePartition"),
             ("unclean-elect", cluster.unclean_elect, "ElectUncleanly"),
+            ("upgrade", cluster.upgrade, "RaiseFeatureLevel"),
         )
     ),
+)
+
+
+# All of it is for operators: whoever copies everything can read everything.
+_BACKUPS = (
+    Route("POST", (*_API, "backups"), backup.begin, OPERATOR, Noted("admin:CreateBackup", CLUSTER)),
+    Route("GET", (*_API, "backups", ANY, "partitions"), backup.partitions, OPERATOR),
+    Route("GET", (*_API, "backups", ANY, "definitions"), backup.definitions, OPERATOR),
+    Route("GET", (*_API, "backups", ANY, "records"), backup.records, OPERATOR),
+    Route("DELETE", (*_API, "backups", ANY), backup.end, OPERATOR),
 )
 
 
@@ -110,6 +122,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", (*_API, "cluster", "partitions"), cluster.partitions, OPERATOR),
         Route("GET", (*_API, "cluster", "safety"), cluster.safety, OPERATOR),
         *_CLUSTER_CHANGES,
+        *_BACKUPS,
         Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
         Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),

@@ -47,17 +47,25 @@ class Brokers(Protocol):
 
 
 class SoleBroker:
-    def __init__(self, node_id: int, advertised: Callable[[], tuple[str, int]]) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        advertised: Callable[[], tuple[str, int]],
+        epoch_of: Callable[[Topic, int], int] = lambda _topic, _index: 0,
+    ) -> None:
+        """``epoch_of``: it has always led everything, in one epoch. Which one, a log may say that
+        comes from a cluster's backup."""
         self.controller = node_id
         self._advertised = advertised
-        # It has always led everything: there was never a second epoch.
+        self._epoch_of = epoch_of
         self._place = Place(node_id, 0, (node_id,), (node_id,))
 
     def all(self) -> Sequence[BrokerAt]:
         return (self._at(),)
 
-    def place(self, topic: Topic, index: int) -> Place:  # noqa: ARG002 - it is everywhere the same
-        return self._place
+    def place(self, topic: Topic, index: int) -> Place:
+        epoch = self._epoch_of(topic, index)
+        return self._place._replace(epoch=epoch) if epoch else self._place
 
     def epoch_end(self, topic: Topic, index: int, epoch: int) -> tuple[int, int] | None:  # noqa: ARG002
         return None

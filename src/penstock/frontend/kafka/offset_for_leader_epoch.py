@@ -55,10 +55,11 @@ async def _end(
     code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)
     if not code and (known := context.brokers.epoch_end(topic, index, asked.leader_epoch)):
         return EpochEndOffset(0, index, *known)
-    if code or asked.leader_epoch != ends.leader_epoch:
+    if code or not 0 <= asked.leader_epoch <= ends.leader_epoch:
         # Of an epoch that never was, neither number is known.
         return EpochEndOffset(code, index)
-    return EpochEndOffset(0, index, ends.leader_epoch, ends.high_watermark)
+    # A node by itself never takes anything back, nor did the cluster whose backup it was given.
+    return EpochEndOffset(0, index, asked.leader_epoch, ends.high_watermark)
 
 
 ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,101 @@
+"""A server or cluster as the source of a backup: the admin API, asked piece by piece.
+
+Leaders change and connections break while a long copy is made, so what a server cannot answer now
+is asked again for a while; what it refuses is not.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.cli.client import Admin
+from penstock.cli.failure import ExitCode, Failure, Refused
+from penstock.frontend.admin.backup import BASE_HEADER, NEXT_HEADER, START_HEADER
+from penstock.frontend.admin.backup_port import Begun, Definition, PartitionCut, Piece
+from penstock.model.errors import TopicNotFound
+
+BEGIN_WAIT_S = 45.0  # an election may be waited for
+RETRY_SECONDS_MAX = 60.0
+RETRY_PAUSE_SECONDS = 0.5
+_TOPIC_GONE = "queue_not_found"
+
+T = TypeVar("T")
+
+
+class AdminSource:
+    """A ``node.backup_writing.Source``."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._path = ""
+
+    def begin(self) -> Begun:
+        answer = self._admin.call(
+            "POST", "backups", body={}, what="cannot begin a backup", wait_s=BEGIN_WAIT_S
+        )
+        begun = _as(Begun, answer)
+        self._path = f"backups/{begun.id}"
+        return begun
+
+    def definitions(self) -> Iterator[Definition]:
+        for one in self._pages("definitions"):
+            yield _as(Definition, one)
+
+    def partitions(self) -> Iterator[PartitionCut]:
+        for one in self._pages("partitions"):
+            yield _as(PartitionCut, one)
+
+    def _pages(self, what: str) -> Iterator[dict[str, Any]]:
+        after: int | None = 0
+        while after is not None:
+            query = {"after": after}
+            reply = _patiently(
+                lambda query=query: self._admin.get(  # type: ignore[misc]
+                    f"{self._path}/{what}", query, what=f"cannot read the {what} of the backup"
+                )
+            )
+            yield from reply[what]
+            after = reply["next"]
+
+    def read(self, topic_id: str, partition: int, offset: int) -> Piece:
+        query = {"topic_id": topic_id, "partition": partition, "offset": offset}
+        try:
+            told, data = _patiently(
+                lambda: self._admin.get_bytes(
+                    f"{self._path}/records", query, what=f"cannot copy {topic_id}/{partition}"
+                )
+            )
+        except Refused as refused:
+            if refused.fault == _TOPIC_GONE:
+                raise TopicNotFound(topic_id) from None
+            raise
+        try:
+            places = (int(told[name]) for name in (BASE_HEADER, NEXT_HEADER, START_HEADER))
+            return Piece(data, *places)
+        except (KeyError, ValueError):
+            raise Failure(f"{self._admin.url} did not say which records it sent") from None
+
+    def end(self) -> None:
+        if self._path:
+            self._admin.call("DELETE", self._path, what="cannot end the backup")
+
+
+def _as(kind: type[T], answer: dict[str, Any]) -> T:
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise Failure("the server's answer makes no sense", str(error)) from None
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    until = time.monotonic() + RETRY_SECONDS_MAX
+    while True:
+        try:
+            return ask()
+        except Failure as failure:
+            is_passing = failure.exit_code in (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)
+            if not is_passing or time.monotonic() >= until:
+                raise
+        time.sleep(RETRY_PAUSE_SECONDS)

@@ -1,0 +1,217 @@
+"""A cluster of an earlier version becomes one of this version, node by node, while it is being sent
+to: nothing fails, nothing is lost, nothing is there twice. Then its feature level is raised, and a
+node of the earlier version finds no way in any more."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.e2e.test_cluster import Sender, client, made
+from tests.e2e.test_cluster_cli import ask, healthy
+from tests.e2e.test_cluster_kafka import Produced, consumed
+from tests.e2e.test_cluster_kafka import made as made_topic
+from tests.harness.cluster import ClusterNode, PenstockCluster
+from tests.harness.etcd import LACKING
+from tests.harness.patience import eventually
+from tests.harness.server import ServerFailed
+
+from penstock.cli.failure import ExitCode
+from penstock.model.levels import LEVEL_MAX
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.compat,
+    pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
+    pytest.mark.xdist_group("cluster"),
+]
+
+BEFORE = LEVEL_MAX - 1
+EARLIER = {"PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX": str(BEFORE)}
+SECONDS_MAX = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PenstockCluster]:
+    """Three nodes of an earlier version."""
+    with PenstockCluster(tmp_path_factory.mktemp("cluster"), env=EARLIER) as cluster:
+        yield cluster
+
+
+def metrics(node: ClusterNode) -> dict[str, float]:
+    connection = http.client.HTTPConnection(node.admin_url.removeprefix("http://"), timeout=10)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
+
+
+def is_raised(node: ClusterNode) -> bool:
+    return metrics(node)["penstock_feature_level"] == LEVEL_MAX
+
+
+def everything(sqs: Any, queue_url: str) -> Counter[str]:
+    """The bodies of all messages, deleted."""
+    found: Counter[str] = Counter()
+    empty = 0
+    while empty < 2:
+        answer = sqs.receive_message(
+            QueueUrl=queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=1
+        ).get("Messages", [])
+        empty = 0 if answer else empty + 1
+        for message in answer:
+            found[message["Body"]] += 1
+            sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
+    return found
+
+
+class Producing(threading.Thread):
+    """An idempotent producer that goes on until it is told to end."""
+
+    def __init__(self, cluster: PenstockCluster, topic: str) -> None:
+        super().__init__()
+        self.produced = Produced(cluster, topic)
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.is_set():
+            self.produced.send(50)
+
+    def end(self) -> None:
+        self._end.set()
+        self.join()
+
+
+def said(cluster: PenstockCluster, failed: list[str]) -> str:
+    """What went wrong, and what the nodes said about it."""
+    lines = [f"{len(failed)} failed: {failed[:3]}"]
+    for node in cluster.nodes.values():
+        lines += [f"node {node.number}:", node.stderr_tail(40)]
+    return "\n".join(lines)
+
+
+def replace(cluster: PenstockCluster, victim: int, path: str) -> None:
+    """One node by one of this version, while messages are sent by way of the others."""
+    node = cluster.nodes[victim]
+    others = [one for number, one in cluster.nodes.items() if number != victim]
+    safe = ask(cluster, "wait-safe", "--node", str(victim), "--timeout", "120", by=others[0].number)
+    assert safe.code == 0, safe
+    sender = Sender([one.url for one in others], path, attempts=1)
+    sender.start()
+    sender.wait_for(20, seconds=SECONDS_MAX)
+    assert node.stop() == 0
+    del node.env[next(iter(EARLIER))]
+    sender.wait_for(20, seconds=SECONDS_MAX)
+    node.start(seconds=SECONDS_MAX)
+    sender.wait_for(20, seconds=SECONDS_MAX)
+    sender.end()
+    assert not sender.failed, said(cluster, sender.failed)
+    found = everything(client(others[0].url, attempts=5), others[0].url + path)
+    assert len(found) == found.total() == len(sender.answered)
+
+
+def test_a_cluster_begins_with_what_its_first_node_speaks(cluster: PenstockCluster) -> None:
+    told = healthy(cluster)
+    assert told["level"] == {"in_force": BEFORE, "wanted": None, "latest": BEFORE}
+    assert {node["feature_level"] for node in told["nodes"]} == {BEFORE}
+    refused = ask(cluster, "upgrade", "--to", str(LEVEL_MAX))
+    assert refused.code == ExitCode.CONFLICT
+    assert "node 1 (n1)" in refused.err
+
+
+def test_it_is_upgraded_under_load_and_then_raised(cluster: PenstockCluster) -> None:
+    path = made(cluster, "upgraded", VisibilityTimeout="600")
+    made_topic(cluster, "upgraded-topic")
+    producing = Producing(cluster, "upgraded-topic")
+    producing.start()
+    try:
+        for victim in (1, 2, 3):
+            replace(cluster, victim, path)
+            if victim < 3:
+                mixed = healthy(cluster)
+                assert mixed["level"]["latest"] == BEFORE
+                tried = ask(cluster, "upgrade", "--to", str(LEVEL_MAX), "--dry-run")
+                assert (tried.code, tried.json["is_done"]) == (ExitCode.CONFLICT, False)
+                assert [line[:11] for line in tried.json["obstacles"]] == [
+                    f"node {one} (n{one})" for one in range(victim + 1, 4)
+                ]
+        told = healthy(cluster)
+        assert told["level"] == {"in_force": BEFORE, "wanted": None, "latest": LEVEL_MAX}
+        assert "penstock cluster upgrade" in told["remarks"][0]
+        assert ask(cluster, "upgrade", "--dry-run").json["is_done"] is False
+        raised = ask(cluster, "upgrade")
+        assert (raised.code, raised.json["level"], raised.json["to"]) == (0, BEFORE, LEVEL_MAX)
+        assert raised.json["is_done"] is True
+        for node in cluster.nodes.values():
+            eventually(
+                partial(is_raised, node), seconds=SECONDS_MAX, what=f"node {node.number} has heard"
+            )
+    finally:
+        producing.end()
+    produced = producing.produced
+    assert not produced.failed, said(cluster, produced.failed)
+    found = consumed(cluster, "upgraded-topic", "checker", count=len(produced.written), seconds=120)
+    assert sorted(found) == sorted(produced.written)  # nothing lost, nothing twice
+
+
+def test_a_node_of_the_earlier_version_is_refused_in_one_line(cluster: PenstockCluster) -> None:
+    node = cluster.nodes[3]
+    assert node.stop() == 0
+    said_before = len(node.stderr.splitlines())
+    node.env.update(EARLIER)
+    with pytest.raises(ServerFailed, match="ended before it was ready"):
+        node.start(seconds=SECONDS_MAX)
+    [said] = node.stderr.splitlines()[said_before:]
+    assert said == (
+        f"penstock: cannot start: this node speaks feature level {BEFORE}, and the cluster is at"
+        f" level {LEVEL_MAX}: run a newer version of Penstock here"
+    )
+    lowered = ask(cluster, "upgrade", "--to", str(BEFORE))
+    assert (lowered.code, "never lowered" in lowered.err) == (1, True)
+    for name in EARLIER:
+        del node.env[name]
+    node.start(seconds=SECONDS_MAX)
+    healthy(cluster)
+
+
+def test_the_metrics_of_all_nodes_agree_on_their_cluster(cluster: PenstockCluster) -> None:
+    healthy(cluster)
+    told = {number: metrics(node) for number, node in cluster.nodes.items()}
+    [managing] = [one for one in told.values() if one["penstock_manager"]]
+    led = sum(one["penstock_partitions_led"] for one in told.values())
+    assert led == managing['penstock_cluster_partitions{state="led"}'] > 0
+    assert managing['penstock_cluster_partitions{state="leaderless"}'] == 0
+    assert sum(one["penstock_replicas"] for one in told.values()) == 3 * led
+    for one in told.values():
+        assert one["penstock_partitions_under_replicated"] == 0
+        assert one["penstock_partitions_below_minimum"] == 0
+        assert one["penstock_replicas_halted"] == 0
+        assert one["penstock_lease_left_seconds"] > 0
+        assert one['penstock_store_request_duration_seconds_count{request="txn"}'] > 0
+    for name in (
+        'internal_connections{way="in"}',
+        'internal_connections{way="out"}',
+        'replica_fetches_total{side="asked"}',
+        'replica_fetches_total{side="served"}',
+        'replicated_bytes_total{way="in"}',
+        'replicated_bytes_total{way="out"}',
+        'passed_on_total{outcome="done"}',
+        'in_sync_changes_total{change="joined"}',
+        'elections_total{reason="handed_over"}',
+        "manager_passes_total",
+    ):  # a node that was just started may lead nothing yet
+        assert sum(one[f"penstock_{name}"] for one in told.values()) > 0, name
+
+
+def test_no_node_had_an_exception_that_nobody_expected(cluster: PenstockCluster) -> None:
+    """Last: over all that happened to them above."""
+    for node in cluster.nodes.values():
+        node.assert_no_traceback()
