@@ -276,9 +276,12 @@ class FollowedLog:
         """What was appended under another leader, this node perhaps, and is not on disk yet. If
         nothing is appended any more nobody else would sync it, and the leader would wait for it
         before it says that it is committed."""
-        replica = self._owner.replica
-        if self._owner.durable_offset < replica.end_offset and self._log.refusal is None:
+        replica, durable_offset = self._owner.replica, self._owner.durable_offset
+        if durable_offset < replica.end_offset and self._log.refusal is None:
             await self._sync()
+        else:
+            # A sync that ended behind the old epoch was not counted then.
+            replica.synced(min(durable_offset, replica.end_offset))
 
     async def run_job(self, job: SyncJob) -> None:
         await self._in_thread(job.run)
