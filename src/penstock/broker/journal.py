@@ -204,6 +204,10 @@ class Journal:
     # ── handing in ───────────────────────────────────────────────────────────────────────────
 
     @property
+    def is_replicated(self) -> bool:
+        return self._replication is not None
+
+    @property
     def next_offset(self) -> int:
         """Where the next message handed in will stand."""
         return self.log.end_offset + len(self._messages)

@@ -11,10 +11,11 @@ skips what is marked as control by itself.
 from collections.abc import Callable, Collection, Sequence
 
 from penstock.broker.journal import Flush, Journal
+from penstock.cursor.group.codes import Code
 from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.log import Log
 from penstock.log.stretch import Stretch
-from penstock.model.errors import OffsetOutOfRange, ProducerRefused
+from penstock.model.errors import LeaderMoved, OffsetOutOfRange, ProducerRefused
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
 from penstock.record.batch import (
     ATTR_TRANSACTIONAL,
@@ -25,6 +26,7 @@ from penstock.record.batch import (
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
 
 EMPTY_READS_MAX = 16  # in search of a batch with records, for one fetch
+GAP_EXCUSED_MS = 10_000  # after this node began to lead
 
 
 class Stream:
@@ -33,6 +35,9 @@ class Stream:
         self._journal = journal
         self._producers = producers
         self._clock = clock
+        self._gaps_excused_until_ms = (
+            clock.mono_ms() + GAP_EXCUSED_MS if journal.is_replicated else 0
+        )
         self._listeners: set[Callable[[], None]] = set()
 
     # ── Producing ────────────────────────────────────────────────────────────────────────────
@@ -69,9 +74,23 @@ class Stream:
             verdict = self._producers.check(header, wall_ms=wall_ms)
             if isinstance(verdict, Duplicate):
                 return verdict.base_offset
-            if not isinstance(verdict, Append):
-                raise ProducerRefused(int(verdict.code), verdict.code.name)
+            if isinstance(verdict, Append):
+                if header.base_sequence > 0 and header.producer_id not in self._producers:
+                    self._excuse_gap()
+                continue
+            if verdict.code == Code.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                self._excuse_gap()
+            raise ProducerRefused(int(verdict.code), verdict.code.name)
         return None
+
+    def _excuse_gap(self) -> None:
+        """Producers send several batches ahead: the first may have come just before this node led,
+        and been refused, the next just after. Told that their order is wrong, some take a new epoch
+        and send everything again that has no answer yet, though it may be in the log. So they are
+        told to come back, and do so in the right order. Of a producer that nobody knows any more
+        the next one would even be taken for its first."""
+        if self._clock.mono_ms() < self._gaps_excused_until_ms:
+            raise LeaderMoved("It was sent ahead of one that has yet to come. Ask again.")
 
     def append_marker(self, marker: Marker) -> Flush:
         code = self._producers.check_marker(

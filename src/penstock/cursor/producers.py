@@ -112,6 +112,9 @@ class Producers:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def __contains__(self, producer_id: int) -> bool:
+        return producer_id in self._producers
+
     # ── Before an append ─────────────────────────────────────────────────────────────────────
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
         """Whether a client's batch may be appended. Markers have a check of their own."""
