@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
+from tests.harness.patience import eventually
 
 pytestmark = [
     pytest.mark.slow,
@@ -98,11 +99,18 @@ def consumed(
 
 def test_clients_are_told_of_all_nodes_and_their_partitions(cluster: PenstockCluster) -> None:
     made(cluster, "told")
-    found = AdminClient({"bootstrap.servers": cluster.nodes[1].kafka}).list_topics(timeout=10)
+    admin = AdminClient({"bootstrap.servers": cluster.nodes[1].kafka})
+
+    def are_complete() -> bool:
+        """What is created while nodes are still coming gets its replicas in a moment."""
+        partitions = admin.list_topics(timeout=10).topics["told"].partitions
+        return all(sorted(one.replicas) == [1, 2, 3] for one in partitions.values())
+
+    eventually(are_complete, seconds=30, what="three replicas of each partition")
+    found = admin.list_topics(timeout=10)
     assert sorted(found.brokers) == [1, 2, 3]
     partitions = found.topics["told"].partitions
     assert sorted(partitions) == list(range(6))
-    assert all(sorted(one.replicas) == [1, 2, 3] for one in partitions.values())
     assert len({one.leader for one in partitions.values()}) > 1
 
 

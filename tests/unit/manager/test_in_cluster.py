@@ -238,7 +238,8 @@ class TestFailover:
         setattr(line, lost, 1)
         await cluster.nodes[other].register()
         await until(lambda: all(cluster.is_led(row) for row in cluster.rows("a")))
-        assert Counter(row.epoch for row in cluster.rows("a"))[2] >= 10
+        # Some may have been handed back by now, in an epoch more.
+        assert sum(row.epoch >= 2 for row in cluster.rows("a")) >= 10
         assert not getattr(line, lost)
 
     async def test_one_bad_decision_holds_up_no_other(self, cluster: Cluster) -> None:
