@@ -39,9 +39,8 @@ def client(url: str, *, attempts: int = 1) -> Any:
     )
 
 
-def drained(sqs: Any, queue_url: str) -> set[str]:
-    """Message ids of everything there is, deleted."""
-    found: set[str] = set()
+def taken(sqs: Any, queue_url: str) -> Iterator[dict[str, Any]]:
+    """Everything there is, deleted once it was looked at."""
     empty = 0
     while empty < 2:
         answer = sqs.receive_message(
@@ -49,9 +48,13 @@ def drained(sqs: Any, queue_url: str) -> set[str]:
         ).get("Messages", [])
         empty = 0 if answer else empty + 1
         for message in answer:
-            found.add(message["MessageId"])
+            yield message
             sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
-    return found
+
+
+def drained(sqs: Any, queue_url: str) -> set[str]:
+    """Message ids of everything there is, deleted."""
+    return {message["MessageId"] for message in taken(sqs, queue_url)}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.e2e.test_cluster import Sender, client, made
+from tests.e2e.test_cluster import Sender, client, made, taken
 from tests.e2e.test_cluster_cli import ask, healthy
 from tests.e2e.test_cluster_kafka import Produced, consumed
 from tests.e2e.test_cluster_kafka import made as made_topic
@@ -60,17 +60,7 @@ def is_raised(node: ClusterNode) -> bool:
 
 def everything(sqs: Any, queue_url: str) -> Counter[str]:
     """The bodies of all messages, deleted."""
-    found: Counter[str] = Counter()
-    empty = 0
-    while empty < 2:
-        answer = sqs.receive_message(
-            QueueUrl=queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=1
-        ).get("Messages", [])
-        empty = 0 if answer else empty + 1
-        for message in answer:
-            found[message["Body"]] += 1
-            sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
-    return found
+    return Counter(message["Body"] for message in taken(sqs, queue_url))
 
 
 class Producing(threading.Thread):

@@ -181,7 +181,11 @@ class LabCluster:
         )
 
     def wait_settled(self, *, seconds: float = SETTLE_SECONDS_MAX) -> None:
-        eventually(lambda: self.is_settled, seconds=seconds, what=self.unsettled())
+        try:
+            eventually(lambda: self.is_settled, seconds=seconds, what="a settled cluster")
+        except AssertionError as error:
+            # What is missing at the end, not what was when the wait began.
+            raise AssertionError(f"{error}: {self.unsettled()}") from None
 
     def not_ready(self) -> list[str]:
         """What nodes have to say about themselves, of those that do not call themselves ready."""

@@ -204,6 +204,10 @@ class RowKeeper:
 
     # ── Appending ────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _has_appends(self) -> bool:
+        return bool(self._next.decisions) or self._newest is not None
+
     def _want_appender(self) -> None:
         if self._appender is None:
             self._appender = self._loop.create_task(
@@ -214,7 +218,7 @@ class RowKeeper:
     async def _append_all(self) -> None:
         """Runs while there is something to append. Begins with the next turn of the loop, so what
         is decided in this one goes out together."""
-        while self._log is not None and (self._next.decisions or self._newest is not None):
+        while self._log is not None and self._has_appends:
             newest, self._newest = self._newest, None
             if newest is not None:
                 await self._replace(self._log, newest)
@@ -223,7 +227,7 @@ class RowKeeper:
 
     def _appended(self, _: asyncio.Task[None]) -> None:
         self._appender = None
-        if self._log is not None and (self._next.decisions or self._newest is not None):
+        if self._log is not None and self._has_appends:
             self._want_appender()  # decided between its last look and now
         self._want_load()
 
