@@ -9,6 +9,7 @@ elsewhere (``ledger``, ``checker``)."""
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
 import random
 import re
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -30,7 +31,9 @@ STDERR_LINES_MAX = 20_000  # a server that floods its log must not fill the test
 # Below the kernel's ephemeral range (32768 and up). A client that dials a dead server's port from
 # within that range can be given the very same port as its own and connect to itself, and then the
 # restarted server finds its address taken.
-STABLE_PORTS = range(12_000, 32_000)
+STABLE_PORTS = range(10_000, 32_000)
+PORT_SLICES = 8  # processes that run tests side by side have one each, and so never the same port
+PORT_STEP = 8  # a server that is given one port may take the next few as well
 
 _HTTP = re.compile(r"\bhttp=(https?://\S+)")
 _ADMIN = re.compile(r"\badmin=(https?://\S+)")
@@ -50,11 +53,22 @@ def penstock_command() -> str:
     return str(Path(sys.prefix) / "bin" / "penstock")
 
 
+def _port_wheel() -> Iterator[int]:
+    """The ports of this process's slice, from a place of its own choice on, again and again."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    number = int(worker.removeprefix("gw")) % PORT_SLICES if worker else PORT_SLICES - 1
+    size = len(STABLE_PORTS) // PORT_SLICES
+    ours = STABLE_PORTS[number * size : (number + 1) * size : PORT_STEP]
+    start = random.Random(os.urandom(8)).randrange(len(ours))
+    return itertools.cycle([*ours[start:], *ours[:start]])
+
+
+_PORTS = _port_wheel()
+
+
 def stable_port() -> int:
     """A free port that no outgoing connection will be given while the server is down."""
-    chance = random.Random(os.urandom(8))
-    for _ in range(200):
-        port = chance.choice(STABLE_PORTS)
+    for port in itertools.islice(_PORTS, len(STABLE_PORTS)):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -124,8 +138,9 @@ class Server:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
-        self.port = port
-        self.kafka_port = kafka_port  # None: no Kafka listener is asked for
+        self.port = port or stable_port()
+        # None: no Kafka listener is asked for
+        self.kafka_port = kafka_port if kafka_port is None else kafka_port or stable_port()
         self.fsync = fsync
         self.partitions = partitions
         self.arguments = tuple(arguments)
@@ -174,7 +189,7 @@ class Server:
         return [*command, *self.arguments]
 
     def start(self, *, seconds: float = READY_SECONDS_MAX) -> None:
-        """Returns when the server has said ``ready``; the first start fixes the ports."""
+        """Returns when the server has said ``ready``; on the same ports every time."""
         assert not self.is_running, "already running"
         process = _Process(self.command(), self._environment())
         self._process = process

@@ -310,6 +310,7 @@ class Tenure:
             self._done(decision, revision)
         elif revision:
             self._await(decision, revision)
+            self.known.mark((key,))  # the watch may have shown it before this
         else:
             self.known.land(key)
             self.known.is_plan_old = True
