@@ -140,12 +140,20 @@ class Replicators:
         self._view.on_nodes(self._nodes_changed)
         self.surroundings.catalog.on_change(self._catalog_changed)
         self._partitions.compact_also(lambda: [one.followed for one in self._replicas.values()])
-        await self._view.refresh_rows()
+        await self._look_around()
         await self._remove_deleted()
         self._jobs = [
             asyncio.create_task(self._tick_forever(), name="in-sync sets"),
             asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
         ]
+
+    async def _look_around(self) -> None:
+        """Replicas have come to be, and know of no row. What the view has seen by itself since this
+        node registered it does not tell again."""
+        await self._view.refresh_rows()
+        for key, view in tuple(self._view.rows.items()):
+            if self.node in view.row.replicas:
+                self._row_changed(key, view)
 
     async def _remove_deleted(self) -> None:
         """Folders of topics that were deleted while this node was away. One that nobody knows of is
@@ -426,7 +434,7 @@ class Replicators:
             while True:
                 try:
                     await self._come_back()
-                    await self._view.refresh_rows()
+                    await self._look_around()
                     return
                 except PenstockError as error:
                     log_.warning("not registered yet", extra={"reason": str(error)})

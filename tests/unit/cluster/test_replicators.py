@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.unit.cluster.stage import cluster, message, settles, until
 
+from penstock.metadata.membership import Membership
 from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest
@@ -218,3 +219,31 @@ async def test_a_node_stops_also_in_the_turn_in_which_in_sync_sets_are_looked_at
                 await asyncio.sleep(0)
             await settles(node.replicators.stop())
             await node._close()
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_a_row_seen_just_after_the_node_registered_is_told_to_its_replicas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
+) -> None:
+    """The last change in the store is that of a row, and the view has it before the replicas that
+    it is about have come to be: there will be no news of it."""
+    async with cluster(tmp_path) as on:
+        _, key = await on.topic()
+        third, register = on.nodes[3], Membership.register
+
+        async def and_then_a_change(membership: Membership) -> int:
+            await until(lambda: on.row(key).in_sync == {1, 2})
+            made = await register(membership)
+            seen = on.nodes[1].view.rows[key]
+            await on.nodes[1].view.propose(key, Change(seen.version, seen.row))
+            await until(lambda: third.view.rows[key].version > seen.version)
+            return made
+
+        monkeypatch.setattr(Membership, "register", and_then_a_change)
+        if is_restarted:
+            await third.kill()
+            await third.start()
+        else:
+            await on.store.revoke(third.membership.lease)
+            await until(lambda: on.row(key).in_sync == {1, 2})
+        await until(lambda: on.row(key).in_sync == {1, 2, 3})
