@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.broker.in_sync_sets import InSyncSets
 from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
 from penstock.broker.partitions import TOPICS_FOLDER, Partitions
@@ -34,7 +35,7 @@ from penstock.model.topic import Fsync, Topic
 from penstock.replication.election import Found, declare_loss, loss_of
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.replica import Role
-from penstock.replication.row import Change, View
+from penstock.replication.row import View
 from penstock.wire.internal.calls import Answers, Asked, Caller
 from penstock.wire.internal.faults import OutcomeUnknown
 from penstock.wire.internal.replica_calls import (
@@ -51,7 +52,6 @@ from penstock.wire.internal.replica_calls import (
 log_ = logging.getLogger(__name__)
 
 OPEN_AT_ONCE = 64
-TICK_SECONDS = 0.5  # between looks at who is in sync
 LEAVE_SECONDS_MAX = 10.0  # for others to lead, before a node that stops stops all the same
 DROP_RETRY_SECONDS = 2.0
 RESTART_RETRY_SECONDS = 1.0
@@ -84,14 +84,13 @@ class Replicators:
         self._replicas: dict[PartitionKey, Replicator] = {}
         self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
         self._dropping: dict[PartitionKey, asyncio.Task[None]] = {}
-        self._proposing: dict[PartitionKey, asyncio.Task[None]] = {}
         self._jobs: list[asyncio.Task[None]] = []
         self._again: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_started = False  # once: then what rows say is about this life
         self._rows_moved = asyncio.Event()
-        self._is_look_due = asyncio.Event()
         self.counts = ReplicationCounts()
+        self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
         self._asking = ReplicaAsking(
             self.node,
             incarnation=lambda: membership.incarnation,
@@ -107,6 +106,9 @@ class Replicators:
 
     def ask_soon(self, replicator: Replicator, *, after_ms: int = 0) -> None:
         self._asking.ask_soon(replicator, after_ms=after_ms)
+
+    def look_soon(self) -> None:
+        self._in_sync_sets.look_soon()
 
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
@@ -143,7 +145,7 @@ class Replicators:
         await self._look_around()
         await self._remove_deleted()
         self._jobs = [
-            asyncio.create_task(self._tick_forever(), name="in-sync sets"),
+            asyncio.create_task(self._in_sync_sets.run(), name="in-sync sets"),
             asyncio.create_task(self._sync_forever(), name="interval sync of followers"),
         ]
 
@@ -378,44 +380,6 @@ class Replicators:
             and request.node not in leader.row.replicas
         )
 
-    # ── The in-sync set ──────────────────────────────────────────────────────────────────────
-
-    def look_soon(self) -> None:
-        self._is_look_due.set()
-
-    async def _tick_forever(self) -> None:
-        while True:
-            # Not wait_for: it forgets that it was cancelled in the turn in which the look is due.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TICK_SECONDS):
-                    await self._is_look_due.wait()
-            self._is_look_due.clear()
-            for key, replicator in tuple(self._replicas.items()):
-                if key in self._proposing:
-                    continue
-                change = replicator.propose()
-                if change is not None:
-                    self._proposing[key] = self._spawn(
-                        self._propose(key, change), self._proposing, key, "in-sync set"
-                    )
-
-    async def _propose(self, key: PartitionKey, change: Change) -> None:
-        replicator = self._replicas.get(key)
-        before = self._view.rows.get(key)
-        try:
-            await self._view.propose(key, change)
-            self.counts.in_sync_changed(before, change)
-        except VersionConflict:
-            self.counts.refused += 1
-            await self._view.refresh_rows()
-            if replicator is not None:
-                replicator.refused(change)
-        except PenstockError as error:
-            self.counts.refused += 1
-            if replicator is not None:
-                replicator.doubted(change)
-            log_.warning("in-sync set not changed", extra={"at": str(key), "reason": str(error)})
-
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self.surroundings.fsync_interval_ms / 1_000)
@@ -474,12 +438,12 @@ class Replicators:
     async def stop(self) -> None:
         self._is_stopped = True
         jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
-        jobs += self._proposing.values()
         if self._again is not None:
             jobs.append(self._again)
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+        await self._in_sync_sets.stop()
         await self._asking.stop()
         replicators = list(self._replicas.values())
         for start in range(0, len(replicators), OPEN_AT_ONCE):

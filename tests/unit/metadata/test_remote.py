@@ -207,7 +207,7 @@ async def test_with_the_service_down_known_topics_resolve_and_creates_fail_at_on
         await frontend.create(make_topic("more"))
     with pytest.raises(Overloaded):
         await frontend.change(ACCOUNT, REGION, "orders", delayed(5))
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 2.5
     assert find(frontend, "orders") == topic
     assert await resolve(frontend, "orders") == topic
     await until(lambda: frontend.trouble is not None)

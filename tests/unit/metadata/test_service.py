@@ -266,7 +266,7 @@ async def test_a_watch_is_answered_by_the_next_change_on_any_node(cluster: Clust
     begun = time.monotonic()
     revision = await cluster.store.put(AT, encode(TOPIC))
     watched = await waiting
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 4.0
     assert [(change.kind, change.key) for change in watched.changes] == [(ChangeKind.PUT, AT)]
     assert watched.next_revision == revision + 1
     assert watched.entry_count == 1
