@@ -283,7 +283,7 @@ def test_minutes_become_hours_lags_hot_spots_and_one_plan(
         .collect()
     )
     assert (stuck.state, stuck.eta_s, stuck.group) == ("STALLED", None, "g")
-    assert stuck.records == 400 * 64 - 5
+    assert stuck.records == 400 * 63 - 5  # the newest minute is not complete
     hot = lake.read(spark, job.HOT).collect()
     assert {(each.scope, each.name) for each in hot} >= {("queue", "a/r/t0"), ("node", "n0")}
     [made] = plans

@@ -289,7 +289,9 @@ class TelemetryTables:
         if span is None:
             return
         self._since_ms = span[0]
-        through_ms = span[1] + MINUTE_MS - self._grace_ms
+        # Whatever was written in the newest minute is of that minute or of one before it: those
+        # before are complete, itself is not.
+        through_ms = span[1] - self._grace_ms
         self._add_lags(through_ms)
         self._add_window(through_ms)
         self._roll(MINUTES, HOURS, "hour", HOUR_MS, through_ms)
