@@ -17,6 +17,7 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,7 @@ from benchmarks.machine import describe
 from benchmarks.scenarios import run_load
 
 PARTITIONS = 1_000
+REPLICAS = 3
 TOPICS = 10
 BACK_SECONDS_MAX = 60.0
 
@@ -150,6 +152,11 @@ def kills(options: argparse.Namespace, folder: Path) -> None:
     )
 
 
+def _are_whole(rows: Sequence[Any], count: int) -> bool:
+    """Also those that were made by the first node alone, before there were others."""
+    return len(rows) > count and all(len(row["in_sync"]) == REPLICAS for row in rows)
+
+
 def many(options: argparse.Namespace, folder: Path) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -157,13 +164,13 @@ def many(options: argparse.Namespace, folder: Path) -> None:
     with PenstockCluster(folder / "many") as cluster:
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
         each = options.partitions // TOPICS
-        wanted = [NewTopic(f"many-{n}", each, replication_factor=3) for n in range(TOPICS)]
+        wanted = [NewTopic(f"many-{n}", each, replication_factor=REPLICAS) for n in range(TOPICS)]
         for future in admin.create_topics(wanted).values():
             future.result(timeout=60)
         etcd = Etcd(cluster.etcd.endpoints[0])
-        until = time.monotonic() + 60
-        while len(etcd.values("/partitions/")) < options.partitions:
-            assert time.monotonic() < until, "the partitions have not been made"
+        until = time.monotonic() + 120
+        while not _are_whole(etcd.values("/partitions/"), options.partitions):
+            assert time.monotonic() < until, "the partitions are not on three nodes"
             time.sleep(0.5)
         victim = 1
         led = sum(row["leader"] == victim for row in etcd.values("/partitions/"))
