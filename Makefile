@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports unit compat faults bench locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports unit compat faults chaos bench locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -73,9 +73,14 @@ test: setup check  ## everything; what CI runs
 compat: setup
 	$(BIN)/pytest -m compat
 
-faults: setup
+faults: setup  ## kills, power cuts, full disks; three nodes in the fault lab, with a page in lab-report/
 	tools/bootstrap.sh tests
-	$(BIN)/pytest -m faults
+	PENSTOCK_LAB_REPORT=lab-report $(BIN)/pytest -m faults
+	@echo "the lab's report: file://$(CURDIR)/lab-report/report.html"
+
+chaos: setup  ## ten minutes of everything that can go wrong in the fault lab; page in lab-report/
+	tools/bootstrap.sh tests
+	$(BIN)/python -m tests.lab --profile chaos --report lab-report
 
 bench: setup  ## measure against peers and limits; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
