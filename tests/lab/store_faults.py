@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping
 
 from tests.harness.ledger import now_ns
+from tests.harness.server import ServerFailed
 from tests.lab.cluster import LEASE_MS, MEMBERS
 from tests.lab.etcd_files import EtcdFiles
 from tests.lab.faults import START_SECONDS_MAX, Fault
 from tests.lab.replicas import last_epoch
+
+from penstock.metadata.registered_at import FILE_NAME as REGISTERED_AT
 
 _HALTED = re.compile(r'"event":"replica halted".*?"partition":"([^"]+)"')
 
@@ -87,8 +90,9 @@ class LoseStoreQuorum(Fault):
 
 class RestoredStore(Fault):
     """F16: all nodes were stopped, and etcd is what it was some time ago, because somebody restored
-    a backup. Every partition has had another leader since, so every copy knows an epoch that the
-    store has never heard of: all of them have to stop and say so, and answer nobody. Then the
+    a backup. Nodes remember a later revision and do not start. Then somebody makes them forget it:
+    every partition has had another leader since, so every copy knows an epoch that the store has
+    never heard of, and all of them have to stop and say so, and answer nobody. In the end the
     operator puts etcd's own data back and starts the nodes again. (Nodes that run meanwhile take
     such an etcd for one that is away: its revisions are older than what they have seen.)"""
 
@@ -112,6 +116,9 @@ class RestoredStore(Fault):
         cluster.rows.look_away()
         self._store.restore()
         for number in cluster.nodes:
+            self._start_refused(number)
+        for number, node in cluster.nodes.items():
+            (node.data / REGISTERED_AT).unlink()
             self._start(number)
         self.stage.wait(lambda: not self._running_on(), "copies stop")
         until = now_ns() + int(LEASE_MS * 1e6)
@@ -130,6 +137,17 @@ class RestoredStore(Fault):
 
     def _start(self, number: int) -> None:
         self.cluster.nodes[number].start(seconds=START_SECONDS_MAX)
+
+    def _start_refused(self, number: int) -> None:
+        node = self.cluster.nodes[number]
+        try:
+            node.start(seconds=START_SECONDS_MAX)
+        except ServerFailed as refused:
+            if "is older than this node" not in str(refused):
+                raise
+        else:
+            self.found.append(("SPLIT", f"n{number} starts on a store that was set back"))
+            node.kill()
 
     def _copies_beyond(self, epochs: Mapping[str, int]) -> list[tuple[str, int]]:
         """Those that hold something of an epoch that the saved store does not know. (A copy of a

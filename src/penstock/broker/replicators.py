@@ -28,6 +28,7 @@ from penstock.metadata.cluster_entries import PARTITIONS_PREFIX, PartitionKey, d
 from penstock.metadata.cluster_entries import partition_of as key_of
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
+from penstock.metadata.registered_at import RegisteredAt
 from penstock.metadata.store import Store
 from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError, VersionConflict
 from penstock.model.levels import LEVEL_FIRST
@@ -79,6 +80,7 @@ class Replicators:
         self._store = store
         self._view = view
         self._membership = membership
+        self._registered_at = RegisteredAt(surroundings.folder)
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._replicas: dict[PartitionKey, Replicator] = {}
@@ -172,6 +174,7 @@ class Replicators:
     async def _come_back(self) -> None:
         """R4, from the removal of the old entry to the new one."""
         gone_at = await self._membership.clear()
+        self._registered_at.check(gone_at)
         entries, _ = await self._store.list(PARTITIONS_PREFIX, min_revision=gone_at)
         rows = {}
         for entry in entries:
@@ -190,6 +193,9 @@ class Replicators:
             replicator.reincarnate(incarnation)
         for key, (topic, log, history) in logs.items():
             self._add(key, topic, log, history)
+        await self._loop.run_in_executor(
+            self.surroundings.pool, self._registered_at.note, incarnation
+        )
 
     async def _look(
         self, key: PartitionKey, view: View

@@ -9,6 +9,8 @@ import pytest
 from tests.unit.cluster.stage import cluster, message, settles, until
 
 from penstock.metadata.membership import Membership
+from penstock.metadata.registered_at import FILE_NAME as REGISTERED_AT
+from penstock.metadata.registered_at import StoreSetBack
 from penstock.model.errors import NotEnoughReplicas, NotLeader, Overloaded
 from penstock.model.message import Claim
 from penstock.model.ports import LeaseRequest
@@ -247,3 +249,21 @@ async def test_a_row_seen_just_after_the_node_registered_is_told_to_its_replicas
             await on.store.revoke(third.membership.lease)
             await until(lambda: on.row(key).in_sync == {1, 2})
         await until(lambda: on.row(key).in_sync == {1, 2, 3})
+
+
+async def test_a_node_does_not_enter_a_cluster_whose_store_was_set_back(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as on:
+        second = on.nodes[2]
+        remembered = second.folder / REGISTERED_AT
+        assert remembered.read_text() == f"{second.membership.incarnation}\n"
+        await second.kill()
+        remembered.write_text("1000000\n")
+        with pytest.raises(
+            StoreSetBack, match="node registered at 1000000"
+        ):
+            await second.start()
+        await second._close()
+        assert 2 not in on.nodes[1].view.nodes
+        remembered.unlink()  # as the message says, if that is what is wanted
+        await second.start()
+        assert remembered.read_text() == f"{second.membership.incarnation}\n"
