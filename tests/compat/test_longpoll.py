@@ -4,15 +4,19 @@ that has gone, and ended by the end of their queue."""
 from __future__ import annotations
 
 import json
+import re
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 from tests.compat.conftest import MakeQueue
 from tests.harness.client import RawClient
+from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection, json_request
 from tests.harness.server import Server
 
@@ -194,14 +198,26 @@ def test_the_queue_own_wait_applies_unless_the_call_says_otherwise(
     assert time.monotonic() - began_at < 1.9
 
 
+def parked(server: Server) -> int:
+    """Receive calls that wait for a message."""
+    with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=10) as answer:
+        found = re.search(r"^penstock_waits (\d+)", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
 def test_a_client_that_hangs_up_takes_nothing(
     server: Server, sqs: Any, make_queue: MakeQueue
 ) -> None:
     url = make_queue()
     body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": 20}).encode()
-    for _ in range(20):
-        with RawConnection(server.port) as connection:
+    before = parked(server)
+    with ExitStack() as stack:
+        for _ in range(20):
+            connection = stack.enter_context(RawConnection(server.port))
             connection.send(json_request("ReceiveMessage", body))
+        eventually(lambda: parked(server) == before + 20, seconds=15, what="all wait")
+    eventually(lambda: parked(server) == before, seconds=15, what="nobody waits")
     sqs.send_message(QueueUrl=url, MessageBody="for someone who stays")
     (message,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5, AttributeNames=["All"])[
         "Messages"

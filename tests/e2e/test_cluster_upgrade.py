@@ -159,6 +159,7 @@ def test_a_node_of_the_earlier_version_is_refused_in_one_line(cluster: PenstockC
     node.env.update(EARLIER)
     with pytest.raises(ServerFailed, match="ended before it was ready"):
         node.start(seconds=SECONDS_MAX)
+        pytest.fail(f"it started: {ask(cluster, 'status').json}\n{node.stderr_tail()}")
     [said] = node.stderr.splitlines()[said_before:]
     assert said == (
         f"penstock: cannot start: this node speaks feature level {BEFORE}, and the cluster is at"

@@ -171,13 +171,15 @@ class LabCluster:
     def is_settled(self) -> bool:
         """Every node runs and is registered, and every partition has a leader and all its replicas
         in sync; those aside that come and go all the time."""
-        alive = self.rows.nodes
+        alive, rows = self.rows.nodes, self.rows.lasting()
+        if not rows:
+            return False  # nothing has been heard of the cluster yet
         return all(node.is_running for node in self.nodes.values()) and all(
             row.leader in alive
             and row.in_sync == set(row.replicas)
             and len(row.replicas) >= REPLICAS
             and not row.lost
-            for row in self.rows.lasting()
+            for row in rows
         )
 
     def wait_settled(self, *, seconds: float = SETTLE_SECONDS_MAX) -> None:

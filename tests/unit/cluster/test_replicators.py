@@ -258,9 +258,7 @@ async def test_a_node_does_not_enter_a_cluster_whose_store_was_set_back(tmp_path
         assert remembered.read_text() == f"{second.membership.incarnation}\n"
         await second.kill()
         remembered.write_text("1000000\n")
-        with pytest.raises(
-            StoreSetBack, match="node registered at 1000000"
-        ):
+        with pytest.raises(StoreSetBack, match="node registered at 1000000"):
             await second.start()
         await second._close()
         assert 2 not in on.nodes[1].view.nodes

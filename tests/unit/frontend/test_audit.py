@@ -97,6 +97,14 @@ def test_the_chain_can_be_gone_on_with_from_its_last_record() -> None:
     assert decode(value).seq == 4
 
 
+def node_of(value: bytes) -> str:
+    """Empty: it cannot be read."""
+    try:
+        return decode(value).node
+    except AuditUnreadable:
+        return ""
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     place=st.integers(0, 4), byte=st.integers(0, 10_000), other=st.integers(1, 255), data=st.data()
@@ -117,6 +125,9 @@ def test_a_changed_removed_repeated_or_moved_record_breaks_the_chain(
     moved = list(made)
     moved[place], moved[swapped] = moved[swapped], moved[place]
     cases.append(moved)
+    if place == 0 and node_of(bytes(changed)) not in ("", node_of(made[0])):
+        # Under another node's name it begins that one's chain, and is missing in front of its own.
+        del cases[0]
     for case in cases:
         assert list(breaks(case))
 
