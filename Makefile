@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports unit compat faults chaos bench locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports explore compat faults chaos bench locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -65,6 +65,9 @@ imports: setup
 
 quick: setup  ## the tests that answer in seconds
 	$(BIN)/pytest -q -n 2 -m "not slow and not compat and not faults" tests/unit
+
+explore: setup  ## properties with examples that were not tried before
+	EXPLORE=1 $(BIN)/pytest -q -n 2 tests/unit
 
 test: setup check  ## everything; what CI runs
 	tools/bootstrap.sh tests

@@ -61,6 +61,7 @@ class SinkCase(Case):
 
     name = "sink"
     watched = "copied"
+    is_by_chance = True
     lives = ((WORKER, AFTER), (AFTER,))
 
     def prepare(self) -> None:

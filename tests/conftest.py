@@ -1,0 +1,15 @@
+"""How properties are tried: with the same examples every time, so that a failure tells of the
+change that was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# They judge how examples come about, by the clock or by chance, and not whether a property holds.
+UNJUDGED = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
+
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=UNJUDGED)
+settings.register_profile(
+    "exploring", deadline=None, print_blob=True, suppress_health_check=UNJUDGED
+)
+settings.load_profile("exploring" if os.environ.get("EXPLORE") else "steady")
