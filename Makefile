@@ -71,7 +71,8 @@ explore: setup  ## properties with examples that were not tried before
 
 test: setup check  ## everything; what CI runs
 	tools/bootstrap.sh tests
-	$(BIN)/pytest -n 2 --dist loadgroup
+	# The tests of a file stay together and in order: they share servers, and some go on from others.
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 compat: setup
 	$(BIN)/pytest -m compat
