@@ -1,8 +1,8 @@
 """One Spark session for all tests of the pipeline that do not need a process of their own.
 
-A session takes seconds to start and half a gigabyte, so every test here belongs to one group that
-runs on one worker: ``pytest --dist loadgroup``. Tests that start a JVM of their own, or kill one,
-find the classes of Spark archived in the cache folder; that is done once for a machine.
+A session takes seconds to start and half a gigabyte, so each worker of a run has one, for all files
+that it is given. Tests that start a JVM of their own, or kill one, find the classes of Spark
+archived in the cache folder; that is done once for a machine.
 """
 
 from __future__ import annotations
