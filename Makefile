@@ -69,9 +69,9 @@ quick: setup  ## the tests that answer in seconds
 explore: setup  ## properties with examples that were not tried before
 	EXPLORE=1 $(BIN)/pytest -q -n 2 tests/unit
 
+# The tests of a file stay together and in order: they share servers, and some go on from others.
 test: setup check  ## everything; what CI runs
 	tools/bootstrap.sh tests
-	# The tests of a file stay together and in order: they share servers, and some go on from others.
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 compat: setup

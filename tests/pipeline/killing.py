@@ -263,8 +263,8 @@ class Stage:
     def disturb(self, kind: type[Case], *, kills: int, seed: int) -> Tally:
         """Run a job with one kill after the other, then to its end, and judge."""
         case = kind(self, kills=kills)
-        chance, tally, told = random.Random(seed), Tally(case.name), list[Told]()
-        tally.is_by_chance = case.is_by_chance
+        chance, told = random.Random(seed), list[Told]()
+        tally = Tally(case.name, is_by_chance=case.is_by_chance)
         number = tries = 0
         while tally.kills.total() < kills:
             left = kills - tally.kills.total()

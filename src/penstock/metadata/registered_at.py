@@ -8,9 +8,9 @@ their rows (R4b). So a node does not enter such a cluster at all.
 
 import contextlib
 import logging
-import os
 from pathlib import Path
 
+from penstock.log.files import DISK, replace_durably
 from penstock.model.errors import PenstockError
 
 log_ = logging.getLogger(__name__)
@@ -41,12 +41,7 @@ class RegisteredAt:
     def note(self, revision: int) -> None:
         """Blocks. Without room on the disk the older one stays, which asks for less."""
         self.revision = revision
-        new = self._file.with_suffix(".new")
         try:
-            with new.open("w", encoding="ascii") as out:
-                out.write(f"{revision}\n")
-                out.flush()
-                os.fsync(out.fileno())
-            new.replace(self._file)
+            replace_durably(DISK, self._file, f"{revision}\n".encode())
         except OSError as error:
             log_.warning("registration not noted", extra={"reason": str(error)})
