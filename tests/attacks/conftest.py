@@ -29,12 +29,6 @@ SHORT = {
 _numbers = itertools.count(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("attacks"))
-
-
 def _run(server: Server) -> Iterator[Server]:
     with server as running:
         before = running.rss_bytes()

@@ -24,7 +24,7 @@ MODULE = "tests.compat.celery_app"
 READY_SECONDS_MAX = 60.0
 LEASE_SECONDS = 6  # longer than any countdown here: Celery holds those tasks leased
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("celery")]
+pytestmark = pytest.mark.slow
 
 
 class Worker:

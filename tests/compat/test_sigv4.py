@@ -40,8 +40,6 @@ REVOKED_SECONDS_MAX = 5.0
 NO_QUEUE = "AWS.SimpleQueueService.NonExistentQueue"
 AWS = Path(sys.prefix) / "awscli" / "bin" / "aws"
 
-pytestmark = pytest.mark.xdist_group("sigv4")
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -31,8 +31,6 @@ ROOT_KEY_ID = "PENSTOCKTESTROOTKEY2"
 ROOT_SECRET = "root-secret-of-the-throttling-test-0123456789"
 HOLDS_WITHIN_SECONDS = 5.0
 
-pytestmark = pytest.mark.xdist_group("throttling")
-
 
 class Key(NamedTuple):
     key_id: str

@@ -25,7 +25,7 @@ from tests.harness.server import Server, penstock_command, stable_port
 
 from penstock.cli.failure import ExitCode
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+pytestmark = pytest.mark.slow
 
 SECONDS_MAX = 60.0
 

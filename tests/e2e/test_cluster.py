@@ -17,7 +17,6 @@ from tests.harness.etcd import LACKING
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 BACK_SECONDS_MAX = 10.0

@@ -17,7 +17,6 @@ from penstock.wire.facts.audit import AuditRecord, breaks, decode
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 SECONDS_MAX = 60.0

@@ -26,7 +26,6 @@ from penstock.cli.failure import ExitCode
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 SECONDS_MAX = 30.0

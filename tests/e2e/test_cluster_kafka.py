@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.compat,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 

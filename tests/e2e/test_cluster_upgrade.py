@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.compat,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
 ]
 
 BEFORE = LEVEL_MAX - 1

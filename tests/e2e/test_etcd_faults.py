@@ -20,7 +20,6 @@ from penstock.model.errors import PenstockError, VersionConflict
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 needs_etcd = pytest.mark.skipif(LACKING is not None, reason=LACKING or "")
-pytestmark = pytest.mark.xdist_group("etcd")  # all of them hurt the same members
 
 CALL_MS = 3_000
 

@@ -26,7 +26,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.harness.server import Server, penstock_command, stable_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.compat, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 PARTITIONS = 4
 CLIENTS = 16  # connections: that the kernel gives all of them to one of two has a chance of 2^-15

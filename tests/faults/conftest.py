@@ -1,5 +1,5 @@
-"""Fault tests share a marker, one worker (they want the machine's disk and cores for themselves)
-and a seed: printed with every run, taken from PENSTOCK_FAULTS_SEED to repeat one."""
+"""Fault tests share a marker and a seed: printed with every run, taken from PENSTOCK_FAULTS_SEED to
+repeat one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.faults)
-            item.add_marker(pytest.mark.xdist_group("faults"))
 
 
 @pytest.fixture

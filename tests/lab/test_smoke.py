@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.faults,
     pytest.mark.slow,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.xdist_group("cluster"),
     pytest.mark.timeout(900),
 ]
 

@@ -19,10 +19,14 @@ from penstock.model.identity import Caller, Limits, Rate, Tenant
 BUCKETS_MAX: Final = 100_000  # beyond it those that are empty go: they are as good as new
 WAYS_MAX: Final = 20_000  # about 400 bytes each; beyond it all are worked out anew
 BYTES: Final = "bytes"
-# Refusing is cheap and not free. Whoever goes on asking is told later, which is what slows a client
-# down that waits for an answer before it asks again.
-REFUSED_AT_ONCE_MAX: Final = 50  # of a tenant, in a second
-HELD_MS: Final = 100  # at least, and less than twice of it
+# Refusing is cheap and not free. Of a tenant that goes on asking, so many a second are told so, and
+# the others later, one after the other: that is what slows clients down that wait for an answer
+# before they ask again, however many they are.
+REFUSED_AT_ONCE_MAX: Final = 50
+REFUSALS: Final = Rate(REFUSED_AT_ONCE_MAX, REFUSED_AT_ONCE_MAX)
+HELD_MS: Final = 100  # at least: one client alone is slowed down as well
+QUEUED_MS_MAX: Final = 1_000  # as long as they are told one after the other
+HELD_MS_MAX: Final = 2_000  # below the time that any client waits for an answer
 _NO_LIMITS: Final = Limits()
 
 
@@ -46,7 +50,8 @@ class Throttler:
         self._ways: dict[tuple[str, str, str, str | None], Way] = {}
         self._seen: dict[str, tuple[Limits, bool]] = {}  # by account: whether they limit anything
         self._refused: dict[tuple[str, str], int] = {}  # by account and limit
-        self._refused_since: dict[str, tuple[float, int]] = {}  # by account: a second, how many
+        self._refusals: dict[str, LeakyBucket] = {}  # by account: how fast they are told
+        self._late_count = 0  # of refusals
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
@@ -140,12 +145,17 @@ class Throttler:
         )
 
     def _held_ms(self, account: str, now_ms: float) -> int:
-        """Spread out, or those that were refused together would all come back together."""
-        since_ms, count = self._refused_since.get(account, (now_ms, 0))
-        if now_ms - since_ms >= 1_000:
-            since_ms, count = now_ms, 0
-        self._refused_since[account] = (since_ms, count + 1)
-        return HELD_MS + count * 37 % HELD_MS if count >= REFUSED_AT_ONCE_MAX else 0
+        refusals = self._refusals.get(account)
+        if refusals is None:
+            refusals = self._refusals[account] = LeakyBucket(REFUSALS)
+        held_ms = refusals.wait_ms(1, now_ms=now_ms)
+        if held_ms >= QUEUED_MS_MAX:
+            # Not poured in, so it never gets fuller than that. Spread out, or those that were
+            # refused together would all come back together.
+            self._late_count += 1
+            return QUEUED_MS_MAX + self._late_count * 37 % (HELD_MS_MAX - QUEUED_MS_MAX)
+        refusals.add(1, now_ms=now_ms)
+        return max(HELD_MS, held_ms) if held_ms else 0
 
     def _count_refused(self, account: str, limit: str) -> None:
         # Accounts are tenants that somebody has entered, so these are few.

@@ -39,8 +39,6 @@ from penstock.wire.kafka.generated.create_topics import CreatableTopic, CreateTo
 PASSWORD = "correct horse, battery=staple"
 CREATE_TOPICS, DESCRIBE_CONFIGS = 19, 32
 
-pytestmark = pytest.mark.xdist_group("sasl")
-
 
 class Site:
     def __init__(self, server: Server, ca: Path | None) -> None:

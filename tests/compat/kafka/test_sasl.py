@@ -39,8 +39,6 @@ FELT_SECONDS_MAX = 5.0
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 EVERYTHING = allow("*")
 
-pytestmark = pytest.mark.xdist_group("sasl")
-
 
 class Place:
     """A server, its operator, and how clients reach it."""
