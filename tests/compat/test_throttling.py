@@ -252,7 +252,7 @@ def test_queues_stored_bytes_and_long_polls_have_an_end(
     client.create_queue(QueueName="q2")
 
     def poll(_: int) -> str:
-        return code_of(lambda: client.receive_message(QueueUrl=urls[0], WaitTimeSeconds=2))
+        return code_of(lambda: client.receive_message(QueueUrl=urls[0], WaitTimeSeconds=8))
 
     with ThreadPoolExecutor(6) as pool:
         codes = sorted(pool.map(poll, range(6)))

@@ -30,7 +30,9 @@ def keeper(target: Path, hold: str | None = None) -> Callable[[DataFrame, int], 
         pause = threading.Event()
         while hold is not None and not Path(hold).exists():
             pause.wait(0.05)
-        (target / f"{number}.json").write_text(json.dumps(rows))
+        draft = target / f".{number}"
+        draft.write_text(json.dumps(rows))
+        draft.rename(target / f"{number}.json")  # whole, or not there
 
     return keep
 

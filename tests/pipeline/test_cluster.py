@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow.dataset as pads
 import pytest
-from tests.harness.server import Server
+from tests.harness.server import Server, stable_port
 
 from penstock.pipeline.cluster import Cluster, ClusterFailed
 from penstock.pipeline.lake import Lake
@@ -159,11 +159,7 @@ def test_a_port_that_is_taken_is_said_plainly(tmp_path: Path) -> None:
 def test_a_cluster_ends_with_its_command_however_that_ends(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = stable_port()
     command = [str(PENSTOCK), "pipeline", "cluster", "up", "--lake", str(tmp_path)]
     process = subprocess.Popen(
         [*command, "--workers", "1", "--port", str(port)],
@@ -172,9 +168,14 @@ def test_a_cluster_ends_with_its_command_however_that_ends(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+    def parts() -> list[int]:
+        """Those that have become what they are to be."""
+        return [pid for pid, line in children(process.pid) if "spark.deploy." in line]
+
     try:
-        wait_for(lambda: len(children(process.pid)) == 2, "worker")
-        pids = [pid for pid, _ in children(process.pid)]
+        wait_for(lambda: len(parts()) == 2, "worker")
+        pids = parts()
         process.send_signal(ending)
         output, _ = process.communicate(timeout=120)
     finally:

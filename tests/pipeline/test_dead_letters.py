@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compat.conftest import sqs_client
+from tests.harness.patience import eventually
 from tests.harness.server import Server
 from tests.pipeline.test_audit import context_for
 
@@ -316,10 +317,12 @@ def test_letters_of_a_real_queue_are_grouped_and_poison_is_found(
         (1, "orders", "no order <id>", 0),
     ]
     client.start_message_move_task(SourceArn=arn)
-    for _ in range(200):
+
+    def is_moved() -> bool:
         (task,) = client.list_message_move_tasks(SourceArn=arn)["Results"]
-        if task["Status"] == "COMPLETED":
-            break
+        return bool(task["Status"] == "COMPLETED")
+
+    eventually(is_moved, seconds=30, what="the letters moved back")
     _kill(client, source, 5)
     client.close()
     shown.clear()

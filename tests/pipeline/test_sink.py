@@ -177,8 +177,12 @@ def test_of_two_attempts_at_once_the_loser_cannot_be_committed_and_the_batch_is_
 def test_what_ran_into_its_time_out_behind_the_decision_is_written_again_by_its_task_alone(
     topics: Topics, target: str
 ) -> None:
-    query = Query(topics, target, transactionTimeout="1s")
-    done = [query.task(0, ["a"]), query.task(1, ["b"])]
+    query = Query(topics, target)
+    patient, hasty = query.options, Query(topics, target, transactionTimeout="5s").options
+    first = query.task(0, ["a"])
+    query.options = hasty
+    done = [first, query.task(1, ["b"])]
+    query.options = patient
     query.decide(*done)
     assert query.end(done[0])
     eventually(lambda: query.state(1) == "CompleteAbort", seconds=60, what="it times out")

@@ -230,9 +230,12 @@ def _end_with_us() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
+    we = os.getpid()
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != we:  # gone before it was asked
+            os._exit(1)
 
     return ask
 

@@ -198,10 +198,10 @@ def test_an_offset_out_of_range_resets_as_asked(bootstrap: str, make_topic: Make
 def test_a_waiting_consumer_gets_a_record_at_once(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic()
     made = producer(bootstrap, linger_ms=0)
-    with consumer(bootstrap, "reader", fetch_wait_max_ms=10_000) as reader:
+    with consumer(bootstrap, "reader", fetch_wait_max_ms=20_000) as reader:
         reader.assign([TopicPartition(topic, 0, 0)])
         assert reader.poll(1.0) is None
         sent_at = time.monotonic()
         send(made, topic, [b"now"])
         assert read(reader, 1)[0].value() == b"now"
-        assert time.monotonic() - sent_at < 3.0, "the fetch slept through an append"
+        assert time.monotonic() - sent_at < 10.0, "the fetch slept through an append"

@@ -190,6 +190,8 @@ def test_a_static_member_comes_back_to_its_partitions(
 ) -> None:
     topic, group = make_topic(4), name("group")
     settings = PROTOCOLS[protocol]
+    if protocol == "range":
+        settings = (*settings, "session.timeout.ms=30000")  # it is back before it is given up
     first = start(group, topic, *settings, "group.instance.id=one")
     second = start(group, topic, *settings, "group.instance.id=two")
     eventually(shared([first, second], 4), seconds=SECONDS_MAX, what="two share")

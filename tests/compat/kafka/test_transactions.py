@@ -115,7 +115,7 @@ def test_what_takes_too_long_is_aborted(
     bootstrap: str, make_topic: MakeTopic, name: Name, writer: MakeWriter, client: str
 ) -> None:
     topic = make_topic()
-    made = writer(client, bootstrap, name("id"), timeout_ms=1_000)
+    made = writer(client, bootstrap, name("id"), timeout_ms=5_000)
     made.begin()
     made.send(topic, b"slow")
     send(producer(bootstrap), topic, [b"plain"])

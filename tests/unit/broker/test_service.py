@@ -51,6 +51,7 @@ async def test_a_topic_that_another_node_knows_already_is_waited_for(cluster: Cl
     known = await cluster.topic("known")
     coming = msgspec.structs.replace(known, topic_id="a" * 32, name="coming")
     cluster.truth.move(coming, 0, 1)
+    cluster.nodes[1].service._catch_up_seconds = 30.0  # the store may be slow to commit
     asking = asyncio.create_task(cluster.remote(1).append(coming, 0, [message()]))
     done, _ = await asyncio.wait((asking,), timeout=0.05)
     assert not done

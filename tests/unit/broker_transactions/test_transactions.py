@@ -22,6 +22,13 @@ versions = pytest.mark.parametrize("is_v2", [False, True], ids=["version 1", "ve
 ends = pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "abort"])
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to write markers; who gives up is tested with a time of its
+    own."""
+    monkeypatch.setattr(transaction_coordinator, "COMPLETION_SECONDS_MAX", 60.0)
+
+
 # ── Isolation ────────────────────────────────────────────────────────────────────────────────
 
 

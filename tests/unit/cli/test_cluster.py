@@ -1,8 +1,10 @@
 """``penstock cluster`` against a real admin API with real managers behind it."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.unit.manager.cluster import until
@@ -175,6 +177,15 @@ class TestUpgrade:
         assert "node 4 is away and has partitions" in done.err
 
 
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is ten seconds later: a wait ends after an answer or two, however long
+    they take."""
+    looks = itertools.count(0, 10)
+    clock = SimpleNamespace(monotonic=lambda: next(looks), sleep=lambda _: None)
+    monkeypatch.setattr(cluster_waiting, "time", clock)
+
+
 class TestWaiting:
     def test_returns_at_once_when_it_is_safe(self, cli: Cli, ward: Ward) -> None:
         done = cli("cluster", "wait-safe")
@@ -183,22 +194,32 @@ class TestWaiting:
             "safe: any one node may be stopped\n"
         )
 
+    @pytest.mark.usefixtures("hasty")
     def test_ends_with_the_time_and_says_why(self, cli: Cli, ward: Ward) -> None:
         ward.run(ward.cluster.kill(3))
         ward.run(until(lambda: 3 not in ward.cluster.leaders("a")))
-        done = cli("cluster", "wait-safe", "--node", "2", "--timeout", "0.2")
+        done = cli("cluster", "wait-safe", "--node", "2", "--timeout", "20")
         assert done.code == ExitCode.TIMEOUT
         assert "it is not safe to stop node 2" in done.err
         assert "could not be written to without node 2" in done.err
-        done = cli("cluster", "wait-safe", "--node", "9", "--timeout", "0.1")
+        done = cli("cluster", "wait-safe", "--node", "9", "--timeout", "20")
         assert done.code == ExitCode.TIMEOUT
         assert "no node 9" in done.err
 
-    def test_goes_on_when_it_has_become_safe(self, cli: Cli, ward: Ward) -> None:
+    def test_goes_on_when_it_has_become_safe(
+        self, cli: Cli, ward: Ward, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """While it waits, the missing node comes back."""
         ward.run(ward.cluster.kill(3))
         ward.run(until(lambda: 3 not in ward.cluster.leaders("a")))
-        back = threading.Timer(0.3, lambda: ward.run(ward.cluster.join(3)))
+        told, tell = threading.Event(), cluster_waiting._Waiting.tell
+
+        def telling(self: cluster_waiting._Waiting, text: str) -> None:
+            tell(self, text)
+            told.set()
+
+        monkeypatch.setattr(cluster_waiting._Waiting, "tell", telling)
+        back = threading.Thread(target=lambda: told.wait(20) and ward.run(ward.cluster.join(3)))
         back.start()
         done = cli("cluster", "wait-safe", "--timeout", "20")
         back.join()
@@ -226,9 +247,10 @@ class TestWaiting:
         assert done.code == ExitCode.CONFLICT
         assert "there is no other node" in done.err
 
+    @pytest.mark.usefixtures("hasty")
     def test_a_wait_that_ends_early_says_how_to_go_on(self, cli: Cli, ward: Ward) -> None:
         for node in ward.cluster.nodes.values():
             node.is_catching_up = False  # so that nothing comes to an end
-        done = cli("cluster", "decommission", "2", "--timeout", "0.2")
+        done = cli("cluster", "decommission", "2", "--timeout", "20")
         assert done.code == ExitCode.TIMEOUT
         assert "penstock cluster undrain 2" in done.err

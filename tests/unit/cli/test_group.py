@@ -1,6 +1,7 @@
 """Group commands: members and offsets shown, lag in records and seconds, resets that stay within
 the log."""
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -176,7 +177,7 @@ def test_a_classic_group_is_shown_with_assignments_and_lag(
     assert 65.0 <= behind["lag_s"] == shown["lag_s"] < 80.0
     table = cli("group", "show", "g", "-o", "table").out
     assert "t:0 t:1" in table
-    assert "1m 5s" in table
+    assert re.search(r"\b1m (?:[5-9]|1\d)s\b", table)
 
 
 def test_a_group_of_the_newer_protocol_is_shown(cli: Cli, kafka: KafkaEndpoint) -> None:
@@ -216,6 +217,7 @@ def test_lag_is_told_in_records_and_seconds(cli: Cli, kafka: KafkaEndpoint, log:
     assert 65.0 <= behind["lag_s"] < 80.0, "the record at 13, not the control batch before it"
     assert (level["lag"], level["lag_s"]) == (0, 0.0)
     log.committed = {0: 14}
+    log.record_ms = int(time.time() * 1_000) - 60_000
     row, _ = cli("group", "lag", "g").lines
     assert 60.0 <= row["lag_s"] < 65.0, "the second record of the batch"
 

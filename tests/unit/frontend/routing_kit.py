@@ -39,7 +39,7 @@ from penstock.wire.internal.calls import Answers
 from penstock.wire.internal.faults import DeadlineExceeded, Unreachable
 
 CLUSTER = "test"
-WIRE = InternalConfig(retry_seconds_min=0.01, retry_seconds_max=0.05)
+WIRE = InternalConfig(retry_seconds_min=0.01, retry_seconds_max=0.05, connect_seconds_max=20.0)
 CALLS_MAX = 64
 
 ONE_PARTITION = (

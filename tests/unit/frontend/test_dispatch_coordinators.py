@@ -31,7 +31,7 @@ from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
-SOON_S = 2.0  # for what must not wait for a callee that hangs
+SOON_S = 10.0  # for what must not wait for a callee that hangs
 JOIN = JoinRequest("", "m-1", 10_000, 60_000, "consumer", (("range", b""),), confirms_id=False)
 COMMIT = CommitRequest(member_id="", generation=-1, partitions=())
 

@@ -26,7 +26,7 @@ from penstock.model.topic import Kind, Topic
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 TEN = LeaseRequest(count=10)
-SOON_S = 2.0  # for what must not wait for a node that hangs
+SOON_S = 10.0  # for what must not wait for a node that hangs
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_two_nodes_that_believe_in_each_other_are_not_asked_for_ever(
     cluster: Cluster,
 ) -> None:
     queue = await cluster.topic(led_by=(2,))
-    routed = cluster.routed(1, cluster.truth.copy(), retry_seconds_max=0.4)
+    routed = cluster.routed(1, cluster.truth.copy(), retry_seconds_max=2.0)
     asked = 0
 
     async def elsewhere(*_args: object, **_named: object) -> None:
@@ -121,7 +121,7 @@ async def test_two_nodes_that_believe_in_each_other_are_not_asked_for_ever(
         cluster.nodes[number].service._led = lambda _topic, _partition: None
     with pytest.raises(NotLeader):
         await routed.ends(queue, 0)
-    assert 4 < asked < 60
+    assert 4 < asked < 250
 
 
 # ── Nodes that go away ───────────────────────────────────────────────────────────────────────
@@ -208,8 +208,9 @@ async def test_a_partition_led_here_that_has_just_gone_is_not_insisted_on(
 
 @pytest.mark.parametrize("error", [DiskFull("full"), Overloaded("damaged")])
 async def test_a_node_that_takes_nothing_does_not_keep_messages_from_others(
-    cluster: Cluster, error: Overloaded
+    cluster: Cluster, error: Overloaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("penstock.frontend.routing.appending.REFUSED_SECONDS", 60.0)
     queue = await cluster.topic(led_by=(1, 2))
     routed = cluster.routed(1)
     is_certain = isinstance(error, DiskFull)

@@ -135,12 +135,12 @@ async def test_what_is_sent_behind_a_refused_log_in_is_not_heard(ann: House) -> 
 
 
 async def test_a_stranger_who_takes_its_time_is_hung_up_on(ann: House) -> None:
-    async with wired(ann, stranger_seconds_max=0.2) as wire:
+    async with wired(ann, stranger_seconds_max=2.0) as wire:
         await wire.ask(HANDSHAKE, SaslHandshakeRequest("PLAIN"))
         assert await wire.rest() == b""
-    async with wired(ann, stranger_seconds_max=0.2) as wire:
+    async with wired(ann, stranger_seconds_max=2.0) as wire:
         assert (await wire.log_in("ann")).error_code == 0
-        await asyncio.sleep(1.2)  # two sweeps of the listener
+        await asyncio.sleep(3.2)  # beyond the time of strangers, and two sweeps of the listener
         assert (await wire.ask(METADATA, MetadataRequest(None))).brokers
 
 
@@ -160,13 +160,16 @@ async def test_one_who_asks_too_often_is_answered_at_once_and_then_paused(house:
     async with wired(house) as wire:
         await wire.log_in("ann")
         assert (await wire.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
-        began = loop.time()
-        last = await wire.ask(HEARTBEAT, BEAT)
-        assert 500 <= last.throttle_time_ms <= 510
-        answered = loop.time()
-        assert answered - began < 0.45  # the pause is behind the answer
-        await wire.ask(HEARTBEAT, BEAT)
-        assert loop.time() - answered >= 0.45
+        took = []
+        for _ in range(3):
+            began = loop.time()
+            last = await wire.ask(HEARTBEAT, BEAT)
+            took.append(loop.time() - began)
+            assert 500 <= last.throttle_time_ms <= 510
+            house.clock.advance(60_000)  # nothing is owed any more; the pause goes on
+            assert (await wire.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
+            assert loop.time() - began >= 0.5
+        assert min(took) < 0.45  # the pause is behind the answer
 
 
 async def test_a_pause_holds_what_was_sent_ahead_and_loses_none_of_it(house: House) -> None:

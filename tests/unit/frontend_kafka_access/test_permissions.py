@@ -441,11 +441,9 @@ async def test_the_bits_say_what_the_caller_may(house: House) -> None:
 
 
 async def parked(house: House) -> None:
-    for _ in range(200):
-        if len(house.context.parked):
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("nobody waits")
+    async with asyncio.timeout(10):
+        while not len(house.context.parked):
+            await asyncio.sleep(0.005)
 
 
 async def test_a_fetch_that_waits_gives_out_nothing_once_the_right_is_gone(house: House) -> None:

@@ -18,11 +18,9 @@ ACCEPT, RELEASE, REJECT, RENEW = (1,), (2,), (3,), (4,)
 
 
 async def until(condition: object) -> None:
-    for _ in range(1_000):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came to that")
+    async with asyncio.timeout(10):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.001)
 
 
 # ── Leases ───────────────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """Opening after a crash: torn ends are cut, damage in the middle is kept, and both are said."""
 
+import gc
 import shutil
 import time
 from pathlib import Path
@@ -289,12 +290,18 @@ def test_a_crash_right_after_a_roll_keeps_the_log_whole(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_unclean_full_segment_is_recovered_within_two_seconds_of_cpu(tmp_path: Path) -> None:
-    log = Log.open(tmp_path, LogConfig(), now_ms=0)
+    log = Log.open(tmp_path / "log", LogConfig(), now_ms=0)
     while log.size_bytes < 60_000_000:
         append(log, size=320)
     log.close(clean=False)
-    before = time.process_time()
-    again = Log.open(tmp_path, LogConfig(), now_ms=0)
-    assert time.process_time() - before < 2.0  # the aim is one; a shared machine gets twice that
-    assert again.recovery.scanned_bytes == log.size_bytes
-    assert again.end_offset == log.end_offset
+    spent_s = []
+    for number in range(3):  # the best: neighbours and collections only ever add
+        folder = shutil.copytree(tmp_path / "log", tmp_path / str(number))
+        gc.collect()
+        before = time.process_time()
+        again = Log.open(folder, LogConfig(), now_ms=0)
+        spent_s.append(time.process_time() - before)
+        assert again.recovery.scanned_bytes == log.size_bytes
+        assert again.end_offset == log.end_offset
+        again.close(clean=False)
+    assert min(spent_s) < 2.0  # the aim is one; a shared machine gets twice that

@@ -45,7 +45,7 @@ ECHO = Call(0x7001, "test.echo", Text, Text, is_idempotent=True)
 ONCE = Call(0x7002, "test.once", Text, Text, is_idempotent=False)
 UNANSWERED = Call(0x7003, "test.unanswered", Text, Text, is_idempotent=True)
 
-FAST = InternalConfig(retry_seconds_min=0.02, retry_seconds_max=0.1)
+FAST = InternalConfig(retry_seconds_min=0.02, retry_seconds_max=0.1, connect_seconds_max=20.0)
 
 
 class Role:
@@ -235,9 +235,9 @@ async def test_many_calls_share_a_connection_and_are_answered_in_any_order() -> 
 async def test_who_asks_and_how_long_it_waits_is_known_to_the_answering_role() -> None:
     role = Role()
     async with listening(role) as (_, port), calling(port) as client:
-        await ask(client, "hello", timeout_ms=700)
+        await ask(client, "hello", timeout_ms=20_000)
         assert role.asked[0].node_id == "caller"
-        assert 0 < role.asked[0].timeout_ms <= 700
+        assert 0 < role.asked[0].timeout_ms <= 20_000
 
 
 async def test_bytes_that_dribble_in_make_the_same_calls() -> None:
@@ -295,9 +295,9 @@ async def test_an_unreadable_payload_costs_one_call_and_not_the_connection() -> 
 async def test_a_call_without_an_answer_is_carried_out() -> None:
     role = Role()
     async with listening(role) as (_, port), calling(port) as client:
-        await client.tell(ECHO, Text("tell it"), timeout_ms=1_000)
+        await client.tell(ECHO, Text("tell it"), timeout_ms=5_000)
         await role.until(lambda: role.told == [Text("tell it")])
-        await client.tell(ECHO, Text("missing x"), timeout_ms=1_000)  # heard by nobody
+        await client.tell(ECHO, Text("missing x"), timeout_ms=5_000)  # heard by nobody
         assert await ask(client, "and goes on") == "and goes on"
 
 
@@ -321,10 +321,11 @@ async def test_a_request_or_an_answer_longer_than_a_frame_is_refused_by_name() -
 async def test_a_call_ends_at_its_deadline_on_both_sides() -> None:
     role = Role()
     async with listening(role) as (_, port), calling(port) as client:
+        assert await ask(client, "first") == "first"  # connecting is not part of the deadline
         begun = time.monotonic()
         with pytest.raises(DeadlineExceeded, match=r"test\.echo"):
             await ask(client, "wait for ever", timeout_ms=150)
-        assert 0.1 < time.monotonic() - begun < 2.0
+        assert 0.1 < time.monotonic() - begun < 20.0  # without a deadline: never
         await role.until(lambda: role.cancelled == ["wait for ever"])
         assert await ask(client, "and goes on") == "and goes on"
 
@@ -393,7 +394,7 @@ async def test_a_node_that_is_away_is_said_to_be_at_once_and_found_when_it_is_ba
         for _ in range(200):
             with pytest.raises(Unreachable, match=f"127.0.0.1:{port}"):
                 await ask(client, "anybody there")
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 20.0  # that each waited for its time-out would be 1,000
         assert client.trouble is not None
         async with listening(role, port=port):
             async with asyncio.timeout(5):
@@ -437,7 +438,7 @@ async def test_a_peer_that_has_fallen_silent_is_given_up() -> None:
 
     server = await asyncio.start_server(greet_only, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    impatient = InternalConfig(ping_seconds=0.5, silence_seconds_max=1.5)
+    impatient = InternalConfig(ping_seconds=0.5, silence_seconds_max=6.0)
     async with server, calling(port, config=impatient) as client:
         with pytest.raises(OutcomeUnknown, match="silent"):
             await ask(client, "wait", call=ONCE, timeout_ms=20_000)
@@ -447,7 +448,7 @@ async def test_a_peer_that_has_fallen_silent_is_given_up() -> None:
 
 async def test_a_quiet_connection_lives_on_by_pings() -> None:
     role = Role()
-    patient = InternalConfig(ping_seconds=0.5, silence_seconds_max=2.0)
+    patient = InternalConfig(ping_seconds=0.5, silence_seconds_max=6.0)
     async with (
         listening(role, config=patient) as (listener, port),
         calling(port, config=patient) as client,
@@ -455,7 +456,7 @@ async def test_a_quiet_connection_lives_on_by_pings() -> None:
         assert await ask(client, "quick") == "quick"
         (before,) = listener.connections
         parked = asyncio.create_task(ask(client, "wait long", timeout_ms=20_000))
-        await asyncio.sleep(3.5)  # longer than either end tolerates silence
+        await asyncio.sleep(7.0)  # longer than either end tolerates silence
         role.release.set()
         assert await parked == "wait long"
         assert listener.connections == {before}
@@ -680,13 +681,13 @@ async def test_a_node_that_stops_finishes_what_is_under_way_and_begins_nothing()
     async with listening(role) as (listener, port), calling(port) as client:
         parked = asyncio.create_task(ask(client, "wait parked"))
         await role.until(lambda: role.begun == ["wait parked"])
-        draining = asyncio.create_task(listener.drain(seconds_max=5.0))
+        draining = asyncio.create_task(listener.drain(seconds_max=60.0))
         await asyncio.sleep(0)
         with pytest.raises(Draining):
             await ask(client, "one more")
         role.release.set()
         assert await parked == "wait parked"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await draining
 
 

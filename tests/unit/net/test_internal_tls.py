@@ -103,7 +103,7 @@ async def call(
         cluster_id=CLUSTER,
         node_id=node_id,
         tls=tls,
-        config=InternalConfig(),
+        config=InternalConfig(connect_seconds_max=20.0),
     )
     try:
         return (await client.call(ECHO, Text(own_id), timeout_ms=5_000)).text

@@ -202,15 +202,16 @@ def test_offsets_wait_for_a_leader(server: KafkaEndpoint, client: KafkaClient) -
     assert client.offsets({PLACE: LATEST}) == {PLACE: 12}
 
 
-def test_a_topic_that_is_not_there_is_said_at_once(client: KafkaClient) -> None:
+def test_a_topic_that_is_not_there_is_said_at_once(server: KafkaEndpoint) -> None:
     began = time.monotonic()
-    with pytest.raises(KafkaRefused) as refused:
-        client.offsets({Place("nope", 0): EARLIEST})
-    assert refused.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert refused.value.subject == "nope"
-    with pytest.raises(KafkaRefused):
-        client.offsets({Place("t", 9): EARLIEST})
-    assert time.monotonic() - began < 2.0
+    with KafkaClient(server.address, timeout_s=60.0) as client:
+        with pytest.raises(KafkaRefused) as refused:
+            client.offsets({Place("nope", 0): EARLIEST})
+        assert refused.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert refused.value.subject == "nope"
+        with pytest.raises(KafkaRefused):
+            client.offsets({Place("t", 9): EARLIEST})
+    assert time.monotonic() - began < 15.0
 
 
 # ── Connections ──────────────────────────────────────────────────────────────────────────────
@@ -245,7 +246,7 @@ def test_a_deadline_holds_against_a_server_that_drips() -> None:
         connection.settimeout(5.0)
         connection.recv(1_000)
         with contextlib.suppress(OSError):
-            for byte in b"\0\0\x10\0" + bytes(100):
+            for byte in b"\0\0\x10\0" + bytes(2_000):  # a hundred seconds of it
                 connection.sendall(bytes([byte]))
                 time.sleep(0.05)
 
@@ -253,7 +254,7 @@ def test_a_deadline_holds_against_a_server_that_drips() -> None:
         began = time.monotonic()
         with pytest.raises(TimedOut):
             client.nodes()
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 15.0
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from penstock.wire.internal import broker_calls as wire
 from penstock.wire.internal.calls import encode
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
-SOON_S = 3.0
+SOON_S = 10.0
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_what_was_acquired_for_a_call_that_was_broken_off_is_given_back(
 
 async def test_a_lease_that_takes_too_long_is_given_back(cluster: Cluster) -> None:
     queue = await cluster.topic()
-    remote, node = cluster.remote(1, call_ms=100), cluster.nodes[1]
+    remote, node = cluster.remote(1), cluster.nodes[1]
     await remote.append(queue, 0, [message("a")])
     lease, is_slow = node.owned.lease, True
 
@@ -135,8 +135,10 @@ async def test_a_lease_that_takes_too_long_is_given_back(cluster: Cluster) -> No
         return deliveries
 
     node.owned.lease = slow
+    patient, remote._call_ms = remote._call_ms, 100  # for this one alone
     with pytest.raises(DeadlineExceeded):
         await remote.lease(queue, LeaseRequest())
+    remote._call_ms = patient
     is_slow = False
     async with asyncio.timeout(SOON_S):
         await until(lambda: node.in_flight(queue) == 0)
