@@ -1,17 +1,23 @@
 """The installed ``penstock`` command against a server that it started itself: every verb, its exit
 code, and what happens in pipes."""
 
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.harness.command import Done
+from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
 
 from penstock.cli.examples import RECIPES
@@ -200,6 +206,11 @@ def test_a_refused_message_is_exit_7_and_the_others_arrive(shell: Shell, queue: 
     assert "message 2 refused" in done.err
 
 
+def unread(pipe: IO[str] | None) -> int:
+    assert pipe is not None
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
+
+
 def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
     shell: Shell, queue: str
 ) -> None:
@@ -212,10 +223,14 @@ def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
         env=shell.env,
     )
     assert send.stdin is not None
-    send.stdin.write("one\ntwo\nthr")
+    send.stdin.write("one\ntwo\n")
     send.stdin.flush()
     got = shell("message", "receive", queue, "-n", "2", "--wait", "20").lines
     assert {line["body"] for line in got} <= {"one", "two"}
+    send.stdin.write("thr")
+    send.stdin.flush()
+    # What it reads now it reads after the answer to the first two.
+    eventually(lambda: unread(send.stdin) == 0, seconds=30, what="it has read on")
     send.send_signal(signal.SIGINT)
     _, err = send.communicate(timeout=20)
     assert send.returncode == ExitCode.INTERRUPTED
@@ -300,11 +315,22 @@ def test_dead_letters_are_listed_and_moved_back(shell: Shell) -> None:
     assert shell("dlq", "redrive", "mail").code != 0
 
 
-def test_an_interrupted_redrive_goes_on_until_it_is_cancelled(shell: Shell) -> None:
-    fill_dead_letters(shell, "slow", 30)
+def answered(server: Server, api: str) -> float:
+    with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=10) as told:
+        lines = told.read().decode().splitlines()
+    start = f'penstock_requests_total{{api="{api}"'
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+
+def test_an_interrupted_redrive_goes_on_until_it_is_cancelled(shell: Shell, server: Server) -> None:
+    fill_dead_letters(shell, "slow", 60)
+    before = answered(server, "ListMessageMoveTasks")
     redrive = shell.start("dlq", "redrive", "slow-dead", "--rate", "1")
-    while not shell("dlq", "status", "slow-dead").out:
-        assert redrive.poll() is None
+    eventually(
+        lambda: answered(server, "ListMessageMoveTasks") > before,
+        seconds=30,
+        what="the command waits for the move",
+    )
     redrive.send_signal(signal.SIGINT)
     _, err = redrive.communicate(timeout=20)
     assert redrive.returncode == ExitCode.INTERRUPTED

@@ -147,8 +147,12 @@ def test_a_rolling_restart_waits_until_each_node_may_stop(cluster: PenstockClust
 def test_leaders_go_back_and_what_was_done_is_in_the_audit_trail(cluster: PenstockCluster) -> None:
     healthy(cluster)
     assert ask(cluster, "rebalance").json["leaders_changed"] >= 0
-    found = ask(cluster, "partitions", "--topic", "status").lines
-    assert [one["leader"] for one in found] == [one["replicas"][0] for one in found]
+
+    def are_first() -> bool:
+        found = ask(cluster, "partitions", "--topic", "status").lines
+        return bool(found) and all(one["leader"] == one["replicas"][0] for one in found)
+
+    eventually(are_first, seconds=SECONDS_MAX, what="first replicas lead")
 
     wanted = {"admin:DecommissionNode", "admin:UndrainNode", "admin:RebalanceLeaders"}
     seen: list[Done] = []

@@ -78,7 +78,8 @@ def consumed(
             "group.id": group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 6_000,
+            "session.timeout.ms": 20_000,  # a late heartbeat would mean to read all of it again
+            "heartbeat.interval.ms": 1_000,
         }
     )
     consumer.subscribe([topic])
@@ -166,7 +167,8 @@ def test_a_transaction_with_offsets_is_whole_although_coordinators_differ(
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
-                "session.timeout.ms": 6_000,
+                "session.timeout.ms": 20_000,
+                "heartbeat.interval.ms": 1_000,
             }
         )
         consumer.subscribe(["source"])

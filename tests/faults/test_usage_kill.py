@@ -27,8 +27,8 @@ from penstock.wire.facts import audit, usage
 KILLS = int(os.environ.get("PENSTOCK_FAULTS_KILLS", "6"))
 FLUSH_MS = 300
 # A flush is late by what a busy machine is late, and takes a sync.
-LATE_SECONDS_MAX = 2.0
-PROGRESS_SECONDS_MAX = 30.0
+LATE_SECONDS_MAX = 10.0
+PROGRESS_SECONDS_MAX = 60.0
 SEND = "sqs:SendMessage"
 
 
@@ -172,7 +172,14 @@ def test_the_books_are_right_after_kills_under_load(tmp_path: Path, seed: str) -
             client.end()
         server.restart()  # a stop writes everything
         facts = [usage.decode(value) for value in _read(server, "__usage")]
-        notes = _read(server, "__audit")
+        notes: list[bytes] = []
+
+        def is_start_noted() -> bool:
+            """It is written a moment after the server is ready."""
+            notes[:] = _read(server, "__audit")
+            return sum(audit.decode(v).action == "penstock:Started" for v in notes) >= KILLS + 2
+
+        eventually(is_start_noted, seconds=30, what="the last start noted")
         assert server.stop() == 0, server.stderr_tail()
         server.assert_no_traceback()
     _judge_usage(facts, senders, kills)
@@ -240,11 +247,18 @@ def _judge_audit(notes: list[bytes], changer: Changer, kills: list[Run]) -> None
     )
     assert all(count == 1 for count in noted.values()), "noted twice"
     missing = {name: at for name, at in changer.made.items() if name not in noted}
-    early = [
-        name
-        for name, at in missing.items()
-        if not any(run.ended_at - LATE_SECONDS_MAX <= at <= run.ended_at for run in kills)
-    ]
+    noted_at = [at for name, at in changer.made.items() if name in noted]
+
+    def is_explained(at: float) -> bool:
+        """Written in order: of what was made before a kill only the end may be missing."""
+        run = next((run for run in kills if at <= run.ended_at), None)
+        return (
+            run is not None
+            and run.ended_at - at <= LATE_SECONDS_MAX
+            and not any(at < later <= run.ended_at for later in noted_at)
+        )
+
+    early = [name for name, at in missing.items() if not is_explained(at)]
     print(f"made {len(changer.made)} queues, {len(missing)} not noted")
     assert not early, "an action long before any kill is missing"
     starts = [record for record in records if record.action == "penstock:Started"]

@@ -18,7 +18,7 @@ from tests.lab import (
     store_faults,
 )
 from tests.lab.faults import Fault
-from tests.lab.judge import Minima
+from tests.lab.judge import DARK_EXTRA_MS, Minima
 
 Kind = type[Fault]
 
@@ -68,6 +68,7 @@ class Profile:
     seconds: float  # that faults go on for; 0: each of the plan once
     pause_seconds: tuple[float, float]  # between the end of one and the next
     calls_between: int  # that every process must have had answered before the next fault
+    dark_extra_ms: int = DARK_EXTRA_MS  # beyond a lease, until a queue takes messages again
 
 
 PROFILES = {
@@ -77,6 +78,7 @@ PROFILES = {
         seconds=0.0,
         pause_seconds=(0.0, 0.0),
         calls_between=100,
+        dark_extra_ms=10_000,  # ten processes beside other tests; what timed out takes 15 s
     ),
     "chaos": Profile(
         "chaos",

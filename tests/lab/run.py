@@ -276,7 +276,11 @@ class LabRun:
             node_at=cluster.node_at,
             load_ended_at=load_ended_at,
         )
-        judgement = judge(seen, self._options.profile.minima)
+        judgement = judge(
+            seen,
+            self._options.profile.minima,
+            dark_extra_ms=self._options.profile.dark_extra_ms,
+        )
         for why in self._trouble:
             judgement.add("STUCK", why)
         if self._trouble:  # which is why others were stuck

@@ -228,6 +228,7 @@ class TestPartitions:
 
     async def test_counts_are_those_of_the_list(self, ward: Ward) -> None:
         await ward.cluster.kill(3)
+        await until(lambda: 3 not in ward.cluster.leaders("a"))
         key = PartitionKey("a", 1)
         for node in ward.cluster.nodes.values():
             node.is_catching_up = False  # so that it stays lost

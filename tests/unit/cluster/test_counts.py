@@ -36,7 +36,7 @@ async def test_how_far_a_follower_is_behind_is_of_the_leader_it_follows(tmp_path
 
 
 async def test_fetches_bytes_and_changes_of_the_in_sync_set_are_counted(tmp_path: Path) -> None:
-    async with cluster(tmp_path, ttl_ms=1_500) as found:
+    async with cluster(tmp_path) as found:
         topic, key = await found.topic()
         await found.sent(1, topic, "x" * 1_000)
         await found.alike(key)

@@ -286,6 +286,5 @@ async def test_every_follower_of_a_quiet_partition_learns_what_is_committed(tmp_
         topic, key = await on.topic()
         await settles(on.sent(1, topic, "the last for a long time"))
         await until(
-            lambda: all(on.nodes[n].replica(key).replica.high_watermark == 1 for n in (2, 3)),
-            seconds=3.0,
+            lambda: all(on.nodes[n].replica(key).replica.high_watermark == 1 for n in (2, 3))
         )

@@ -39,6 +39,8 @@ async def test_a_request_that_the_next_leader_has_not_is_answered_as_unknown(
         await on.elect(key, 2)
         outcome = (await asyncio.gather(settles(under_way), return_exceptions=True))[0]
         await on.alike(key)
+        second = on.nodes[2].replica(key).replica
+        await until(lambda: second.high_watermark == second.end_offset)
         found = await on.nodes[2].broker.lease(topic, LeaseRequest(count=10))
         bodies = [one.record.message.body for one in found]
         if isinstance(outcome, BaseException):

@@ -66,7 +66,7 @@ async def test_R4_a_node_that_comes_back_is_another_one(tmp_path: Path) -> None:
 
 async def test_a_number_that_another_folder_uses_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path) as (store, _):
-        first = member(store, 1, ttl_ms=1_000)
+        first = member(store, 1, ttl_ms=60_000)
         await first.register()
         with pytest.raises(NodeTaken, match=r"cluster\.node"):
             await member(store, 1, folder="another", ttl_ms=1_000).clear()

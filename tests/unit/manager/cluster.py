@@ -45,7 +45,7 @@ def topic(name: str, partitions: int, **configs: str) -> Topic:
     )
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     """For what another node does, of which there is no event here."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -13,7 +13,7 @@ from penstock.metadata.lease_times import LeaseTimes
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import LeaseGone
 
-QUICK = LeaseClockConfig(ttl_ms=1_000, every_ms=50, retry_ms=10)
+QUICK = LeaseClockConfig(ttl_ms=4_000, every_ms=50, retry_ms=10)
 
 
 @pytest.fixture

@@ -217,16 +217,21 @@ async def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> N
     await store.close()
 
 
-async def test_after_a_restart_every_lease_has_its_whole_time_again(tmp_path: Path) -> None:
+async def test_after_a_restart_every_lease_has_its_whole_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = 0
+    monkeypatch.setattr(SqliteStore, "_now_ms", lambda _store: now_ms)
     path = tmp_path / "metadata.db"
     store = await SqliteStore.open(path)
     lease = await store.grant(1_000)
     await store.txn(puts=(("/a", b""),), lease=lease)
-    await asyncio.sleep(0.6)
+    now_ms = 600
     await store.close()
     store = await SqliteStore.open(path)
-    await asyncio.sleep(0.6)
+    now_ms = 1_200
     assert await store.keep_alive(lease) == 1_000
+    now_ms = 2_200
     async with asyncio.timeout(10), aclosing(store.watch("/", from_revision=2)) as watch:
         assert (await anext(watch))[0].key == "/a"
     assert await store.grant(1_000) > lease
@@ -269,13 +274,16 @@ async def test_a_lease_that_could_not_be_ended_is_ended_later(
 ) -> None:
     monkeypatch.setattr(sqlite_store, "BUSY_SECONDS_MAX", 0.02)
     monkeypatch.setattr(sqlite_store, "ENDING_RETRY_SECONDS", 0.02)
+    now_ms = 0
+    monkeypatch.setattr(SqliteStore, "_now_ms", lambda _store: now_ms)
     path = tmp_path / "metadata.db"
     store = await SqliteStore.open(path)
     lease = await store.grant(500)
     revision = await store.txn(puts=(("/a", b""),), lease=lease)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    await asyncio.sleep(0.7)
+    now_ms = 700
+    await asyncio.sleep(0.7)  # it looks after half a second
     assert await store.get("/a") is not None
     with pytest.raises(LeaseGone):
         await store.keep_alive(lease)

@@ -47,7 +47,7 @@ async def test_a_stop_writes_the_end_of_all_three(tmp_path: Path) -> None:
 async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(facts_module, "STOP_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(facts_module, "STOP_SECONDS_MAX", 3.0)
     async with on_stage(tmp_path) as stage:
         facts = facts_on(stage, Unreliable(stage.broker, Random(0), lost=1.0), tmp_path)
         facts.start()
@@ -56,7 +56,7 @@ async def test_logs_that_take_nothing_are_given_up_together_in_the_time_of_one(
         loop = asyncio.get_running_loop()
         began = loop.time()
         await facts.stop()
-        assert 0.5 <= loop.time() - began < 0.95
+        assert 3.0 <= loop.time() - began < 5.9  # one after the other it would be six at least
     assert {message for message in caplog.messages if "lost" in message} == {
         "usage of the last seconds is lost",
         "telemetry of the last seconds is lost",

@@ -268,8 +268,8 @@ def test_a_service_that_hangs_is_given_up_with_everything_it_started(tmp_path: P
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
         "child.wait()\n"
     )
-    kms = CommandKms(command_of(tmp_path, script), seconds_max=1.5)
-    with pytest.raises(KmsFailed, match=r"within 1\.5 s"):
+    kms = CommandKms(command_of(tmp_path, script), seconds_max=5)
+    with pytest.raises(KmsFailed, match=r"within 5 s"):
         kms.wrap(b"secret", context=b"c")
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 10
