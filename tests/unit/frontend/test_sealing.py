@@ -87,7 +87,8 @@ def delivery(offset: int, message: Message) -> Delivery:
 
 
 def changed(message: Message) -> Message:
-    return msgspec.structs.replace(message, body=message.body[:-1] + b"?")
+    body = message.body
+    return msgspec.structs.replace(message, body=body[:-1] + bytes([body[-1] ^ 1]))
 
 
 async def bodies(sealing: Sealing, topic: Topic, *messages: Message) -> list[bytes]:
