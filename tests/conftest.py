@@ -4,6 +4,7 @@ change that was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new
 import os
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 # They judge how examples come about, by the clock or by chance, and not whether a property holds.
 UNJUDGED = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
@@ -12,4 +13,10 @@ settings.register_profile("steady", derandomize=True, deadline=None, suppress_he
 settings.register_profile(
     "exploring", deadline=None, print_blob=True, suppress_health_check=UNJUDGED
 )
-settings.load_profile("exploring" if os.environ.get("EXPLORE") else "steady")
+if os.environ.get("EXPLORE"):
+    settings.load_profile("exploring")
+else:
+    settings.load_profile("steady")
+    # Numbers and strings of whatever is loaded are tried as well: with several processes that would
+    # depend on which files each of them has been given before.
+    providers._get_local_constants = lambda: providers._local_constants

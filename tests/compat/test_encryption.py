@@ -404,11 +404,8 @@ def change_sealed(folder: Path, which: int) -> None:
     replace_segment(segment, bytes(content))
 
 
-def quarantined(server: Server) -> int:
-    for line in admin_get(server, "/metrics").decode().splitlines():
-        if line.startswith("penstock_messages_quarantined_total "):
-            return int(float(line.split()[1]))
-    raise AssertionError("the metric is missing")
+def quarantined(server: Server) -> float:
+    return server.metrics()["penstock_messages_quarantined_total"]
 
 
 def test_a_changed_message_is_delivered_to_nobody_and_the_others_are(

@@ -4,9 +4,7 @@ that has gone, and ended by the end of their queue."""
 from __future__ import annotations
 
 import json
-import re
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -202,12 +200,9 @@ def test_the_queue_own_wait_applies_unless_the_call_says_otherwise(
     assert time.monotonic() - began_at < 10.0
 
 
-def parked(server: Server) -> int:
+def parked(server: Server) -> float:
     """Receive calls that wait for a message."""
-    with urllib.request.urlopen(f"{server.admin_url}/metrics", timeout=10) as answer:
-        found = re.search(r"^penstock_waits (\d+)", answer.read().decode(), re.MULTILINE)
-    assert found is not None
-    return int(found[1])
+    return server.metrics()["penstock_waits"]
 
 
 def test_a_client_that_hangs_up_takes_nothing(

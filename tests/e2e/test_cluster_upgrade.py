@@ -4,7 +4,6 @@ node of the earlier version finds no way in any more."""
 
 from __future__ import annotations
 
-import http.client
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -42,19 +41,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PenstockCluste
         yield cluster
 
 
-def metrics(node: ClusterNode) -> dict[str, float]:
-    connection = http.client.HTTPConnection(node.admin_url.removeprefix("http://"), timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, _, value in lines}
-
-
 def is_raised(node: ClusterNode) -> bool:
-    return metrics(node)["penstock_feature_level"] == LEVEL_MAX
+    return node.metrics()["penstock_feature_level"] == LEVEL_MAX
 
 
 def everything(sqs: Any, queue_url: str) -> Counter[str]:
@@ -177,7 +165,7 @@ def test_the_metrics_of_all_nodes_agree_on_their_cluster(cluster: PenstockCluste
     troubles = ("partitions_under_replicated", "partitions_below_minimum", "replicas_halted")
 
     def agree() -> bool:
-        told.update({number: metrics(node) for number, node in cluster.nodes.items()})
+        told.update({number: node.metrics() for number, node in cluster.nodes.items()})
         managing = [one for one in told.values() if one["penstock_manager"]]
         led = sum(one["penstock_partitions_led"] for one in told.values())
         return (

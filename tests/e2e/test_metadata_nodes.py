@@ -3,7 +3,6 @@ when topics are many, and who is let in."""
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from tests.attacks.kit import code_of
@@ -23,18 +21,6 @@ from tests.harness.roles import MetadataServer, attached
 from tests.harness.server import Server, ServerFailed, penstock_command, stable_port
 
 WATCH_SECONDS_MAX = 10.0
-
-
-def metric(node: Server, name: str) -> float:
-    connection = http.client.HTTPConnection(urlsplit(node.admin_url).netloc, timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    values = [line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} ")]
-    assert values, f"no {name} in the metrics"
-    return float(values[0])
 
 
 def is_there(sqs: Any, name: str) -> bool:
@@ -121,16 +107,18 @@ def test_many_topics_are_shared_by_the_ring_and_found_through_any_node(tmp_path:
         for one in fleet.nodes.values():
             eventually(
                 lambda one=one: (  # type: ignore[misc]
-                    metric(one, "penstock_metadata_topics") >= topics - 3
-                    and metric(one, "penstock_metadata_held_topics") < len(names)
+                    one.metrics()["penstock_metadata_topics"] >= topics - 3
+                    and one.metrics()["penstock_metadata_held_topics"] < len(names)
                 ),
                 seconds=10,
                 what="a part for each",
             )
 
         def is_each_held_once() -> bool:
-            held = sum(metric(one, "penstock_metadata_held_topics") for one in fleet.nodes.values())
-            return held == metric(fleet.nodes["m1"], "penstock_metadata_topics")
+            held = sum(
+                one.metrics()["penstock_metadata_held_topics"] for one in fleet.nodes.values()
+            )
+            return held == fleet.nodes["m1"].metrics()["penstock_metadata_topics"]
 
         # Those of the nodes themselves come in the background.
         eventually(is_each_held_once, seconds=20, what="each topic held once")
@@ -212,7 +200,7 @@ def test_nodes_with_certificates_of_one_authority_work_together(
         url = sqs.create_queue(QueueName="q")["QueueUrl"]
         sqs.send_message(QueueUrl=url, MessageBody="x")
         assert sqs.receive_message(QueueUrl=url)["Messages"][0]["Body"] == "x"
-        assert metric(metadata, "penstock_internal_tls_certificate_expiry_timestamp_seconds") > 0
+        assert metadata.metrics()["penstock_internal_tls_certificate_expiry_timestamp_seconds"] > 0
         assert node.stop() == 0, node.stderr_tail()
         node.assert_no_traceback()
 
@@ -222,7 +210,7 @@ def test_a_node_without_a_certificate_is_not_let_in(
 ) -> None:
     said = refusal(attached(tmp_path / "node", metadata.listen))
     assert "perhaps it wants TLS, or another certificate" in said
-    assert metric(metadata, "penstock_connections") == 0
+    assert metadata.metrics()["penstock_connections"] == 0
 
 
 def test_a_certificate_of_another_authority_is_refused(
@@ -261,13 +249,13 @@ def test_a_renewed_certificate_is_taken_over_while_nodes_run(
 ) -> None:
     name = "penstock_internal_tls_certificate_expiry_timestamp_seconds"
     with attached(tmp_path / "node", metadata.listen, env=certificates.make("f1")) as node:
-        before = {one: metric(one, name) for one in (node, metadata)}
+        before = {one: one.metrics()[name] for one in (node, metadata)}
         for holder in ("f1", "m1"):
             certificates.make(holder, "--days", "400")
         for one, expiry in before.items():
             os.kill(one.pid, signal.SIGHUP)
             eventually(
-                lambda one=one, expiry=expiry: metric(one, name) > expiry,  # type: ignore[misc]
+                lambda one=one, expiry=expiry: one.metrics()[name] > expiry,  # type: ignore[misc]
                 seconds=10,
                 what="the new certificate",
             )

@@ -29,7 +29,7 @@ from tests.harness.server import Server, penstock_command, stable_port
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 PARTITIONS = 4
-CLIENTS = 16  # connections: that the kernel gives all of them to one of two has a chance of 2^-15
+CLIENTS = 24  # connections: that the kernel gives all of them to one of two has a chance of 2^-23
 GONE_SECONDS_MAX = 20.0
 BACK_SECONDS_MAX = 30.0
 BALANCED_SECONDS_MAX = 40.0

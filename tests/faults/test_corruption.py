@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 from tests.harness.checker import Verdict, check
+from tests.harness.damage import flip_bit
 from tests.harness.ledger import Recv
 from tests.harness.load import NO_PROGRESS_SECONDS_MAX, Load
 from tests.harness.server import Server, stable_port
@@ -85,26 +86,18 @@ def bench(tmp_path: Path, seed: str, request: pytest.FixtureRequest) -> Iterator
         load.close()
 
 
-def flip(path: Path, position: int, *, bit: int = 3) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ (1 << bit)]))
-
-
 def newest_log(bench: Bench) -> Path:
     return [path for path in bench.files("*.log") if path.stat().st_size > 0][-1]
 
 
 def flip_middle(bench: Bench, chance: Random) -> None:
     path = bench.files("*.log")[1]
-    flip(path, path.stat().st_size // 2 + chance.randrange(1_000), bit=chance.randrange(8))
+    flip_bit(path, path.stat().st_size // 2 + chance.randrange(1_000), bit=chance.randrange(8))
 
 
 def flip_header(bench: Bench, chance: Random) -> None:
     """The base offset of a segment's first batch, which the batch's own checksum leaves out."""
-    flip(bench.files("*.log")[1], 7, bit=chance.randrange(8))
+    flip_bit(bench.files("*.log")[1], 7, bit=chance.randrange(8))
 
 
 def zero_page(bench: Bench, chance: Random) -> None:
@@ -115,7 +108,7 @@ def zero_page(bench: Bench, chance: Random) -> None:
 
 def flip_tail(bench: Bench, chance: Random) -> None:
     path = newest_log(bench)
-    flip(path, path.stat().st_size - 1 - chance.randrange(20), bit=chance.randrange(8))
+    flip_bit(path, path.stat().st_size - 1 - chance.randrange(20), bit=chance.randrange(8))
 
 
 def tear_tail(bench: Bench, chance: Random) -> None:
@@ -184,6 +177,6 @@ def test_what_can_be_rebuilt_is_rebuilt_without_a_loss(bench: Bench, how: str, s
         elif how == "garbage":
             path.write_bytes(chance.randbytes(max(64, path.stat().st_size)))
         elif path.stat().st_size:
-            flip(path, chance.randrange(path.stat().st_size), bit=chance.randrange(8))
+            flip_bit(path, chance.randrange(path.stat().st_size), bit=chance.randrange(8))
     bench.start_and_drain(no_progress_seconds=NO_PROGRESS_SECONDS_MAX).assert_clean()
     assert bench.server.stop() == 0, bench.server.stderr_tail()

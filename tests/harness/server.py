@@ -20,6 +20,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -34,6 +35,7 @@ STDERR_LINES_MAX = 20_000  # a server that floods its log must not fill the test
 STABLE_PORTS = range(10_000, 32_000)
 PORT_SLICES = 8  # processes that run tests side by side have one each, and so never the same port
 PORT_STEP = 8  # a server that is given one port may take the next few as well
+PORT_ROOM = 24  # at the end of a slice: three local nodes take so many behind the port of the first
 
 _HTTP = re.compile(r"\bhttp=(https?://\S+)")
 _ADMIN = re.compile(r"\badmin=(https?://\S+)")
@@ -58,7 +60,7 @@ def _port_wheel() -> Iterator[int]:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     number = int(worker.removeprefix("gw")) % PORT_SLICES if worker else PORT_SLICES - 1
     size = len(STABLE_PORTS) // PORT_SLICES
-    ours = STABLE_PORTS[number * size : (number + 1) * size : PORT_STEP]
+    ours = STABLE_PORTS[number * size : (number + 1) * size - PORT_ROOM : PORT_STEP]
     start = random.Random(os.urandom(8)).randrange(len(ours))
     return itertools.cycle([*ours[start:], *ours[:start]])
 
@@ -70,6 +72,8 @@ def stable_port() -> int:
     """A free port that no outgoing connection will be given while the server is down."""
     for port in itertools.islice(_PORTS, len(STABLE_PORTS)):
         with socket.socket() as probe:
+            # As servers do: connections of an earlier one that have ended are no hindrance.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -269,10 +273,20 @@ class Server:
 
     def readyz(self) -> tuple[int, str]:
         """Status and text of the readiness check on the admin port."""
+        return self._ask_admin("/readyz")
+
+    def metrics(self) -> dict[str, float]:
+        """Every series, by its name with its labels."""
+        status, text = self._ask_admin("/metrics")
+        assert status == HTTPStatus.OK, text
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    def _ask_admin(self, path: str) -> tuple[int, str]:
         host = self.admin_url.removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=10)
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", path)
             reply = connection.getresponse()
             return reply.status, reply.read().decode("utf-8", "replace")
         finally:

@@ -458,6 +458,7 @@ def test_invoices_say_what_the_servers_own_report_says(
 ) -> None:
     """Used with boto3 and a Kafka client; ``penstock usage report`` is the measure."""
     with Server(tmp_path / "data", fsync="never", kafka_port=0) as server:
+        month = datetime.datetime.now(datetime.UTC).strftime("%Y-%m")
         _use(server)
         server.restart()  # a stop writes all that was counted
         report = _report(server)
@@ -468,7 +469,6 @@ def test_invoices_say_what_the_servers_own_report_says(
         usage.run(job)
         shutil.rmtree(tmp_path / "c")  # the table is a checkpoint as well
         usage.run(job)
-        month = datetime.datetime.now(datetime.UTC).strftime("%Y-%m")
         billing.run(context_of(spark, server, lake, tmp_path / "b", rates=card, month=month))
     lines = {
         (row.resource, row.op): row

@@ -82,7 +82,8 @@ def executors(cluster: Cluster) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), workers=2, cores=1) as running:
+    folder = tmp_path_factory.mktemp("cluster")
+    with Cluster(folder, workers=2, cores=1, port=stable_port()) as running:
         yield running
         workers = running.worker_pids
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

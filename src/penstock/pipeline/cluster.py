@@ -79,8 +79,8 @@ class Cluster:
         self._worker_count = workers
         self._cores = cores
         self._memory = memory
-        self._port = port or _free_port()
-        self._page_port = _free_port()
+        free, self._page_port = _free_ports()
+        self._port = port or free
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -240,10 +240,12 @@ def _end_with_us() -> Callable[[], None] | None:
     return ask
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+def _free_ports() -> tuple[int, int]:
+    """Two that are not the same."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind((HOST, 0))
+        other.bind((HOST, 0))
+        return int(one.getsockname()[1]), int(other.getsockname()[1])
 
 
 def up(context: JobContext) -> None:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from tests.harness.server import stable_port
 from tests.unit.broker.stage import HandClock, claim
 
 from penstock.broker.calls import Broker
@@ -245,7 +246,7 @@ class Node:
             led=cluster.truth.leader,
             catch_up_seconds=0.3,
         )
-        self.port = 0
+        self.port = stable_port()  # nobody else is given it while this one does not listen
         self.listener: InternalListener | None = None
 
     def waits(self, topic: Topic) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.damage import flip_bit
 from tests.unit.log.stage import SMALL, QuickDisk, append, make_batch, open_log, read_all, sync
 
 from penstock.log.damage import DamagedRange
@@ -48,14 +49,6 @@ def append_behind(log: Log, count: int) -> bytes:
 
 def joined(stretch: Stretch) -> bytes:
     return b"".join(in_memory(stretch.buffers))
-
-
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 0x10]))
 
 
 def segment_path(log: Log, number: int = 0) -> Path:
@@ -200,7 +193,7 @@ def test_damage_is_never_served_to_the_first_reader(tmp_path: Path, step: int) -
     log.close()
     for at in range(0, len(written), step):
         log = open_log(tmp_path, SMALL, disk=QuickDisk())
-        flip(path, at)
+        flip_bit(path, at, bit=4)
         try:
             served = joined(log.read_stretch(0, bytes_max=1_000))
         except DamagedRange:
@@ -208,14 +201,14 @@ def test_damage_is_never_served_to_the_first_reader(tmp_path: Path, step: int) -
         assert written.startswith(served)
         assert len(served) <= at
         assert log.damage or served, "what is not served is reported"
-        flip(path, at)
+        flip_bit(path, at, bit=4)
         log.close(clean=False)
 
 
 def test_what_we_wrote_ourselves_is_verified_when_it_is_first_read(tmp_path: Path) -> None:
     log = open_log(tmp_path, ONE_SEGMENT)
     append_behind(log, 1)
-    flip(segment_path(log), 100)
+    flip_bit(segment_path(log), 100, bit=4)
     with pytest.raises(DamagedRange):
         log.read_stretch(0, bytes_max=1_000)
 
@@ -224,7 +217,7 @@ def test_a_known_stretch_is_verified_again_after_so_many_reads(tmp_path: Path) -
     log = open_log(tmp_path, ONE_SEGMENT)
     written = append_behind(log, 4)
     assert joined(log.read_stretch(0, bytes_max=1_000, up_to=4)) == written
-    flip(segment_path(log), 100)
+    flip_bit(segment_path(log), 100, bit=4)
     for _ in range(TRUSTED_READS):
         log.read_stretch(0, bytes_max=1_000, up_to=4)
     with pytest.raises(DamagedRange):
@@ -253,7 +246,7 @@ def test_nothing_is_known_of_a_segment_that_was_closed(tmp_path: Path) -> None:
     sync(log)
     assert log.segment_count > OPEN_SEGMENTS_MAX + 2
     log.read_stretch(0, bytes_max=1_000)
-    flip(segment_path(log), 100)
+    flip_bit(segment_path(log), 100, bit=4)
     for segment in log.segments()[1 : OPEN_SEGMENTS_MAX + 1]:
         log.read_stretch(segment.base_offset, bytes_max=1)
     with pytest.raises(DamagedRange):
@@ -264,7 +257,7 @@ def test_a_lease_cursors_read_verifies_what_a_fetch_would_trust(tmp_path: Path) 
     log = open_log(tmp_path, ONE_SEGMENT)
     append_behind(log, 1)
     log.read_stretch(0, bytes_max=1_000, up_to=1)
-    flip(segment_path(log), 100)
+    flip_bit(segment_path(log), 100, bit=4)
     with pytest.raises(DamagedRange):
         log.read(0, bytes_max=1_000)
 
@@ -276,8 +269,8 @@ def test_readers_get_past_damage_and_places_known_before_stay_good(tmp_path: Pat
         log.read_stretch(start, bytes_max=1)
     # A header: the scan that follows counts the lost range as one, and numbers change behind it.
     size = len(written[0])
-    flip(segment_path(log), 5 * size + 3)
-    flip(segment_path(log), 6 * size + 3)
+    flip_bit(segment_path(log), 5 * size + 3, bit=4)
+    flip_bit(segment_path(log), 6 * size + 3, bit=4)
     found, damages = read_all(log)
     assert damages
     for start in range(20):

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.harness.server import stable_port
+
 from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.remote import RemoteCatalog
 from penstock.metadata.remote_store import RemoteConfig
@@ -66,7 +68,7 @@ class Node:
             peer=self._peer,
             config=cluster.config,
         )
-        self.port = 0
+        self.port = stable_port()  # nobody else is given it while this one does not listen
         self._cluster = cluster
         self._clients: dict[str, InternalClient] = {}
         self.listener: InternalListener | None = None

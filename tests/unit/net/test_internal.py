@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.harness.server import stable_port
 
 from penstock.model.errors import Draining, InvalidRequest, Throttled, TopicNotFound
 from penstock.net.internal import (
@@ -387,8 +388,7 @@ async def test_a_lost_call_is_made_again_if_that_is_harmless_and_unknown_if_not(
 
 async def test_a_node_that_is_away_is_said_to_be_at_once_and_found_when_it_is_back() -> None:
     role = Role()
-    async with listening(role) as (_, port):
-        pass
+    port = stable_port()
     async with calling(port) as client:
         begun = time.monotonic()
         for _ in range(200):
