@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.interrupts import Interrupts
 from penstock.cli.kafka_client import Place, failure_of, refused, told
 from penstock.cli.key_partition import partition_of_key
 from penstock.cli.record_lines import OutgoingRecord, RecordDefaults, from_json, from_text
@@ -78,13 +77,7 @@ class RecordSender(Tally):
             raise failure_of(trouble, self._what) from trouble
 
     def send(self, source: Iterable[Sequence[OutgoingRecord]]) -> None:
-        with Interrupts() as interrupts:
-
-            def send(chunk: Sequence[OutgoingRecord]) -> None:
-                with interrupts.held():
-                    self._send_chunk(chunk)
-
-            self.run(source, send)
+        self.run(source, self._send_chunk)
 
     # ── Batches ──────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.interrupts import Interrupts
 from penstock.cli.outgoing import Defaults, Outgoing, batches, from_json, from_text
 from penstock.cli.session import Session
 from penstock.cli.tally import Tally
@@ -71,14 +70,7 @@ class Sender(Tally):
         self.replies: list[dict[str, Any]] = []  # of the last batch only
 
     def send(self, source: Iterable[Sequence[Outgoing]], *, total: int | None = None) -> None:
-        """A Ctrl-C waits for the answer under way: who sends wants to know what was accepted."""
-        with Interrupts() as interrupts:
-
-            def send(batch: Sequence[Outgoing]) -> None:
-                with interrupts.held():
-                    self._send_batch(batch)
-
-            self.run(source, send, total=total)
+        self.run(source, self._send_batch, total=total)
 
     def _send_batch(self, batch: Sequence[Outgoing]) -> None:
         entries = [{"Id": str(number), **item.entry} for number, item in enumerate(batch)]

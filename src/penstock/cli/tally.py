@@ -9,6 +9,7 @@ from typing import TypeVar
 import click
 
 from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.interrupts import Interrupts
 from penstock.cli.progress import Progress
 from penstock.cli.session import Session
 
@@ -33,12 +34,14 @@ class Tally:
         *,
         total: int | None = None,
     ) -> None:
-        """Send all of it. On any interruption the count of what was accepted is told first."""
+        """Send all of it. On any interruption the count of what was accepted is told first; a
+        Ctrl-C waits for the answer under way, for who sends wants to know what was accepted."""
         progress = Progress("sending", total=total, is_quiet=self._session.settings.quiet)
         try:
-            with progress:
+            with Interrupts() as interrupts, progress:
                 for piece in source:
-                    send(piece)
+                    with interrupts.held():
+                        send(piece)
                     progress.update(self.accepted + self.failed)
         except KeyboardInterrupt:
             self._session.remark(f"interrupted: {self._accepted_text()}")
