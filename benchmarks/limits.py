@@ -1,11 +1,12 @@
 """``python -m benchmarks.limits``: what it costs to know who asks, to count it and to seal it, and
-what one tenant feels of another. Prints a table with bars; under three minutes.
+what one tenant feels of another. Prints a table with bars; some five minutes.
 
 * Who may, how fast, how much: sends on a server that checks signatures, policies and limits and
   counts what is used, against the same program with all of that off.
 * Encryption: sends of 1 KiB to a queue that is sealed, against one that is not.
 * Long polls: memory with ten thousand of them parked, and the rate of sends meanwhile.
 * A flood: one tenant asks at ten times its limit; what that does to another's sends.
+* Scrubbing: what sends feel of a server that reads over its logs all the time.
 
 Each pair takes turns on the same machine, so that whatever changes meanwhile falls on both; figures
 are medians of the rounds. The load is ``load.py``'s, with requests that are signed beforehand."""
@@ -15,6 +16,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -57,6 +59,9 @@ CALL_S_MAX: Final = 30.0
 COST_MAX, SEAL_COST_MAX = 0.25, 0.15
 POLLS_RSS_MAX_MB, POLLS_RATE_MIN = 300.0, 0.8
 FLOOD_P99_MAX = 0.20
+SCRUB_P99_MAX = 0.20
+SCRUBBED_MB_MIN = 16
+CASES: Final = ("guard", "sealing", "polls", "flood", "scrubbing")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -76,7 +81,14 @@ class Options(msgspec.Struct, frozen=True):
 class Node:
     """A server, asked as its operator."""
 
-    def __init__(self, folder: Path, cores: set[int], *, is_guarded: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cores: set[int],
+        *,
+        is_guarded: bool,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True)
         self._admin_port = free_port()
         secret = folder / "secret"
@@ -85,7 +97,7 @@ class Node:
         command = [str(PROGRAM), "serve", "--data", str(folder / "data"), "--fsync", "never"]
         command += ["--http", "127.0.0.1:0", "--admin", f"127.0.0.1:{self._admin_port}"]
         command += ["--auth", "on" if is_guarded else "off"]
-        env = {"PENSTOCK_KAFKA__LISTEN": "off"}
+        env = {"PENSTOCK_KAFKA__LISTEN": "off", **(settings or {})}
         if is_guarded:
             env |= {
                 "PENSTOCK_ROOT_KEY_ID": ROOT_KEY.key_id,
@@ -106,6 +118,15 @@ class Node:
             headers["authorization"] = f"Bearer {self._token}"
         data = json.dumps(body).encode()
         return _exchange(self._admin_port, method, f"/api/v1/{path}", data, headers)
+
+    def metric(self, name: str) -> float:
+        connection = http.client.HTTPConnection("127.0.0.1", self._admin_port, timeout=CALL_S_MAX)
+        try:
+            connection.request("GET", "/metrics")
+            lines = connection.getresponse().read().decode().splitlines()
+        finally:
+            connection.close()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
     def tenant(self, name: str, **limits: Mapping[str, float]) -> Credentials:
         """A tenant with one user who may do everything."""
@@ -156,8 +177,10 @@ class Bench:
         )
 
     @contextmanager
-    def _node(self, name: str, *, is_guarded: bool) -> Iterator[Node]:
-        node = Node(self._folder / name, self._server_cores, is_guarded=is_guarded)
+    def _node(self, name: str, *, is_guarded: bool, **settings: str) -> Iterator[Node]:
+        node = Node(
+            self._folder / name, self._server_cores, is_guarded=is_guarded, settings=settings
+        )
         try:
             yield node
         finally:
@@ -294,20 +317,49 @@ class Bench:
                     refused += told[0].refused if factor != 1 else 0
             if not refused:
                 raise LoadFailed("the flood was not held back")
-        # What else takes the processor away only ever adds, and at a p99 a few milliseconds of it
-        # are all that is seen: so the quieter rounds of each are compared.
-        before, after = (quieter(p99s[factor]) for factor in (1, FLOOD_FACTOR))
-        middle = [statistics.median(p99s[factor]) / 1e3 for factor in (1, FLOOD_FACTOR)]
+        title = f"p99 of a quiet tenant while another floods at {FLOOD_FACTOR}× its limit"
+        return [self._tail(title, p99s[1], p99s[FLOOD_FACTOR], FLOOD_P99_MAX)]
+
+    def scrubbing(self) -> list[Row]:
+        """At the rate that is the default, but without an end; over small messages, which are most
+        work to read over."""
+        off = {"PENSTOCK_LOG__SCRUB_BYTES_PER_SECOND": "0"}
+        on = {"PENSTOCK_LOG__SCRUB_INTERVAL_MS": "1000"}
+        with ExitStack() as nodes:
+            pair = [
+                nodes.enter_context(self._node(name, is_guarded=False, **settings))
+                for name, settings in (("resting", off), ("scrubbing", on))
+            ]
+            urls = [node.queue("q") for node in pair]
+            for node in pair:
+                url = node.queue("filled")
+                while node.metric("penstock_log_size_bytes") < SCRUBBED_MB_MIN * 1e6:
+                    self._load(node, url, ROOT_KEY)
+            p99s: tuple[list[int], list[int]] = ([], [])
+            paced = {"scenario": "end_to_end", "rate": QUIET_RATE, "warm_up_s": 1.0}
+            before = pair[1].metric("penstock_scrubbed_bytes_total")
+            for _ in range(self._options.tail_rounds):
+                for node, url, found in zip(pair, urls, p99s, strict=True):
+                    with stopped(*(other for other in pair if other is not node)):
+                        result = self._load(node, url, ROOT_KEY, **paced)
+                    found.append(result.latencies["send"].p99_us)
+            if pair[1].metric("penstock_scrubbed_bytes_total") == before:
+                raise LoadFailed("nothing was read over")
+        return [self._tail("p99 of sends while logs are read over", *p99s, SCRUB_P99_MAX)]
+
+    def _tail(self, title: str, without: list[int], with_it: list[int], most: float) -> Row:
+        """What else takes the processor away only ever adds, and at a p99 a few milliseconds of it
+        are all that is seen: so the quieter rounds of each are compared."""
+        before, after = quieter(without), quieter(with_it)
+        middle = [statistics.median(each) / 1e3 for each in (without, with_it)]
         change = after / before - 1
-        return [
-            Row(
-                f"p99 of a quiet tenant while another floods at {FLOOD_FACTOR}× its limit",
-                f"{change:+.0%}: {before / 1e3:.2f} → {after / 1e3:.2f} ms in the quieter rounds"
-                f" ({middle[0]:.2f} → {middle[1]:.2f} in the middle ones)",
-                f"≤ +{FLOOD_P99_MAX:.0%}",
-                change <= FLOOD_P99_MAX,
-            )
-        ]
+        return Row(
+            title,
+            f"{change:+.0%}: {before / 1e3:.2f} → {after / 1e3:.2f} ms in the quieter rounds"
+            f" ({middle[0]:.2f} → {middle[1]:.2f} in the middle ones)",
+            f"≤ +{most:.0%}",
+            change <= most,
+        )
 
     def _cost(self, title: str, without: list[Result], with_it: list[Result], most: float) -> Row:
         cost = 1 - rate_of(with_it) / rate_of(without)
@@ -319,6 +371,18 @@ class Bench:
             f"≤ {most:.0%}",
             cost <= most,
         )
+
+
+@contextmanager
+def stopped(*nodes: Node) -> Iterator[None]:
+    """They share a core with the one that is measured."""
+    for node in nodes:
+        os.kill(node.server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            os.kill(node.server.pid, signal.SIGCONT)
 
 
 def quieter(values: list[int]) -> int:
@@ -341,16 +405,13 @@ def table(rows: list[Row]) -> str:
 def parse(arguments: list[str]) -> tuple[Options, list[str], Path]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round: does it all run?")
-    parser.add_argument("--only", default="", help="guard, sealing, polls, flood; commas between")
+    parser.add_argument("--only", default="", help=f"of {', '.join(CASES)}; commas between")
     parser.add_argument("--data", type=Path, default=HERE / ".data", help="where servers write")
     given = parser.parse_args(arguments)
     options = Options(1, 1.0, 1, 1_000) if given.quick else Options(3, 3.5, 12, POLLS)
-    only = [name for name in given.only.split(",") if name] or [
-        "guard",
-        "sealing",
-        "polls",
-        "flood",
-    ]
+    only = [name for name in given.only.split(",") if name] or list(CASES)
+    if strange := set(only) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(strange))}")
     return options, only, given.data
 
 
@@ -360,17 +421,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(dir=data, prefix="limits-"))
     print(machine.describe(folder).title, flush=True)
     bench = Bench(options, folder)
-    cases = {
-        "guard": bench.guard,
-        "sealing": bench.sealing,
-        "polls": bench.polls,
-        "flood": bench.flood,
-    }
     rows: list[Row] = []
     try:
         for name in only:
             started = time.perf_counter()
-            rows += cases[name]()
+            rows += getattr(bench, name)()
             print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -22,12 +22,15 @@ from tests.lab import network
 from tests.lab.network import Loopback, Namespaces, Place, run_prefix
 from tests.lab.rows import NAMESPACE, RowWatch
 
+from penstock.model.limits import MIB
+
 NODES = (1, 2, 3)
 MEMBERS = 3
 REPLICAS = 3
 DISK_MIB = 512
 LEASE_MS = 6_000  # after which a silent node is taken for dead: the default, and what DARK counts
 SETTLE_SECONDS_MAX = 90.0
+SCRUB_ROUNDS = "penstock_scrub_rounds_total"
 
 
 class LabNode(Server):
@@ -40,7 +43,13 @@ class LabNode(Server):
             data,
             port=stable_port(),
             kafka_port=stable_port(),
-            env={"PENSTOCK_NODE__NAME": f"n{number}", **env},
+            env={
+                "PENSTOCK_NODE__NAME": f"n{number}",
+                # Damage that a fault has left is found within the run.
+                "PENSTOCK_LOG__SCRUB_INTERVAL_MS": "2000",
+                "PENSTOCK_LOG__SCRUB_BYTES_PER_SECOND": str(64 * MIB),
+                **env,
+            },
         )
         self.number = number
         self.place = place
@@ -188,6 +197,19 @@ class LabCluster:
         except AssertionError as error:
             # What is missing at the end, not what was when the wait began.
             raise AssertionError(f"{error}: {self.unsettled()}") from None
+
+    def wait_scrubbed(self, *, seconds: float = SETTLE_SECONDS_MAX) -> None:
+        """Until every node has read over all its logs, from beginning to end: what is damaged was
+        found, and is then no settled cluster."""
+        begun = {number: node.metrics()[SCRUB_ROUNDS] for number, node in self.nodes.items()}
+        eventually(
+            lambda: all(
+                node.metrics()[SCRUB_ROUNDS] >= begun[number] + 2
+                for number, node in self.nodes.items()
+            ),
+            seconds=seconds,
+            what="every node has read over its logs",
+        )
 
     def not_ready(self) -> list[str]:
         """What nodes have to say about themselves, of those that do not call themselves ready."""

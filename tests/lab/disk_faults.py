@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from tests.harness.damage import flip_bit
 from tests.harness.ledger import now_ns
 from tests.lab.faults import START_SECONDS_MAX, Fault
 from tests.lab.network import BLKIO, run, run_prefix
@@ -197,11 +198,7 @@ class FlippedBit(_Damaged):
         flipped = _segments(data)[:3]
         for path in flipped:
             at = self.stage.chance.randrange(_used(path))
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                byte = segment.read(1)[0]
-                segment.seek(at)
-                segment.write(bytes([byte ^ (1 << self.stage.chance.randrange(8))]))
+            flip_bit(path, at, bit=self.stage.chance.randrange(8))
         return f"a bit flipped in {len(flipped)} segments" if flipped else ""
 
 

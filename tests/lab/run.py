@@ -101,6 +101,8 @@ class LabRun:
                 self._workers.end()
                 ghosts = churn.ghosts()
                 cluster.wait_settled(seconds=SETTLE_SECONDS_MAX)
+                cluster.wait_scrubbed()
+                cluster.wait_settled(seconds=SETTLE_SECONDS_MAX)
                 self._trouble += cluster.not_ready()
             except (AssertionError, OSError) as error:
                 self._trouble.append(f"{type(error).__name__}: {error}")

@@ -151,7 +151,10 @@ class _Reader:
         fold = Fold(
             log, self._topic, self._index, shares=self._shares, surroundings=self._surroundings
         )
-        fold.advance(end)
+        try:
+            fold.advance(end)
+        except (KeyError, AssertionError) as error:
+            return State((), (f"cannot be folded: {error!r}",))
         restored = fold.finish()
         if fold.damage is not None:
             return State((), (f"damaged: {fold.damage}",))

@@ -9,14 +9,15 @@ from tests.sim.node import SimNode
 from tests.sim.store import SimStore
 from tests.sim.world import World
 
-from penstock.replication import election
+from penstock.replication import election, mending
 from penstock.replication.election import Standing
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.follower import Append, Follower, Ignore, Step, Truncate
 from penstock.replication.leader import Leader, Serve
+from penstock.replication.mending import Mending
 from penstock.replication.messages import Behind, Data, Diverge, Fetch
 from penstock.replication.replica import Replica, Role
-from penstock.replication.row import Change, View
+from penstock.replication.row import Change, PartitionRow, View
 
 # ── Elections and lives ──────────────────────────────────────────────────────────────────────
 
@@ -150,6 +151,40 @@ def recovers_with_anybody(
 
 
 _recover = election.recover
+
+
+# ── Damaged copies ───────────────────────────────────────────────────────────────────────────
+
+
+def empties_what_counts(
+    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
+) -> Mending:
+    step = _next_step(row, node, asked_in=asked_in, incarnations=incarnations)
+    return Mending.EMPTY if step is Mending.RESIGN and row.leader != node else step
+
+
+def counts_out_at_once(
+    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
+) -> Mending:
+    return _next_step(row, node, asked_in=-1, incarnations=incarnations)
+
+
+def resigns_in_the_same_epoch(view: View, node: int) -> Change:
+    change = _resign(view, node)
+    if view.row.leader == node:
+        return change
+    return change._replace(row=msgspec.structs.replace(change.row, epoch=view.row.epoch))
+
+
+def stays_aside(
+    row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
+) -> Mending:
+    step = _next_step(row, node, asked_in=asked_in, incarnations=incarnations)
+    return Mending.WAIT if step is Mending.REOPEN else step
+
+
+_next_step = mending.next_step
+_resign = mending.resign
 
 
 # ── Moves ────────────────────────────────────────────────────────────────────────────────────

@@ -18,10 +18,11 @@ from tests.sim.queue import Queue
 from tests.sim.store import SimStore
 from tests.sim.violation import PhysicalLoss, Violation
 
-from penstock.replication import election
+from penstock.replication import election, mending
 from penstock.replication.election import Standing
 from penstock.replication.follower import Append, Halt, Restart, Truncate
 from penstock.replication.leader import Serve
+from penstock.replication.mending import Mending
 from penstock.replication.messages import Answer, Data, Fetch
 from penstock.replication.replica import Replica, Role
 from penstock.replication.row import Change, PartitionRow, View
@@ -52,7 +53,7 @@ class Cluster:
         self.network: list[Sent] = []
         self.now = 0
         names = "commits elections recoveries crashes truncations changes drops checkpoints moves"
-        names += " rebirths handovers answers trims restarts"
+        names += " rebirths handovers answers trims restarts mendings reopenings"
         self.counts = dict.fromkeys(names.split(), 0)
         self.story: list[str] | None = None  # what happened, for whoever wants to read it
 
@@ -146,6 +147,7 @@ class Cluster:
         node.replica = None
         node.fold = None
         node.operations = []
+        node.is_damaged = False
         node.forget_role()
 
     def lapse(self, node: SimNode) -> None:
@@ -167,7 +169,7 @@ class Cluster:
         node.is_doubtful = False
         self.tell(f"node {node.number} registers again")
         before = node.replica
-        if before is not None:
+        if before is not None and not node.is_aside:
             node.forget_role()
             node.replica = Replica(
                 node.number,
@@ -201,6 +203,13 @@ class Cluster:
         if is_news and not is_mine:
             self.close(node, view)
             return
+        if node.is_damaged:
+            self.mend(node, view)
+            return
+        self.take_view(node, view)
+
+    def take_view(self, node: SimNode, view: View) -> None:
+        replica = node.live
         if replica.see(view, now_ms=self.now).is_new_epoch:
             self.took_role(node)
         if replica.role is Role.HALTED:
@@ -249,6 +258,41 @@ class Cluster:
         if newer:
             self.show(node, self.random.choice(newer))
 
+    # ── Damage ───────────────────────────────────────────────────────────────────────────────
+
+    def find_damage(self, node: SimNode) -> None:
+        """Somewhere in what it has had on disk for long. That it is wrong is not simulated, only
+        what is done about it: nothing may be missing anywhere when a copy is made anew."""
+        if node.replica is not None and not node.is_damaged:
+            node.is_damaged = True
+            self.tell(f"node {node.number} finds its log damaged")
+            self.mend(node, self.store.view)
+
+    def mend(self, node: SimNode, view: View) -> None:
+        row, number = view.row, node.number
+        if not node.is_aside and mending.is_spare(row, number):
+            node.operations = []
+            node.forget_role()
+            node.live.halt("the log is damaged")
+        if not node.is_aside:
+            self.take_view(node, view)
+            return
+        step = mending.next_step(
+            row, number, asked_in=node.live.epoch, incarnations=self.store.incarnations
+        )
+        if step is Mending.RESIGN:
+            if self.carry_out(mending.resign(view, number)):
+                self.mend(node, self.store.view)  # it knows at once what it has changed
+        elif step is Mending.EMPTY:
+            self.counts["mendings"] += 1
+            self.tell(f"node {number} empties its damaged copy")
+            self.wipe(node)
+        if step in (Mending.EMPTY, Mending.REOPEN):
+            self.counts["reopenings"] += step is Mending.REOPEN
+            self.forget(node)
+            node.seen = None
+            self.show(node, self.store.view)
+
     # ── Elections and moves ──────────────────────────────────────────────────────────────────
 
     def carry_out(self, change: Change, *, is_certain: bool = False) -> bool:
@@ -276,6 +320,7 @@ class Cluster:
         members = [self.nodes[number] for number in view.row.in_sync]
         if not all(
             each.replica is not None
+            and not each.is_aside
             and self.store.incarnations.get(each.number) == each.live.incarnation
             for each in members
         ):

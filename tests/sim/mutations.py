@@ -17,7 +17,7 @@ from tests.sim.fold import Fold
 from tests.sim.store import SimStore
 from tests.sim.world import STEPS, World
 
-from penstock.replication import election
+from penstock.replication import election, mending
 from penstock.replication.follower import Follower
 from penstock.replication.leader import Leader
 from penstock.replication.replica import Replica
@@ -58,6 +58,20 @@ MUTATIONS: Mapping[str, Mutation] = {
     "a loss is not declared where disks are not waited for": Mutation(
         "R5", rules.SaysNothingOfLoss, is_synced=False
     ),
+    "a damaged copy is emptied before it is counted out": Mutation(
+        "R5", patches=((mending, "next_step", rules.empties_what_counts),)
+    ),
+    "a damaged copy is counted out in an epoch in which it has asked": Mutation(
+        "R5",
+        patches=(
+            (mending, "next_step", rules.counts_out_at_once),
+            (mending, "resign", rules.resigns_in_the_same_epoch),
+        ),
+        schedules=3_000,
+    ),
+    "a damaged copy never counts again": Mutation(
+        "R5", patches=((mending, "next_step", rules.stays_aside),), schedules=3_000
+    ),
     "of those who have lost something anybody leads": Mutation(
         "R6", patches=((election, "recover", rules.recovers_with_anybody),), is_synced=False
     ),
@@ -88,7 +102,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "what stands before a dropped beginning is not compared": Mutation(
         "R15",
         patches=((Leader, "_compare", rules.compares_only_behind_its_start),),
-        first=3_600,
+        first=11_250,
         schedules=6_000,
     ),
     "late answers count": Mutation(

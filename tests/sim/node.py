@@ -7,7 +7,7 @@ from tests.sim.queue import Queue, Trim
 
 from penstock.replication.epochs import EpochHistory
 from penstock.replication.leader import Leader
-from penstock.replication.replica import Replica
+from penstock.replication.replica import Replica, Role
 from penstock.replication.row import View
 
 STEP_MS = 3_000  # a lease takes tens of steps, deduplication a hundred
@@ -32,6 +32,7 @@ class SimNode:
         self.replica: Replica | None = None
         self.fold: Fold | None = None  # as a follower
         self.operations: list[Operation] = []  # of clients, in the order of the log
+        self.is_damaged = False  # its log, as it has found; until it is opened again
         self.is_leaving = False  # the partition is not wanted here, and may go
         self.seen: View | None = None  # what said so
         self.drop_number = 0  # of the question whether it may go
@@ -44,6 +45,11 @@ class SimNode:
     def live(self) -> Replica:
         assert self.replica is not None
         return self.replica
+
+    @property
+    def is_aside(self) -> bool:
+        """Damaged, and so neither leading nor following; nothing else may halt a replica."""
+        return self.replica is not None and self.replica.role is Role.HALTED
 
     @property
     def leader(self) -> Leader | None:

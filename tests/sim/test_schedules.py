@@ -36,6 +36,7 @@ def _run(first: int, *, is_synced: bool) -> None:
     assert totals["answers"] > 10 * CHUNK, totals
     assert totals["crashes"] > 2 * CHUNK, totals
     assert totals["trims"] > CHUNK // 2, totals
+    assert totals.pop("reopenings") > 0, totals
     assert min(totals.values()) > CHUNK // 100, totals
 
 

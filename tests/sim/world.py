@@ -242,8 +242,10 @@ class World(Cluster):
             self.deliver()
 
     def fail(self, drawn: float, node: SimNode) -> None:
-        if drawn < 0.28:
+        if drawn < 0.22:
             self.elect()
+        elif drawn < 0.28:
+            self.find_damage(node)
         elif drawn < 0.50:
             if node.is_up and sum(each.is_up for each in self.nodes) > 1:
                 if self.random.random() < 0.15:
@@ -379,8 +381,13 @@ class World(Cluster):
             if not self.is_led() or (number == 0 and is_elected):
                 self.elect(is_certain=True)
             if not self.is_led():
+                if any(node.is_aside for node in self.nodes):
+                    self.show_all()  # it may have to count again
+                    continue
                 return  # everybody in sync has lost something, and somebody has gone for good
             self.round()
+            if not self.is_led():
+                continue  # one that is damaged has resigned
             leader = self.nodes[self.store.row.leader]
             if number > 3 and leader.live.high_watermark == leader.log.end:
                 self.check_end(leader)
@@ -389,10 +396,14 @@ class World(Cluster):
 
     def round(self) -> None:
         """One in which everybody hears, asks and is answered."""
+        self.show_all()
+        self.exchange()
+        for node in self.nodes:
+            self.settle(node)
+
+    def show_all(self) -> None:
         for node in self.nodes:
             self.show(node, self.store.view)
-        self.exchange()
-        self.settle(self.nodes[self.store.row.leader])
 
     def is_led(self) -> bool:
         row = self.store.row

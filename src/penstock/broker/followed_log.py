@@ -86,6 +86,8 @@ class Owner(Protocol):
         """The log may begin elsewhere now."""
         ...
 
+    def damaged(self, damage: Damaged) -> None: ...
+
     def halt(self, reason: str) -> None: ...
 
     def alarm(self, reason: str) -> None: ...
@@ -233,6 +235,8 @@ class FollowedLog:
         elif fold.replayed_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES:
             self._begin(self._checkpoint(fold))
         else:
+            if fold.damage is not None:
+                self._owner.damaged(fold.damage)
             self._drop_finished()
             self._owner.ask_soon(after_ms=after_ms)
 

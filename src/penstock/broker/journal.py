@@ -26,7 +26,7 @@ from typing import Protocol
 
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.model import limits
-from penstock.model.errors import DiskFull, Overloaded, PenstockError
+from penstock.model.errors import Damaged, DiskFull, Overloaded, PenstockError
 from penstock.model.message import Message
 from penstock.model.ports import Clock
 from penstock.model.topic import Fsync
@@ -78,6 +78,10 @@ class Replication(Protocol):
 
     def appended(self, next_offset: int) -> None:
         """The log has grown up to here: those who wait for more are served."""
+        ...
+
+    def damaged(self, damage: Damaged) -> None:
+        """The log is: others have it whole."""
         ...
 
     def synced(self, durable_offset: int) -> int:

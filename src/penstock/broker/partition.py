@@ -21,7 +21,7 @@ from penstock.cursor.dedup import dedup_key
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.open import open_cursor
 from penstock.log.compaction import Unreadable
-from penstock.log.damage import DamagedRange
+from penstock.log.damage import Damage, DamagedRange
 from penstock.log.log import Detached, Log
 from penstock.log.retention import droppable
 from penstock.model import limits
@@ -182,8 +182,14 @@ class Partition:
 
     # ── damage ───────────────────────────────────────────────────────────────────────────────
 
+    def note_damage(self, found: Sequence[Damage]) -> None:
+        """For the scrubber."""
+        self.log.note_damage(found)
+        self.note_known_damage()
+
     def note_known_damage(self) -> None:
-        """What opening the log has found. Damage to records that are finished harms nobody."""
+        """What opening the log has found, or reading over it. Damage to records that are finished
+        harms nobody."""
         low = self.low_offset
         for damage in self.log.damage:
             if damage.next_offset > low:
@@ -196,6 +202,8 @@ class Partition:
                 "damage in the log",
                 extra={"topic": self.topic.name, "partition": self.index, "reason": str(damage)},
             )
+            if self._replication is not None:
+                self._replication.damaged(damage)
 
     # ── producers and readers by offset ──────────────────────────────────────────────────────
 

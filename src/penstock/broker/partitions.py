@@ -21,6 +21,7 @@ from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
 from penstock.broker.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
 from penstock.broker.restore import Restored, restore
+from penstock.broker.scrubber import Scrubber
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.waits import Waits
 from penstock.log.log import Log
@@ -55,6 +56,13 @@ class Partitions:
         self._is_clustered = is_clustered
         self._on_led: list[Callable[[Partition, bool], None]] = []
         self._also_compacted: Callable[[], Sequence[Compacted]] = tuple
+        # In a cluster logs are the replicators', who say which there are.
+        self.scrubber = Scrubber(
+            self._partitions,
+            surroundings.pool,
+            bytes_per_second=surroundings.scrub_bytes_per_second,
+            interval_ms=surroundings.scrub_interval_ms,
+        )
         self._stats_of_all: StatsOfAll | None = None
         self._attempts_max = attempts_max
         self._move_dead = move_dead
@@ -124,6 +132,7 @@ class Partitions:
             asyncio.create_task(self._clean_forever(), name="cleaner"),
             asyncio.create_task(self._compact_forever(), name="compactor"),
             asyncio.create_task(self._sync_forever(), name="interval sync"),
+            asyncio.create_task(self.scrubber.run(), name="scrubber"),
         ]
 
     async def _open_all(self) -> None:

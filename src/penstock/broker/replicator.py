@@ -22,6 +22,7 @@ from penstock.broker.journal import Flush
 from penstock.broker.partition import Partition
 from penstock.broker.restore import Fold, Restored
 from penstock.broker.surroundings import Surroundings
+from penstock.log.damage import Damage, DamagedRange
 from penstock.log.log import Log
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import (
@@ -68,7 +69,13 @@ class Home(Protocol):
         """Whether nobody can have taken this node for dead yet (R20)."""
         ...
 
-    async def lead(self, replicator: "Replicator", leading: "Leading") -> Partition: ...
+    async def lead(self, replicator: "Replicator", leading: "Leading") -> Partition:
+        """Raises NotLeader when this node must not after all."""
+        ...
+
+    def damaged(self, replicator: "Replicator", damage: Damaged) -> bool:
+        """Its log is, as has been found: whether it was put aside for it."""
+        ...
 
     async def release(self, partition: Partition, reason: NotLeader | Overloaded) -> None: ...
 
@@ -127,6 +134,10 @@ class Leading:
             self._replica.appended(self.epoch, next_offset)
             self._replicator.wake()
 
+    def damaged(self, damage: Damaged) -> None:
+        if not self.is_over:
+            self._replicator.damaged(damage)
+
     def synced(self, durable_offset: int) -> int:
         """A sync that ends after the epoch did tells nothing about the log of another."""
         if self.is_over:
@@ -159,6 +170,7 @@ class Replicator:
         self._parked: set[Callable[[], None]] = set()
         self._role_task: asyncio.Task[None] | None = None
         self._is_closed = False
+        self.is_put_aside = False  # for good: another takes its place
         # Written by this node when it led, in the order of the log, and not answered yet.
         self._pending: deque[Flush] = deque()
         self.replica = Replica(
@@ -213,11 +225,7 @@ class Replicator:
             return
         if replica.role is Role.HALTED:
             self.alarm(replica.halt_reason)
-        leading = self.leading
-        if leading is not None:
-            # From here on nothing of the old epoch is taken or counted (R8).
-            leading.is_over = True
-            self._hand_over()
+        self._end_leading()
         self.followed.forget_question()
         self.wake()
         self._turn()
@@ -227,6 +235,12 @@ class Replicator:
             self._role_task = self._loop.create_task(
                 self._take_role(), name=f"take a role in {self.key}"
             )
+
+    def _end_leading(self) -> None:
+        """From here on nothing of the old epoch is taken or counted (R8)."""
+        if self.leading is not None:
+            self.leading.is_over = True
+            self._hand_over()
 
     def _hand_over(self) -> None:
         """What clients wait for and is in the log may still be committed: by whoever leads now, if
@@ -299,7 +313,11 @@ class Replicator:
     async def _lead(self) -> None:
         leading = Leading(self)
         await self.followed.save_epochs()
-        partition = await self.home.lead(self, leading)
+        try:
+            partition = await self.home.lead(self, leading)
+        except NotLeader:
+            leading.is_over = True
+            return  # the log is damaged, and somebody else will
         if self.replica.epoch != leading.epoch or self.replica.role is not Role.LEADER:
             # Overtaken while the log was being read.
             leading.is_over = True
@@ -432,9 +450,7 @@ class Replicator:
         before = self.replica
         if before.role is Role.HALTED:
             return
-        if self.leading is not None:
-            self.leading.is_over = True
-            self._hand_over()
+        self._end_leading()
         self.followed.forget_question()
         self.replica = Replica(
             before.node,
@@ -446,6 +462,27 @@ class Replicator:
             durable_offset=before.durable_offset,
             high_watermark=before.high_watermark,
         )
+        self.wake()
+        self._turn()
+
+    def damaged(self, damage: Damaged) -> None:
+        self.home.damaged(self, damage)
+
+    def note_damage(self, found: Sequence[Damage]) -> None:
+        """For the scrubber."""
+        if self._is_closed:
+            return
+        self.damaged(DamagedRange(self.log.folder, found[0]))
+        if self.partition is not None and not self.is_put_aside:
+            self.partition.note_damage(found)
+
+    def put_aside(self) -> None:
+        """Neither lead nor follow with this log any more: it is damaged, and others have it."""
+        self.is_put_aside = True
+        self._end_leading()
+        self.replica.halt("the log is damaged; it is made anew when somebody else leads")
+        self.give_up_beyond(-1)
+        self.followed.forget_question()
         self.wake()
         self._turn()
 

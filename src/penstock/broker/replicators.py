@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.broker.damaged_replicas import DamagedReplicas
 from penstock.broker.in_sync_sets import InSyncSets
 from penstock.broker.opening import open_log
 from penstock.broker.partition import Partition
@@ -30,11 +31,18 @@ from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.membership import Membership
 from penstock.metadata.registered_at import RegisteredAt
 from penstock.metadata.store import Store
-from penstock.model.errors import DiskFull, NotLeader, Overloaded, PenstockError, VersionConflict
+from penstock.model.errors import (
+    Damaged,
+    DiskFull,
+    NotLeader,
+    Overloaded,
+    PenstockError,
+    VersionConflict,
+)
 from penstock.model.levels import LEVEL_FIRST
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.election import Found, declare_loss, loss_of
-from penstock.replication.epochs import EpochHistory
+from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.replica import Role
 from penstock.replication.row import View
 from penstock.wire.internal.calls import Answers, Asked, Caller
@@ -90,9 +98,13 @@ class Replicators:
         self._again: asyncio.Task[None] | None = None
         self._is_stopped = False
         self._is_started = False  # once: then what rows say is about this life
+        self._is_coming_back = False  # all logs are looked at together: nobody else opens one
         self._rows_moved = asyncio.Event()
         self.counts = ReplicationCounts()
         self._in_sync_sets = InSyncSets(self._replicas, view, self.counts)
+        self._damaged = DamagedReplicas(
+            self.node, view, self._replicas, self._reopen, moved=self._rows_moved
+        )
         self._asking = ReplicaAsking(
             self.node,
             incarnation=lambda: membership.incarnation,
@@ -122,12 +134,31 @@ class Replicators:
     async def lead(self, replicator: Replicator, leading: Leading) -> Partition:
         key = replicator.key
         restored = await replicator.restored(self.surroundings.catalog.shares_of(key.topic_id))
+        if restored.damage is not None and self.damaged(replicator, restored.damage):
+            raise replicator.not_leader()
         return await self._partitions.lead(
             replicator.topic, key.index, replicator.log, restored, leading
         )
 
     async def release(self, partition: Partition, reason: NotLeader | Overloaded) -> None:
         await self._partitions.release(partition, reason)
+
+    def damaged(self, replicator: Replicator, damage: Damaged) -> bool:
+        return self._damaged.found(replicator, str(damage))
+
+    def _reopen(self, replicator: Replicator, *, is_emptied: bool) -> None:
+        """For ``DamagedReplicas``. It is opened again when this has ended (``_spawn``)."""
+        key = replicator.key
+
+        async def close() -> None:
+            del self._replicas[key]
+            await replicator.close(is_clean=False)
+            if is_emptied:
+                folder = self._folder_of(key)
+                await self._loop.run_in_executor(self.surroundings.pool, _remove, folder)
+
+        if key not in self._dropping:
+            self._dropping[key] = self._spawn(close(), self._dropping, key, "reopen")
 
     # ── Start ────────────────────────────────────────────────────────────────────────────────
 
@@ -143,6 +174,7 @@ class Replicators:
         self._view.on_row(self._row_changed)
         self._view.on_nodes(self._nodes_changed)
         self.surroundings.catalog.on_change(self._catalog_changed)
+        self._partitions.scrubber.logs = lambda: list(self._replicas.values())
         self._partitions.compact_also(lambda: [one.followed for one in self._replicas.values()])
         await self._look_around()
         await self._remove_deleted()
@@ -173,6 +205,13 @@ class Replicators:
 
     async def _come_back(self) -> None:
         """R4, from the removal of the old entry to the new one."""
+        self._is_coming_back = True
+        try:
+            await self._register()
+        finally:
+            self._is_coming_back = False
+
+    async def _register(self) -> None:
         gone_at = await self._membership.clear()
         self._registered_at.check(gone_at)
         entries, _ = await self._store.list(PARTITIONS_PREFIX, min_revision=gone_at)
@@ -182,6 +221,14 @@ class Replicators:
             if self.node in row.replicas:
                 rows[key_of(entry.key)] = View(gone_at, entry.version, row)
         wanted = list(rows)
+        busy = [
+            tasks[key]
+            for tasks in (self._opening, self._dropping)
+            for key in wanted
+            if key in tasks
+        ]
+        if busy:
+            await asyncio.wait(busy)  # a log has one owner
         logs: dict[PartitionKey, tuple[Topic, Log, EpochHistory]] = {}
         for start in range(0, len(wanted), OPEN_AT_ONCE):
             found = await asyncio.gather(
@@ -201,9 +248,10 @@ class Replicators:
         self, key: PartitionKey, view: View
     ) -> tuple[PartitionKey, tuple[Topic, Log, EpochHistory] | None]:
         """Open a log and say what it may have lost, before anybody can elect this node for it."""
-        replicator = self._replicas.get(key)
-        if replicator is not None:
+        if key in self._replicas:
             return key, None  # it has never been out of this process's hands
+        if key in self._dropping:
+            return key, None  # it is looked at when that has ended
         topic = self.surroundings.catalog.find_id(key.topic_id)
         if topic is None:
             return key, None  # deleted, or the catalog is behind: opened when the row is seen
@@ -249,7 +297,15 @@ class Replicators:
 
         return await self._loop.run_in_executor(self.surroundings.pool, work)
 
-    def _add(self, key: PartitionKey, topic: Topic, log: Log, history: EpochHistory) -> Replicator:
+    def _add(
+        self,
+        key: PartitionKey,
+        topic: Topic,
+        log: Log,
+        history: EpochHistory,
+        *,
+        asked_in: int = NO_EPOCH,
+    ) -> Replicator:
         incarnation = self._membership.incarnation
         replicator = self._replicas[key] = Replicator(
             key,
@@ -261,6 +317,8 @@ class Replicators:
             registered_at=incarnation,
             node=self.node,
         )
+        if log.damage:
+            self._damaged.found(replicator, log.damage[0].reason, asked_in=asked_in)
         return replicator
 
     # ── Rows and topics ──────────────────────────────────────────────────────────────────────
@@ -286,7 +344,9 @@ class Replicators:
         self.look_soon()
 
     def _open_soon(self, key: PartitionKey) -> None:
-        if key not in self._opening and key not in self._dropping and not self._is_stopped:
+        if self._is_stopped or self._is_coming_back:
+            return
+        if key not in self._opening and key not in self._dropping:
             self._opening[key] = self._spawn(self._open_new(key), self._opening, key, "open")
 
     async def _open_new(self, key: PartitionKey) -> None:
@@ -294,7 +354,7 @@ class Replicators:
             view = self._view.rows.get(key)
             if view is None or self.node not in view.row.replicas:
                 return
-            if not self._membership.incarnation:
+            if not self._membership.incarnation or self._is_coming_back:
                 return
             try:
                 _, opened = await self._look(key, view)
@@ -304,7 +364,8 @@ class Replicators:
             await asyncio.sleep(OPEN_RETRY_SECONDS)
         if opened is None:
             return  # the catalog will tell
-        replicator = self._add(key, *opened)
+        # There may have been one here before, in this same life.
+        replicator = self._add(key, *opened, asked_in=view.row.epoch)
         view = self._view.rows.get(key)
         if view is not None and self.node in view.row.replicas:
             replicator.saw(view)
@@ -443,6 +504,7 @@ class Replicators:
 
     async def stop(self) -> None:
         self._is_stopped = True
+        await self._damaged.stop()
         jobs = [*self._jobs, *self._opening.values(), *self._dropping.values()]
         if self._again is not None:
             jobs.append(self._again)

@@ -40,6 +40,8 @@ class Surroundings:
     fsync_default: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 100
     clean_interval_ms: int = 5_000
+    scrub_bytes_per_second: int = 0
+    scrub_interval_ms: int = limits.SCRUB_INTERVAL_MS
     in_flight_max: int = limits.IN_FLIGHT_MAX
     # Clocks are read in whole milliseconds, rounded down at both ends: without this a lease could
     # end a fraction of one too early, and two consumers hold one message.

@@ -56,6 +56,10 @@ class ReadableLog:
         """Found at opening and since."""
         return self._damage
 
+    def note_damage(self, found: Sequence[Damage]) -> None:
+        """Found by somebody else who has read the files."""
+        self._damage = merge_damage(self._damage, list(found))
+
     def segments(self) -> Sequence[SegmentInfo]:
         return [segment.info for segment in self._segments]
 

@@ -108,6 +108,7 @@ class Scanner:
     ) -> None:
         """``epoch`` and ``max_timestamp``: the highest of what lies before ``start``."""
         self.source = source
+        self._wanted_bytes = 0  # for the next batch
         self.scan = Scan(
             start.position,
             source.base_offset + start.relative,
@@ -123,18 +124,23 @@ class Scanner:
         self._by_check: dict[int, int] | None = None
 
     def run(self) -> Scan:
+        while self.advance():
+            pass
+        return self.scan
+
+    def advance(self, window_bytes: int = WINDOW_BYTES) -> bool:
+        """One window on. False when the walk is at its end."""
         scan, source = self.scan, self.source
-        size = WINDOW_BYTES
-        while scan.position < source.size:
-            window = source.disk.pread(source.fd, size, scan.position)
-            # A window that comes back short is the end too: the file shrank meanwhile.
-            is_end = len(window) < size or scan.position + len(window) >= source.size
-            reason, size = self._walk(window, is_end)
-            if reason is None and not window:
-                reason = "the file ends here"
-            if reason is not None and not self._step_over(reason):
-                break
-        return scan
+        if scan.position >= source.size:
+            return False
+        size = min(max(window_bytes, self._wanted_bytes), source.size - scan.position)
+        window = source.disk.pread(source.fd, size, scan.position)
+        # A window that comes back short is the end too: the file shrank meanwhile.
+        is_end = len(window) < size or scan.position + len(window) >= source.size
+        reason, self._wanted_bytes = self._walk(window, is_end)
+        if reason is None and not window:
+            reason = "the file ends here"
+        return reason is None or self._step_over(reason)
 
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
         """Take whole batches from the window. Returns why the next one is bad (None: it is not
@@ -146,7 +152,7 @@ class Scanner:
         offset, epoch, max_timestamp = scan.offset, scan.epoch, scan.max_timestamp
         number, known_count = scan.ordinal - self._first_ordinal, len(known)
         index_at = self._indexed_position + source.interval_bytes
-        reason, wanted, last_at = None, WINDOW_BYTES, -1
+        reason, wanted, last_at = None, 0, -1
         while limit - at >= HEADER_BYTES:
             fields = unpack(view, at)
             end = at + fields[1] + LENGTH_FROM
@@ -166,7 +172,7 @@ class Scanner:
             if end > limit:
                 if is_end:
                     reason = f"a batch cut short by {end - limit} bytes"
-                wanted = max(WINDOW_BYTES, end - at)
+                wanted = end - at
                 break
             if crc_of(view[at + CRC_FROM : end]) != fields[4]:
                 reason = "the CRC does not match"

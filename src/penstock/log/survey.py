@@ -1,10 +1,12 @@
 """Looking at logs on disk without opening them for use: nothing is created, cut or rebuilt.
 
-What ``penstock storage`` shows comes from here. The server must not be running on the folder, or
-the end of each log is seen in the middle of being written.
+What ``penstock storage`` shows comes from here. If the server is running on the folder the end of
+each log is seen in the middle of being written. The server itself reads over its own logs with it
+(``broker/scrubber.py``), by files of its own, so that nothing it does to them has to wait.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from penstock.log.damage import Damage, load_damage
 from penstock.log.files import ReadOnlyDisk
 from penstock.log.layout import CHECKPOINT_SUFFIX, LOG_SUFFIX, base_offset_of
 from penstock.log.recovery import open_quickly
-from penstock.log.scan import Scan, Scanner
+from penstock.log.scan import WINDOW_BYTES, Scan, Scanner
 from penstock.log.segment import Segment
 from penstock.log.swap import is_in_swap
 from penstock.model.limits import INDEX_INTERVAL_BYTES
@@ -101,14 +103,52 @@ class SegmentSurvey(NamedTuple):
 
 def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentSurvey:
     """Read every byte of one segment and hold its side files against it."""
-    segment = _segment(folder, base_offset)
-    try:
-        source = segment.source()
-        if is_in_swap(segment.disk, folder, base_offset):
+    with closing(Verification(folder, base_offset, next_base)) as verification:
+        while verification.advance():
+            pass
+        return verification.result()
+
+
+class Verification:
+    """The same, a piece at a time. ``next_base``: where the next segment begins; None for the last
+    one, whose end may be torn. Or, with ``bytes_max``, up to where something is known to have been
+    written: there is no torn end then."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base_offset: int,
+        next_base: int | None,
+        *,
+        bytes_max: int | None = None,
+    ) -> None:
+        self._segment = segment = _segment(folder, base_offset)
+        self._next_base = next_base
+        try:
+            self._source = source = segment.source()
+            if bytes_max is not None:
+                source.size = min(source.size, bytes_max)
+            self._is_swapped = is_in_swap(segment.disk, folder, base_offset)
+            self._scanner = Scanner(source)
+        except BaseException:
+            segment.close()
+            raise
+
+    def advance(self, window_bytes: int = WINDOW_BYTES) -> int:
+        """About so many bytes on. Returns how many it were; 0 when there is no more."""
+        if self._is_swapped:
+            return 0
+        position = self._scanner.scan.position
+        is_more = self._scanner.advance(window_bytes)
+        return max(1, self._scanner.scan.position - position) if is_more else 0
+
+    def result(self) -> SegmentSurvey:
+        segment, source, next_base = self._segment, self._source, self._next_base
+        if self._is_swapped:
             remark = "compaction was putting another segment in its place"
-            end_offset = base_offset if next_base is None else next_base
+            end_offset = segment.base_offset if next_base is None else next_base
             return SegmentSurvey(segment.path, source.size, 0, end_offset, [], [remark])
-        scan = Scanner(source).run()
+        scan = self._scanner.scan
         damage, remarks = list(scan.damage), []
         if next_base is not None:
             scan.seal()
@@ -122,8 +162,9 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
         if not damage and not segment.is_indexed(scan):
             remarks.append("index or checks are not up to date")
         return SegmentSurvey(segment.path, source.size, scan.ordinal, scan.offset, damage, remarks)
-    finally:
-        segment.close()
+
+    def close(self) -> None:
+        self._segment.close()
 
 
 def verify_checkpoints(folder: Path) -> list[str]:

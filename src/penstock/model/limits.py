@@ -32,6 +32,8 @@ READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
 SEGMENT_BYTES_MAX = 64 * MIB
 SEGMENT_AGE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS
+SCRUB_BYTES_PER_SECOND = 4 * MIB  # of logs, read over again to find damage
+SCRUB_INTERVAL_MS = 24 * 3_600 * SECOND_MS
 INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
 TAILS_BYTES_MAX = 64 * MIB  # and for all partitions of a node together

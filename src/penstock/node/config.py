@@ -361,6 +361,18 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     retention_check_ms: Annotated[
         int, note("How often expired messages and finished files are removed.", ge=10)
     ] = 30_000
+    scrub_bytes_per_second: Annotated[
+        int,
+        note(
+            "How much of the logs is read over again in a second, at most, to find bytes that have"
+            " changed on disk. 0: never.",
+            ge=0,
+            le=1_024 * limits.MIB,
+        ),
+    ] = limits.SCRUB_BYTES_PER_SECOND
+    scrub_interval_ms: Annotated[
+        int, note("How long after its beginning a round is followed by the next.", ge=1_000)
+    ] = limits.SCRUB_INTERVAL_MS
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,4 +97,8 @@ class Upkeep:
         yield from self._metadata.samples()
         damages = self._role.broker.partitions.damages()
         yield families.PARTITIONS_DAMAGED, ((), len(damages))
+        scrubber = self._role.broker.partitions.scrubber
+        yield families.SCRUB_ROUNDS, ((), scrubber.round_count)
+        yield families.SCRUBBED, ((), scrubber.read_bytes)
+        yield families.SCRUB_DAMAGES, ((), scrubber.damage_count)
         yield families.CONNECTIONS, ((), len(http.connections))

@@ -128,6 +128,9 @@ INTERNAL_TLS_EXPIRY = _gauge(
     "internal_tls_certificate_expiry_timestamp_seconds",
     "When the certificate shown to other nodes ends, as a Unix time.",
 )
+SCRUB_ROUNDS = _counter("scrub_rounds_total", "Times that all logs of this node were read over.")
+SCRUBBED = _counter("scrubbed_bytes_total", "Bytes of logs that were read over for damage.")
+SCRUB_DAMAGES = _counter("scrub_damages_total", "Logs in which reading over has found damage.")
 PARTITIONS_DAMAGED = _gauge("partitions_damaged", "Partitions closed because their log is damaged.")
 
 # ── Metadata service ─────────────────────────────────────────────────────────────────────────

@@ -1,5 +1,6 @@
 """The requests of the limits benchmark are ones a server accepts, and its verdicts are right."""
 
+import pytest
 from benchmarks.limits import Row, parse, table
 from benchmarks.requests import QueueRequests, RequestMaker
 
@@ -63,7 +64,12 @@ def test_the_table_says_which_bars_were_missed() -> None:
     assert "| b | 3 % | ≤ 2 % | **missed** |" in shown
 
 
-def test_a_quick_run_is_short_and_parts_can_be_chosen() -> None:
+def test_a_quick_run_is_short_and_parts_can_be_chosen(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options, only, _ = parse(["--quick", "--only", "guard,flood"])
     assert (options.rounds, only) == (1, ["guard", "flood"])
-    assert parse([])[1] == ["guard", "sealing", "polls", "flood"]
+    assert parse([])[1] == ["guard", "sealing", "polls", "flood", "scrubbing"]
+    with pytest.raises(SystemExit):
+        parse(["--only", "guard,nothing"])
+    assert "no such case: nothing" in capsys.readouterr().err

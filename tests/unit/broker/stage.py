@@ -131,6 +131,7 @@ async def drop(broker: Broker) -> None:
             "cleaner",
             "compactor",
             "interval sync",
+            "scrubber",
         ) or task.get_name().startswith("move "):
             task.cancel()
     for queue in broker.partitions.queues():

@@ -94,6 +94,7 @@ class ClusterNode:
             fsync_default=self._fsync,
             fsync_interval_ms=20,
             clean_interval_ms=self._clean_interval_ms,
+            scrub_bytes_per_second=1 << 30,
             in_flight_max=self._in_flight_max,
         )
         self.broker = Broker(
@@ -149,6 +150,7 @@ class ClusterNode:
         for task in (*self.replicators._jobs,):
             task.cancel()
         await self.replicators._asking.stop()
+        await self.replicators._damaged.stop()
         held = self.membership._held._task
         if held is not None:
             held.cancel()
@@ -240,7 +242,7 @@ class Cluster:
             key=lambda view: view.revision,
         ).row
 
-    async def elect(self, key: PartitionKey, node: int) -> None:
+    async def elect(self, key: PartitionKey, node: int, *, is_awaited: bool = True) -> None:
         """This one leads from now on, as a manager would have it."""
         chosen = self.nodes[node]
         while True:
@@ -254,7 +256,8 @@ class Cluster:
             assert change is not None, f"{node} cannot lead {row}"
             await chosen.view.propose(key, change)
             break
-        await until(lambda: self.is_led(chosen, key))
+        if is_awaited:
+            await until(lambda: self.is_led(chosen, key))
 
     async def sent(self, node: int, topic: Topic, *bodies: str) -> list[int]:
         broker = self.nodes[node].broker
