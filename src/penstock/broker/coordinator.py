@@ -140,6 +140,13 @@ class Coordinator:
         found = read(self._groups)
         return found if await self._keeper.committed() else self._unready(failed)
 
+    async def look_when_settled(
+        self, failed: ReplyT, read: Callable[[Groups], ReplyT], *, until_s: float
+    ) -> ReplyT:
+        """``look``, which waits for the log to be read where this node coordinates."""
+        await self._keeper.settled(until_s=until_s)
+        return await self.look(failed, read)
+
     def _unready(self, failed: ReplyT) -> ReplyT:
         return cast(ReplyT, elsewhere(failed)) if self._keeper.is_standing_by else failed
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from penstock.broker.coordinator import Coordinator
+from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic_state import (
@@ -40,11 +41,18 @@ from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Catalog, Clock, Streams
 from penstock.model.tenancy import split_scoped
 from penstock.model.topic import Topic
+from penstock.wire.internal.coordinator_calls import GroupFetch
 
 log_ = logging.getLogger(__name__)
 
 TOPIC_NAME = "__groups"
 EXPIRE_INTERVAL_MS = MINUTE_MS
+# For so long a read of committed offsets goes after a coordinator that moves: longer than one takes
+# to move when its node dies, and well below the time after which clients give a request up.
+FETCH_SECONDS_MAX = 10.0
+FETCH_HERE_SECONDS_MAX = 3.0  # asked by another node, which asks again and may know better by then
+PAUSE_SECONDS_MIN = 0.01
+PAUSE_SECONDS_MAX = 0.25
 
 _UNAVAILABLE = Code.COORDINATOR_NOT_AVAILABLE
 _JOIN_FAILED = JoinReply(_UNAVAILABLE)
@@ -55,6 +63,7 @@ _CONSUMER_FAILED = ConsumerReply(_UNAVAILABLE, "The coordinator is not available
 _SHARE_FAILED = ShareReply(_UNAVAILABLE, "The coordinator is not available.")
 _COMMIT_FAILED = CommitReply(_UNAVAILABLE)
 _FETCH_FAILED = FetchReply(_UNAVAILABLE)
+_MOVES = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
 _NO_CONFIGS: tuple[Code, Mapping[str, str]] = (_UNAVAILABLE, {})
 _NO_SETTINGS: tuple[Code, ShareSettings] = (_UNAVAILABLE, ShareSettings())
 _NO_TOPICS = Topics(0, {})
@@ -76,7 +85,13 @@ class GroupHost:
         settings: GroupSettings,
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
+        fetch_seconds_max: float = FETCH_SECONDS_MAX,
+        others: OtherCoordinators | None = None,
     ) -> None:
+        """In a cluster ``others`` coordinate what this node does not: groups are coordinated where
+        their partition is led, of which ``led`` tells."""
+        self._others = others
+        self._fetch_seconds_max = fetch_seconds_max
         self._catalog = catalog
         self._clock = clock
         self._namespace = (account, region)
@@ -92,7 +107,8 @@ class GroupHost:
         self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[Coordinator] = []
-        self._led: set[int] | None = None  # in a cluster: partitions that this node leads
+        # In a cluster: partitions that this node leads.
+        self._led: set[int] | None = None if others is None else set()
         self._is_draining = False
         self._job: asyncio.Task[None] | None = None
         # Topics as groups see them, by account: kept up to date in place, the epoch tells of a
@@ -120,10 +136,6 @@ class GroupHost:
                 else:
                     coordinator.take_over()
         self._job = asyncio.create_task(self._expire_forever(), name="group expiry")
-
-    def by_leadership(self) -> None:
-        """In a cluster: groups are coordinated where their partition is led. Before ``start``."""
-        self._led = set()
 
     def led(self, partition: int, is_led: bool) -> None:
         """This node leads a partition of the groups' topic from now on, or no more."""
@@ -354,15 +366,41 @@ class GroupHost:
         member_id: str | None,
         member_epoch: int,
     ) -> FetchReply:
-        return await self._at(group_id).look(
+        """Clients ask this once, between being assigned partitions and reading them, and some
+        (librdkafka 2.16) never again when the coordinator has moved in that moment: they are
+        assigned partitions and read nothing. So it is answered wherever it arrives."""
+        asked = GroupFetch(group_id, partitions, requires_stable, member_id, member_epoch)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._fetch_seconds_max
+        pause_s = PAUSE_SECONDS_MIN
+        while True:
+            reply = await self._fetch_here(asked, until_s=until_s)
+            if reply.code not in _MOVES or self._others is None:
+                return reply
+            node = self._others.elsewhere(TOPIC_NAME, group_id)
+            if node is not None:
+                reply = await self._others.fetch(node, asked)
+            left_s = until_s - loop.time()
+            if reply.code not in _MOVES or left_s <= 0:
+                return reply
+            await self._others.wait_changed(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, PAUSE_SECONDS_MAX)
+
+    async def fetch_here(self, asked: GroupFetch) -> FetchReply:
+        until_s = asyncio.get_running_loop().time() + FETCH_HERE_SECONDS_MAX
+        return await self._fetch_here(asked, until_s=until_s)
+
+    async def _fetch_here(self, asked: GroupFetch, *, until_s: float) -> FetchReply:
+        return await self._at(asked.group_id).look_when_settled(
             _FETCH_FAILED,
             lambda groups: groups.fetch(
-                group_id,
-                partitions,
-                requires_stable=requires_stable,
-                member_id=member_id,
-                member_epoch=member_epoch,
+                asked.group_id,
+                asked.partitions,
+                requires_stable=asked.requires_stable,
+                member_id=asked.member_id,
+                member_epoch=asked.member_epoch,
             ),
+            until_s=until_s,
         )
 
     async def delete_offsets(

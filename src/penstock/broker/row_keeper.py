@@ -102,6 +102,9 @@ class RowKeeper:
         self._load_began_ms = 0
         self._reload_ms = 0  # so long after that it may begin again
         self._alarm = Alarm(clock, self._want_load)
+        self._turn: asyncio.Future[None] | None = (
+            None  # when that has come to an end, for who waits
+        )
         # Rewriting.
         self._reader: asyncio.Task[None] | None = None
         self._newest: Newest | None = None
@@ -121,6 +124,7 @@ class RowKeeper:
         self._is_stopping = True
         self._newest = None
         self._alarm.clear()
+        self._turned()
         for task in (self._loader, self._reader):
             if task is not None:
                 task.cancel()
@@ -145,12 +149,30 @@ class RowKeeper:
             self._loader.cancel()
         self.lose("another node leads")
         self.trouble = None
+        self._turned()
 
     def take_over(self) -> None:
         """This node leads the log: read what the others have left."""
         self.is_standing_by = False
         self._reload_ms = 0
         self._want_load()
+
+    async def settled(self, *, until_s: float) -> bool:
+        """``ready``, once the reading that is under way has come to an end, or at the latest when
+        the loop's clock says so. At once where another node leads."""
+        while not self.ready() and not (self.is_standing_by or self._is_stopping):
+            left_s = until_s - self._loop.time()
+            if left_s <= 0:
+                break
+            if self._turn is None:
+                self._turn = self._loop.create_future()
+            await asyncio.wait((self._turn,), timeout=left_s)
+        return self._log is not None
+
+    def _turned(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.set_result(None)
 
     def ready(self) -> bool:
         """Whether decisions may be made now. If not, asking makes it read when that is due."""
@@ -317,6 +339,7 @@ class RowKeeper:
             self._log = log
             self.trouble = None
             self._fold.loaded()
+            self._turned()
         except (PenstockError, ValueError) as error:  # MalformedBatch is one of the latter
             self._not_loaded(str(error))
         except Exception as error:

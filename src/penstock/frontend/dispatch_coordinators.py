@@ -6,8 +6,9 @@ for it: they look for the coordinator and ask again. So these calls raise no mor
 they stand for, and actions need not know. Numbers for producers come from the metadata.
 
 Who joins a group waits there for the others, for as long as the slowest of them may take: that is
-for the coordinator to end, and here only counted. At one that has just failed nobody begins to
-wait before it has answered a question: the wait would be what everybody waits for."""
+for the coordinator to end, and here only counted; likewise who asks for offsets of a coordinator
+that is moving. At one that has just failed nobody begins to wait before it has answered a question:
+the wait would be what everybody waits for."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, TypeVar
@@ -40,6 +41,7 @@ from penstock.model.errors import Overloaded
 T = TypeVar("T")
 
 REBALANCE_MS_MAX: Final = GroupSettings().rebalance_ms_max
+FETCH_MS_MAX: Final = 10_000  # of a coordinator that is moving: as long as that is waited for
 _AWAY: Final = Code.COORDINATOR_NOT_AVAILABLE
 _WHY: Final = "The coordinator does not answer in time."
 
@@ -75,12 +77,19 @@ class DispatchedGroups(_Behind):
         super().__init__(bulkhead)
         self._calls = calls
 
-    async def _wait(self, group_id: str, failed: T, work: Callable[[], Awaitable[T]]) -> T:
+    async def _wait(
+        self,
+        group_id: str,
+        failed: T,
+        work: Callable[[], Awaitable[T]],
+        *,
+        wait_ms: int = REBALANCE_MS_MAX,
+    ) -> T:
         bulkhead = self._bulkhead
         try:
             if bulkhead.is_suspect:
                 await bulkhead.read(lambda: self._calls.configs(group_id))
-            place = bulkhead.park(REBALANCE_MS_MAX)
+            place = bulkhead.park(wait_ms)
             try:
                 answer = await work()
             except BaseException as error:
@@ -173,7 +182,8 @@ class DispatchedGroups(_Behind):
         member_id: str | None,
         member_epoch: int,
     ) -> FetchReply:
-        return await self._look(
+        return await self._wait(
+            group_id,
             FetchReply(_AWAY),
             lambda: self._calls.fetch(
                 group_id,
@@ -182,6 +192,7 @@ class DispatchedGroups(_Behind):
                 member_id=member_id,
                 member_epoch=member_epoch,
             ),
+            wait_ms=FETCH_MS_MAX,
         )
 
     async def delete_offsets(

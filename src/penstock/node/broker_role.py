@@ -63,6 +63,8 @@ class BrokerRole:
         await self.broker.start()
         if self._cluster is not None:
             await self._cluster.start(self.broker, self._surroundings)
+        cluster = self._cluster
+        others = None if cluster is None else self._other_coordinators(cluster)
         self.groups = GroupHost(
             streams=self.broker,
             catalog=self._metadata.topics,
@@ -71,15 +73,13 @@ class BrokerRole:
             account=node.account,
             region=node.region,
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
+            others=others,
         )
-        cluster = self._cluster
-        if cluster is not None:
-            self.groups.by_leadership()
         await self.groups.start()
         self.transactions = TransactionHost(
             streams=self.broker,
             groups=self.groups,
-            others=None if cluster is None else self._other_coordinators(cluster),
+            others=others,
             markers=None if cluster is None else cluster.anywhere,
             hold=self._surroundings.hold,
             catalog=self._metadata.topics,
@@ -120,7 +120,12 @@ class BrokerRole:
             led = cluster.routes.leader(topic, partition_of_group(key, topic.partition_count))
             return None if led is None else led[0]
 
-        return OtherCoordinators(own_node=cluster.node, leader=leader, caller=cluster.peers.caller)
+        return OtherCoordinators(
+            own_node=cluster.node,
+            leader=leader,
+            caller=cluster.peers.caller,
+            wait_changed=cluster.routes.wait_changed,
+        )
 
     def end_waits(self) -> None:
         """Whoever is parked is answered, so that listeners can drain."""

@@ -2,14 +2,15 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 
-from penstock.broker.groups import TOPIC_NAME, GroupHost
+from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.groups import FETCH_SECONDS_MAX, TOPIC_NAME, GroupHost
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
@@ -17,6 +18,7 @@ from penstock.cursor.group.settings import GroupSettings
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import BatchAppended, Clock, Fetched, StreamEnds, Streams
 from penstock.model.topic import Topic
+from penstock.wire.internal.calls import Caller
 
 SETTINGS = GroupSettings(initial_delay_ms=0)
 TOPIC_ID = "ab" * 16
@@ -69,6 +71,38 @@ class Between:
         if self.delete_failure is not None:
             raise self.delete_failure
         return await self._streams.delete_records(topic, partition, before)
+
+
+class Leading:
+    """Who leads the partitions of groups, as one node of a cluster has heard."""
+
+    def __init__(self, node: int | None = None) -> None:
+        self.node = node
+        self._waiting: set[asyncio.Event] = set()
+
+    def now(self, node: int | None) -> None:
+        self.node = node
+        for changed in self._waiting:
+            changed.set()
+
+    async def wait_changed(self, timeout_s: float) -> None:
+        changed = asyncio.Event()
+        self._waiting.add(changed)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(changed)
+
+    def seen_by(self, own_node: int, callers: Mapping[int, Caller]) -> OtherCoordinators:
+        return OtherCoordinators(
+            own_node=own_node,
+            leader=lambda _topic, _key: self.node,
+            caller=callers.__getitem__,
+            wait_changed=self.wait_changed,
+        )
 
 
 class Hosting:
@@ -150,7 +184,8 @@ async def hosting(
     settings: GroupSettings = SETTINGS,
     rewrite_bytes: int = 1_000_000,
     is_crash: bool = False,
-    by_leadership: bool = False,
+    fetch_seconds_max: float = FETCH_SECONDS_MAX,
+    others: OtherCoordinators | None = None,
 ) -> AsyncIterator[Hosting]:
     async with on_stage(folder, clock, is_crash=is_crash) as stage:
         between = Between(stage.broker)
@@ -164,9 +199,9 @@ async def hosting(
             settings=settings,
             rewrite_bytes=rewrite_bytes,
             expire_interval_ms=3_600_000,
+            fetch_seconds_max=fetch_seconds_max,
+            others=others,
         )
-        if by_leadership:
-            host.by_leadership()
         await host.start()
         try:
             yield Hosting(stage, host, between)

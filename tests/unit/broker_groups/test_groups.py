@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.broker.stage import HandClock, message
-from tests.unit.broker_groups.hosting import TOPIC_ID, Hosting, hosting
+from tests.unit.broker_groups.hosting import TOPIC_ID, Hosting, Leading, hosting
 
 from penstock.broker.internal_topic import PARTITION_COUNT
 from penstock.broker.row_keeper import RELOAD_MS_MIN
@@ -71,7 +71,7 @@ async def answered(stage: Hosting, group_id: str) -> Code:
 
 async def test_groups_are_coordinated_where_their_partition_is_led(tmp_path: Path) -> None:
     partition = partition_of_group("g", PARTITION_COUNT)
-    async with hosting(tmp_path, by_leadership=True) as stage:
+    async with hosting(tmp_path, others=Leading().seen_by(1, {})) as stage:
         assert await stage.commit("g", 5) is Code.NOT_COORDINATOR
         stage.host.led(partition, True)
         assert await answered(stage, "g") is Code.NONE
@@ -83,7 +83,7 @@ async def test_a_leader_for_less_than_a_turn_of_the_loop_coordinates_when_it_lea
     tmp_path: Path,
 ) -> None:
     partition = partition_of_group("g", PARTITION_COUNT)
-    async with hosting(tmp_path, by_leadership=True) as stage:
+    async with hosting(tmp_path, others=Leading().seen_by(1, {})) as stage:
         for is_led in (True, False):
             stage.host.led(partition, is_led)
         await turns()
@@ -327,7 +327,7 @@ async def test_a_row_of_another_program_puts_only_its_partition_out_of_service(
     async with hosting(tmp_path) as stage:
         assert await stage.commit(ours, 1) is Code.NONE
         await stage.stage.broker.append(stage.topic, 0, (message("not a row"),))
-    async with hosting(tmp_path) as stage:
+    async with hosting(tmp_path, fetch_seconds_max=0.1) as stage:
         assert await stage.committed(ours) is UNAVAILABLE
         assert await stage.commit(ours, 2) is UNAVAILABLE
         assert await stage.commit(other, 3) is Code.NONE

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, IdCatalog, Rig
 
-from penstock.broker.groups import GroupHost
+from penstock.broker.groups import FETCH_SECONDS_MAX, GroupHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.model.topic import Topic
 from penstock.wire.kafka.generated.join_group import (
@@ -98,7 +98,7 @@ class GroupRig(Rig):
 
 
 @asynccontextmanager
-async def groups() -> AsyncIterator[GroupRig]:
+async def groups(*, fetch_seconds_max: float = FETCH_SECONDS_MAX) -> AsyncIterator[GroupRig]:
     rig = GroupRig()
     host = GroupHost(
         streams=rig.streams,
@@ -108,6 +108,7 @@ async def groups() -> AsyncIterator[GroupRig]:
         account=ACCOUNT,
         region=REGION,
         settings=GroupSettings(initial_delay_ms=0),
+        fetch_seconds_max=fetch_seconds_max,
     )
     await host.start()
     rig.host = host

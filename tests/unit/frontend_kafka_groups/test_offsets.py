@@ -181,7 +181,7 @@ async def test_an_error_of_the_whole_group_is_told_for_each_partition_of_a_commi
 async def test_a_coordinator_out_of_service_says_so_where_the_version_has_room(
     version: int,
 ) -> None:
-    async with groups() as rig:
+    async with groups(fetch_seconds_max=0.1) as rig:
         topic = await rig.topic("orders")
         assert await commit(rig, 9, topic, {0: 1}) == [0]
         internal = rig.catalog.find(topic.account, topic.region, "__groups")

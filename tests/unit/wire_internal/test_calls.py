@@ -101,7 +101,7 @@ def test_a_call_is_answered_by_one_handler() -> None:
         (metadata_calls, 0x0100, 8),
         (broker_calls, 0x0200, 31),
         (replica_calls, 0x0300, 3),
-        (coordinator_calls, 0x0400, 2),
+        (coordinator_calls, 0x0400, 3),
     ],
 )
 def test_numbers_of_calls_are_the_roles_own_and_different(

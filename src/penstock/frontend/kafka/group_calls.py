@@ -97,7 +97,8 @@ class GroupCalls(Protocol):
         member_id: str | None,
         member_epoch: int,
     ) -> FetchReply:
-        """``partitions`` None: all that have a committed offset."""
+        """``partitions`` None: all that have a committed offset. Waits for a coordinator that moves
+        from one node to another, or that is still reading, for some seconds."""
         ...
 
     async def delete_offsets(

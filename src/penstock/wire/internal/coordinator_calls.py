@@ -31,6 +31,30 @@ class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
     is_commit: bool
 
 
+class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
+    """What has a group committed? ``partitions`` None: everything."""
+
+    group_id: str
+    partitions: Sequence[tuple[str, int]] | None
+    requires_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    topic_id: str
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+    code: int
+
+
+class GroupFetched(msgspec.Struct, frozen=True, array_like=True):
+    code: int
+    offsets: Sequence[OffsetTold] = ()
+
+
 class CodeTold(msgspec.Struct, frozen=True, array_like=True):
     code: int
 
@@ -39,3 +63,4 @@ TRANSACTION_ADD: Final = Call(
     0x0400, "transaction.add", TransactionAdd, CodeTold, is_idempotent=True
 )
 GROUP_COMPLETE: Final = Call(0x0401, "group.complete", GroupComplete, CodeTold, is_idempotent=True)
+GROUP_FETCH: Final = Call(0x0402, "group.fetch", GroupFetch, GroupFetched, is_idempotent=True)
