@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,6 +136,17 @@ def child(pid: int, mark: str) -> int | None:
     return next((each for each, line in descendants(pid).items() if mark in line), None)
 
 
+def hearing(pid: int) -> list[int]:
+    """Threads that a SIGTERM may meet: libraries have some that block it."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        blocked = re.search(r"\nSigBlk:\s*([0-9a-f]+)", (thread / "status").read_text())
+        assert blocked is not None
+        if not int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1:
+            found.append(int(thread.name))
+    return found
+
+
 # ── Running ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -197,6 +210,19 @@ def test_ctrl_c_finishes_the_batch_under_way_and_the_next_run_goes_on_without_lo
     place.put("d")
     place.run(*place.lines())
     assert place.rows() == sorted([*names, "d"])
+
+
+def test_a_signal_is_heard_whichever_thread_of_the_job_it_meets(place: Place) -> None:
+    """A signal to a process goes to any of its threads; the main one waits for Spark meanwhile."""
+    place.put("a")
+    process = place.start(*place.lines("--continuous", "--every", "1s"))
+    eventually(lambda: place.is_committed("lines", 0), seconds=START_S_MAX, what="a batch")
+    another = next(thread for thread in hearing(process.pid) if thread != process.pid)
+    assert ctypes.CDLL(None).tgkill(process.pid, another, signal.SIGTERM) == 0
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "stopping after the batch under way" in err
+    assert place.status("lines")["state"] == "stopped"
 
 
 def test_a_second_ctrl_c_ends_at_once_and_the_next_run_does_the_batch_again(place: Place) -> None:

@@ -7,8 +7,9 @@
 
 A stream is stopped between two batches: Spark's own ``stop`` would throw away the one under way.
 The first signal asks for that, the second ends the process at once; nothing is lost either way,
-since what was not committed is done again by the next run. Signals only write a byte into a pipe:
-a handler may interrupt any line of Python, also one that holds a lock.
+since what was not committed is done again by the next run. A signal only becomes a byte in a pipe,
+and not by a handler in Python: that would wait for the main thread, which waits for Spark, unless
+the signal happened to meet that one; and it may interrupt any line, also one that holds a lock.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ _DRAIN_S_MAX = 300.0  # for the batch under way; after that it is cut off and do
 _SETTLE_S_MAX = 5.0
 _LOOK_S = 0.1
 _STATUS_S_MIN = 0.5  # between two writings of the status
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,23 +329,23 @@ class Stopper:
         self.signal: int | None = None
         self._run = run
         self._is_over = threading.Event()
-        self._reader, self._writer = os.pipe()
+        self._reader, self.writer = os.pipe()  # the number of each signal, as a byte
+        os.set_blocking(self.writer, False)  # as is asked of a descriptor for signals
         self._thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def heard(self, number: int, _frame: FrameType | None) -> None:
-        os.write(self._writer, bytes([number]))
-
     def close(self) -> None:
         self._is_over.set()
-        os.close(self._writer)
+        os.close(self.writer)
         self._thread.join()
         os.close(self._reader)
 
     def _listen(self) -> None:
         while heard := os.read(self._reader, 1):
+            if heard[0] not in SIGNALS:
+                continue  # one that somebody else handles
             if self.signal is not None:
                 self._run.end_at_once(heard[0])
             self.signal = heard[0]
@@ -358,14 +360,21 @@ def _signals(stopper: Stopper) -> Iterator[None]:
     """Only the main thread hears signals; elsewhere whoever runs the job handles them."""
     stopper.start()
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: signal.signal(number, stopper.heard) for number in numbers}
+    if is_main:
+        writer_before = signal.set_wakeup_fd(stopper.writer, warn_on_full_buffer=False)
+        before = {number: signal.signal(number, _heard_already) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if is_main:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(writer_before)
         stopper.close()
+
+
+def _heard_already(_number: int, _frame: FrameType | None) -> None:
+    """Without a handler a signal would end the process, and not be written down anywhere."""
 
 
 def _now_ms() -> int:

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT = "local[*,4]"
+_END_S_MAX = 30.0  # for a JVM that was told to end
 _LOOPBACK = "127.0.0.1"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?\Z")
@@ -175,7 +177,11 @@ def close_session(spark: SparkSession) -> None:
         process = gateway.proc if gateway is not None else None
         if process is not None:
             process.stdin.close()  # the JVM ends when nobody holds its input
-            process.wait()
+            try:
+                process.wait(_END_S_MAX)
+            except subprocess.TimeoutExpired:  # it hangs, and has nothing left to do
+                process.kill()
+                process.wait()
         _forget()
 
 
