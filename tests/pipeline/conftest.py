@@ -7,8 +7,11 @@ archived in the cache folder; that is done once for a machine.
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,13 +26,17 @@ WARM_S_MAX = 280.0
 @pytest.fixture(scope="session")
 def classes() -> None:
     """What ``penstock pipeline warm`` makes, if nobody has made it before. Without it everything
-    works and takes longer."""
+    works and takes longer. One worker makes it and the others wait: at the same time each would
+    take three times as long."""
     from penstock.pipeline.java import find_java
     from penstock.pipeline.warm import archive_file
 
-    if not archive_file(find_java()).is_file():
-        warm = [penstock_command(), "pipeline", "warm"]
-        subprocess.run(warm, check=False, capture_output=True, timeout=WARM_S_MAX)
+    archive = archive_file(find_java())
+    with (Path(tempfile.gettempdir()) / "penstock-tests-warm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.is_file():
+            warm = [penstock_command(), "pipeline", "warm"]
+            subprocess.run(warm, check=False, capture_output=True, timeout=WARM_S_MAX)
 
 
 @pytest.fixture(scope="session")
