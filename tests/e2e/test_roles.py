@@ -396,7 +396,9 @@ def test_nothing_is_lost_when_the_metadata_is_killed(
         for turn in range(3):
             for number in range(5):
                 name = f"q{turn}-{number}"
-                sqs.create_queue(QueueName=name)
+                # A service that came back late has left the node unsure of what there is not: it
+                # asks for each name, and says meanwhile that it does.
+                eventually(partial(is_created, sqs, name), seconds=15, what="changes")
                 made.append(name)
             metadata.kill()
             assert code_of(sqs.create_queue, QueueName="meanwhile") == "ServiceUnavailable"
