@@ -4,9 +4,11 @@ those of this node as the others do."""
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.decision import Reply
-from penstock.cursor.group.offsets import FetchedOffset, FetchReply
+from penstock.cursor.group.offsets import FetchReply
 from penstock.cursor.transactions import TopicPartition
 from penstock.model.errors import PenstockError
 from penstock.wire.internal.calls import Answers, Asked, Call, Caller, Q, R
@@ -18,7 +20,6 @@ from penstock.wire.internal.coordinator_calls import (
     GroupComplete,
     GroupFetch,
     GroupFetched,
-    OffsetTold,
     TransactionAdd,
 )
 
@@ -86,20 +87,7 @@ class OtherCoordinators:
         told = await self._ask(node, GROUP_FETCH, request)
         if told is None:
             return FetchReply(Code.COORDINATOR_NOT_AVAILABLE)
-        return FetchReply(
-            Code(told.code),
-            tuple(
-                FetchedOffset(
-                    each.topic_id,
-                    each.partition,
-                    each.offset,
-                    each.leader_epoch,
-                    each.metadata,
-                    Code(each.code),
-                )
-                for each in told.offsets
-            ),
-        )
+        return msgspec.convert(told, FetchReply, from_attributes=True)
 
     async def add(self, node: int, request: TransactionAdd) -> Code:
         return await self._code(node, TRANSACTION_ADD, request)
@@ -129,20 +117,7 @@ def register(answers: Answers, *, groups: GroupsHere, transactions: TransactionM
 
     async def fetch(request: GroupFetch, _asked: Asked) -> GroupFetched:
         reply = await groups.fetch_here(request)
-        return GroupFetched(
-            int(reply.code),
-            [
-                OffsetTold(
-                    each.topic_id,
-                    each.partition,
-                    each.offset,
-                    each.leader_epoch,
-                    each.metadata,
-                    int(each.code),
-                )
-                for each in reply.partitions
-            ],
-        )
+        return msgspec.convert(reply, GroupFetched, from_attributes=True)
 
     async def add(request: TransactionAdd, _asked: Asked) -> CodeTold:
         if request.is_check:

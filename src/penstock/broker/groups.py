@@ -47,9 +47,6 @@ log_ = logging.getLogger(__name__)
 
 TOPIC_NAME = "__groups"
 EXPIRE_INTERVAL_MS = MINUTE_MS
-# For so long a read of committed offsets goes after a coordinator that moves: longer than one takes
-# to move when its node dies, and well below the time after which clients give a request up.
-FETCH_SECONDS_MAX = 10.0
 FETCH_HERE_SECONDS_MAX = 3.0  # asked by another node, which asks again and may know better by then
 PAUSE_SECONDS_MIN = 0.01
 PAUSE_SECONDS_MAX = 0.25
@@ -85,13 +82,11 @@ class GroupHost:
         settings: GroupSettings,
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
-        fetch_seconds_max: float = FETCH_SECONDS_MAX,
         others: OtherCoordinators | None = None,
     ) -> None:
         """In a cluster ``others`` coordinate what this node does not: groups are coordinated where
         their partition is led, of which ``led`` tells."""
         self._others = others
-        self._fetch_seconds_max = fetch_seconds_max
         self._catalog = catalog
         self._clock = clock
         self._namespace = (account, region)
@@ -371,7 +366,7 @@ class GroupHost:
         assigned partitions and read nothing. So it is answered wherever it arrives."""
         asked = GroupFetch(group_id, partitions, requires_stable, member_id, member_epoch)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._fetch_seconds_max
+        until_s = loop.time() + self._settings.fetch_ms_max / 1_000
         pause_s = PAUSE_SECONDS_MIN
         while True:
             reply = await self._fetch_here(asked, until_s=until_s)

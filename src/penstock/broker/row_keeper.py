@@ -102,9 +102,7 @@ class RowKeeper:
         self._load_began_ms = 0
         self._reload_ms = 0  # so long after that it may begin again
         self._alarm = Alarm(clock, self._want_load)
-        self._turn: asyncio.Future[None] | None = (
-            None  # when that has come to an end, for who waits
-        )
+        self._turn: asyncio.Future[None] | None = None  # of who waits for its end
         # Rewriting.
         self._reader: asyncio.Task[None] | None = None
         self._newest: Newest | None = None
@@ -157,9 +155,9 @@ class RowKeeper:
         self._reload_ms = 0
         self._want_load()
 
-    async def settled(self, *, until_s: float) -> bool:
-        """``ready``, once the reading that is under way has come to an end, or at the latest when
-        the loop's clock says so. At once where another node leads."""
+    async def settled(self, *, until_s: float) -> None:
+        """Returns when it is ready, which is not before its log was read; at once where another
+        node leads, and at the latest when the loop's clock says so."""
         while not self.ready() and not (self.is_standing_by or self._is_stopping):
             left_s = until_s - self._loop.time()
             if left_s <= 0:
@@ -167,7 +165,6 @@ class RowKeeper:
             if self._turn is None:
                 self._turn = self._loop.create_future()
             await asyncio.wait((self._turn,), timeout=left_s)
-        return self._log is not None
 
     def _turned(self) -> None:
         turn, self._turn = self._turn, None

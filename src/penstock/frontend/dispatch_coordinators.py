@@ -41,7 +41,7 @@ from penstock.model.errors import Overloaded
 T = TypeVar("T")
 
 REBALANCE_MS_MAX: Final = GroupSettings().rebalance_ms_max
-FETCH_MS_MAX: Final = 10_000  # of a coordinator that is moving: as long as that is waited for
+FETCH_MS_MAX: Final = GroupSettings().fetch_ms_max
 _AWAY: Final = Code.COORDINATOR_NOT_AVAILABLE
 _WHY: Final = "The coordinator does not answer in time."
 

@@ -58,12 +58,11 @@ class BrokerRole:
 
     async def start(self) -> None:
         """A long recovery happens here."""
-        basis, node = self._basis, self._basis.config.node
+        basis, node, cluster = self._basis, self._basis.config.node, self._cluster
         await self._tasks.start()
         await self.broker.start()
-        if self._cluster is not None:
-            await self._cluster.start(self.broker, self._surroundings)
-        cluster = self._cluster
+        if cluster is not None:
+            await cluster.start(self.broker, self._surroundings)
         others = None if cluster is None else self._other_coordinators(cluster)
         self.groups = GroupHost(
             streams=self.broker,

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from penstock.pipeline.java import find_java
+from penstock.pipeline.java import find_java, wait_or_kill
 from penstock.pipeline.job import Job, JobContext, Mode, Stopped
 
 if TYPE_CHECKING:
@@ -141,11 +141,7 @@ class Cluster:
                 process.terminate()
             deadline = time.monotonic() + STOP_SECONDS_MAX
             for process in ending.values():
-                try:
-                    process.wait(max(0.1, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                wait_or_kill(process, max(0.1, deadline - time.monotonic()))
         self._processes.clear()
 
     # ── Processes ────────────────────────────────────────────────────────────────────────────

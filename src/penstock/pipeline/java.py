@@ -93,6 +93,15 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     )
 
 
+def wait_or_kill(process: subprocess.Popen[bytes], seconds_max: float) -> None:
+    """Of a JVM that was told to end: one that hangs has nothing left to do."""
+    try:
+        process.wait(seconds_max)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class _Unfit(Exception):
     pass
 

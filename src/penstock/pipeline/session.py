@@ -14,14 +14,13 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.java import Java, find_java
+from penstock.pipeline.java import Java, find_java, wait_or_kill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,11 +176,7 @@ def close_session(spark: SparkSession) -> None:
         process = gateway.proc if gateway is not None else None
         if process is not None:
             process.stdin.close()  # the JVM ends when nobody holds its input
-            try:
-                process.wait(_END_S_MAX)
-            except subprocess.TimeoutExpired:  # it hangs, and has nothing left to do
-                process.kill()
-                process.wait()
+            wait_or_kill(process, _END_S_MAX)
         _forget()
 
 

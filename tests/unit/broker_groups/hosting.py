@@ -10,7 +10,7 @@ from typing import cast
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 
 from penstock.broker.coordinators import OtherCoordinators
-from penstock.broker.groups import FETCH_SECONDS_MAX, TOPIC_NAME, GroupHost
+from penstock.broker.groups import TOPIC_NAME, GroupHost
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
@@ -184,7 +184,6 @@ async def hosting(
     settings: GroupSettings = SETTINGS,
     rewrite_bytes: int = 1_000_000,
     is_crash: bool = False,
-    fetch_seconds_max: float = FETCH_SECONDS_MAX,
     others: OtherCoordinators | None = None,
 ) -> AsyncIterator[Hosting]:
     async with on_stage(folder, clock, is_crash=is_crash) as stage:
@@ -199,7 +198,6 @@ async def hosting(
             settings=settings,
             rewrite_bytes=rewrite_bytes,
             expire_interval_ms=3_600_000,
-            fetch_seconds_max=fetch_seconds_max,
             others=others,
         )
         await host.start()

@@ -327,7 +327,7 @@ async def test_a_row_of_another_program_puts_only_its_partition_out_of_service(
     async with hosting(tmp_path) as stage:
         assert await stage.commit(ours, 1) is Code.NONE
         await stage.stage.broker.append(stage.topic, 0, (message("not a row"),))
-    async with hosting(tmp_path, fetch_seconds_max=0.1) as stage:
+    async with hosting(tmp_path, settings=GroupSettings(fetch_ms_max=100)) as stage:
         assert await stage.committed(ours) is UNAVAILABLE
         assert await stage.commit(ours, 2) is UNAVAILABLE
         assert await stage.commit(other, 3) is Code.NONE

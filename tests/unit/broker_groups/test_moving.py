@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import cast
 
 from tests.unit.broker.stage import HandClock
-from tests.unit.broker_groups.hosting import Hosting, Leading, hosting
+from tests.unit.broker_groups.hosting import SETTINGS, Hosting, Leading, hosting
 
 from penstock.broker import coordinators
 from penstock.broker.coordinators import TransactionMembers
-from penstock.broker.groups import FETCH_SECONDS_MAX
 from penstock.broker.internal_topic import PARTITION_COUNT
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerHeartbeat
+from penstock.cursor.group.settings import GroupSettings
 from penstock.model.errors import DiskFull
 from penstock.model.partitioning import partition_of_group
 from penstock.net.internal.client import InternalClient
@@ -38,9 +38,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(
-    folder: Path, *, fetch_seconds_max: float = FETCH_SECONDS_MAX
-) -> AsyncIterator[Pair]:
+async def pair(folder: Path, settings: GroupSettings = SETTINGS) -> AsyncIterator[Pair]:
     leading = Leading()
     callers: dict[int, Caller] = {}
     for name in ("here", "there"):
@@ -48,7 +46,7 @@ async def pair(
     async with (
         hosting(
             folder / "here",
-            fetch_seconds_max=fetch_seconds_max,
+            settings=settings,
             others=leading.seen_by(1, callers),
         ) as here,
         hosting(folder / "there", others=leading.seen_by(2, callers)) as there,
@@ -139,7 +137,7 @@ async def test_who_waits_for_the_log_goes_where_the_coordinator_went(tmp_path: P
 
 
 async def test_it_is_refused_when_nobody_coordinates_for_long(tmp_path: Path) -> None:
-    async with pair(tmp_path, fetch_seconds_max=0.3) as two:
+    async with pair(tmp_path, GroupSettings(fetch_ms_max=300)) as two:
         begun = time.monotonic()
         assert await two.here.committed("g") is Code.NOT_COORDINATOR
         assert 0.3 <= time.monotonic() - begun < 5

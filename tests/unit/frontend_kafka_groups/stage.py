@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, IdCatalog, Rig
 
-from penstock.broker.groups import FETCH_SECONDS_MAX, GroupHost
+from penstock.broker.groups import GroupHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.model.topic import Topic
 from penstock.wire.kafka.generated.join_group import (
@@ -21,6 +21,8 @@ JOIN, SYNC, HEARTBEAT, LEAVE = 11, 14, 12, 13
 OFFSET_COMMIT, OFFSET_FETCH, OFFSET_DELETE = 8, 9, 47
 LIST, DESCRIBE, DELETE = 16, 15, 42
 CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE = 68, 69
+
+SETTINGS = GroupSettings(initial_delay_ms=0)
 
 
 class HeardCatalog(IdCatalog):
@@ -98,7 +100,7 @@ class GroupRig(Rig):
 
 
 @asynccontextmanager
-async def groups(*, fetch_seconds_max: float = FETCH_SECONDS_MAX) -> AsyncIterator[GroupRig]:
+async def groups(settings: GroupSettings = SETTINGS) -> AsyncIterator[GroupRig]:
     rig = GroupRig()
     host = GroupHost(
         streams=rig.streams,
@@ -107,8 +109,7 @@ async def groups(*, fetch_seconds_max: float = FETCH_SECONDS_MAX) -> AsyncIterat
         entropy=secrets.token_bytes,
         account=ACCOUNT,
         region=REGION,
-        settings=GroupSettings(initial_delay_ms=0),
-        fetch_seconds_max=fetch_seconds_max,
+        settings=settings,
     )
     await host.start()
     rig.host = host

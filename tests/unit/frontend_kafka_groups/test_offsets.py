@@ -12,6 +12,7 @@ from tests.unit.frontend_kafka_groups.stage import (
     groups,
 )
 
+from penstock.cursor.group.settings import GroupSettings
 from penstock.model.errors import DiskFull
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -181,7 +182,7 @@ async def test_an_error_of_the_whole_group_is_told_for_each_partition_of_a_commi
 async def test_a_coordinator_out_of_service_says_so_where_the_version_has_room(
     version: int,
 ) -> None:
-    async with groups(fetch_seconds_max=0.1) as rig:
+    async with groups(GroupSettings(initial_delay_ms=0, fetch_ms_max=100)) as rig:
         topic = await rig.topic("orders")
         assert await commit(rig, 9, topic, {0: 1}) == [0]
         internal = rig.catalog.find(topic.account, topic.region, "__groups")

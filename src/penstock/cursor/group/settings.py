@@ -23,6 +23,9 @@ class GroupSettings(msgspec.Struct, frozen=True):
     session_ms_min: int = 6 * SECOND_MS
     session_ms_max: int = 30 * MINUTE_MS
     rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # or one client could hold a group for weeks
+    # For so long a read of committed offsets goes after a coordinator that moves: longer than one
+    # takes to move when its node dies, and well below the time after which clients give it up.
+    fetch_ms_max: int = 10 * SECOND_MS
     # How long an empty group waits for more members after the first; 0 while developing.
     initial_delay_ms: int = 3 * SECOND_MS
     members_max: int = 2_000  # per group

@@ -42,6 +42,8 @@ class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields are called what they are called in ``cursor.group.offsets``, here and below."""
+
     topic_id: str
     partition: int
     offset: int
@@ -52,7 +54,7 @@ class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class GroupFetched(msgspec.Struct, frozen=True, array_like=True):
     code: int
-    offsets: Sequence[OffsetTold] = ()
+    partitions: tuple[OffsetTold, ...] = ()
 
 
 class CodeTold(msgspec.Struct, frozen=True, array_like=True):
