@@ -16,7 +16,7 @@ from penstock.cursor.receipt import open_receipt, seal
 from penstock.log.log import Log, LogConfig
 from penstock.model.limits import IN_FLIGHT_MAX
 from penstock.model.message import Claim, Message, Record
-from penstock.record.batch import encode_batch
+from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.message import decode_batch, encode_message
 from penstock.wire.aws import json10
 from penstock.wire.aws.shapes import ReceivedMessage, ReceiveMessageReply, SendMessageReply
@@ -46,6 +46,7 @@ def batch_of(count: int, base_offset: int = 0) -> bytes:
         leader_epoch=0,
         base_timestamp=NOW_MS,
         max_timestamp=NOW_MS,
+        attributes=ATTR_APPEND_TIME,
     )
 
 
@@ -104,6 +105,7 @@ def log_append(folder: Path) -> tuple[Call, int]:
             leader_epoch=0,
             base_timestamp=NOW_MS,
             max_timestamp=NOW_MS,
+            attributes=ATTR_APPEND_TIME,
         )
         log.append(batch, now_ms=NOW_MS)
 

@@ -17,7 +17,7 @@ from tests.harness.client import RawClient
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
-from penstock.record.batch import ATTR_SEALED
+from penstock.record.batch import ATTR_PRODUCED, ATTR_SEALED
 from penstock.record.compression import XERIAL_HEAD, XERIAL_MAGIC
 from penstock.record.crc32c import crc32c
 from penstock.wire.kafka.faults import ErrorCode
@@ -101,6 +101,7 @@ LYING: dict[str, tuple[Callable[[], bytes], set[ErrorCode]]] = {
     ),
     "delete-horizon": (lambda: batch(attributes=0x40), INVALID),
     "sealed-by-a-client": (lambda: batch(attributes=ATTR_SEALED), INVALID),
+    "marked-by-a-client": (lambda: batch(attributes=ATTR_PRODUCED), INVALID),
     "append-time-of-its-own": (
         lambda: batch(attributes=0x08),
         {ErrorCode.INVALID_TIMESTAMP},

@@ -292,6 +292,30 @@ def test_names_of_headers_that_are_no_text_get_replacement_characters() -> None:
     assert found.column("headers").to_pylist() == [[{"key": "\ufffd", "value": b"x"}]]
 
 
+@pytest.mark.parametrize("value", [None, b"", b"x" * 200])
+def test_the_servers_own_header_is_shown_of_its_own_batches_only(value: bytes | None) -> None:
+    given: list[tuple[bytes, bytes | None]] = [(b"penstock", value), (b"a", b"1")]
+    record = encode_record(offset_delta=0, timestamp_delta=0, key=None, value=b"v", headers=given)
+    alone = encode_record(
+        offset_delta=1, timestamp_delta=0, key=None, value=b"v", headers=given[:1]
+    )
+    later = encode_record(
+        offset_delta=2, timestamp_delta=0, key=None, value=b"v", headers=given[::-1]
+    )
+    times = {"base_timestamp": BASE_MS, "max_timestamp": BASE_MS}
+    place = {"base_offset": 0, "leader_epoch": 0}
+    raw = [
+        encode_batch([record, alone, later], **times, **place, attributes=ATTR_APPEND_TIME),
+        encode_batch(
+            [record, alone, later], **times, base_offset=3, leader_epoch=0, attributes=Codec.GZIP
+        ),
+    ]
+    found = decode_batches([b"".join(raw)], columns=ALL)
+    rows = [headers for *_, headers in rows_of(found)]
+    assert rows[:3] == [tuple(given), tuple(given[:1]), tuple(given[::-1])]
+    assert rows[3:] == [tuple(given[1:]), (), tuple(given[::-1])]
+
+
 def test_a_wrong_checksum_is_an_error_that_says_where_or_is_counted() -> None:
     good = batch([(b"k", b"v", ())], base_offset=8)
     bad = bytearray(batch([(b"k", b"v", ())], base_offset=9))

@@ -111,6 +111,8 @@ class Broker:
         self._admit(size)
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
+        if not topic.is_queue:  # no path of a client may write messages into the server's own rows
+            raise InvalidRequest(f"{topic.name} is not a queue: messages are sent to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         owner = queue.partitions.get(partition) or await self._partition(topic, partition)
         return await owner.append(messages)
@@ -180,7 +182,8 @@ class Broker:
     async def append_batches(
         self, topic: Topic, partition: int, batches: Sequence[bytes | memoryview], *, acks: int
     ) -> BatchAppended:
-        if not is_internal(topic.name):  # our own rows are written from the reserve, as acks are
+        # Our own rows are written from the reserve, as acks are. A queue may have such a name.
+        if topic.is_queue or not is_internal(topic.name):
             self._admit(sum(map(len, batches)))
         is_append_time = settings_of(topic).is_append_time
         owner = await self._partition(topic, partition)

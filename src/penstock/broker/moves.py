@@ -149,10 +149,7 @@ class Mover:
                 await self._give_back(source, deliveries[position:])
                 return None
             task = self._states[task_id]
-            message = delivery.record.message
-            arn = task.destination_arn or message.source_arn
-            target = None if arn is None else self._catalog.find_arn(arn)
-            reason = SOURCE_UNKNOWN if arn is None else QUEUE_GONE
+            target, reason = self._target(task, source, delivery.record.message)
             if target is not None:
                 reason = await self._move_one(source, delivery, target)
             if reason:
@@ -165,6 +162,25 @@ class Mover:
             if moved % SAVE_EVERY_RECORDS == 0:
                 await self._tasks.put(task)
         return None
+
+    def _target(self, task: MoveTask, source: Topic, message: Message) -> tuple[Topic | None, str]:
+        """Return the queue to move a message to; or None and why there is none. Only queues that
+        the task's creator was authorized for count, whatever the message says of its source."""
+        arn = task.destination_arn or message.source_arn
+        if arn is None:
+            return None, SOURCE_UNKNOWN
+        target = self._catalog.find_arn(arn)
+        if task.destination_arn is None and task.origin_arns is None:
+            redrive = None if target is None else target.settings.redrive
+            if redrive is None or redrive.target_arn != source.arn:
+                return None, SOURCE_UNKNOWN
+        elif task.destination_arn is None and arn not in (task.origin_arns or ()):
+            return None, SOURCE_UNKNOWN
+        if target is None:
+            return None, QUEUE_GONE
+        if not source.may_pass_messages_to(target):
+            return None, SOURCE_UNKNOWN
+        return target, ""
 
     async def _move_one(self, source: Topic, delivery: Delivery, target: Topic) -> str:
         message = delivery.record.message

@@ -35,16 +35,21 @@ class Redriver:
     def attempts_max(self, topic: Topic) -> int | None:
         """A rule whose target is gone does not hold: records are better delivered than lost."""
         redrive = topic.settings.redrive
-        if redrive is not None and self._catalog.find_arn(redrive.target_arn) is not None:
+        if redrive is not None and self._target(topic) is not None:
             return redrive.attempts_max
         limit = topic.configs.get(ATTEMPTS_CONFIG)
         return None if limit is None else int(limit)
+
+    def _target(self, topic: Topic) -> Topic | None:
+        redrive = topic.settings.redrive
+        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        return None if target is None or not topic.may_pass_messages_to(target) else target
 
     async def move(self, leases: Leases, picks: Sequence[Pick]) -> None:
         """Away with records that are out of attempts, or that a consumer has rejected."""
         topic = leases.topic
         redrive = topic.settings.redrive
-        target = None if redrive is None else self._catalog.find_arn(redrive.target_arn)
+        target = self._target(topic)
         if target is not None:
             moved = await self._copy(leases, picks, target)
         elif redrive is None and topic.is_share:

@@ -8,7 +8,7 @@ copy the first one.
 
 import msgspec
 
-from penstock.model.limits import SECOND_MS
+from penstock.model.limits import ATTEMPTS_MAX, SECOND_MS
 from penstock.model.message import Message, Record
 from penstock.model.names import uuid_text
 
@@ -40,7 +40,7 @@ def dead_letter(
             dedup_id += f":{origin}"
     return msgspec.structs.replace(
         message,
-        attempts=message.attempts + attempts,
+        attempts=min(message.attempts + attempts, ATTEMPTS_MAX),
         source_arn=source_arn,
         sent_at_ms=record.sent_at_ms,
         dedup_id=dedup_id,

@@ -173,10 +173,12 @@ def _start_move(
         destination = _by_arn(context, asked.destination_arn, no_such("DestinationArn"))
         _require(context, call, SEND, destination)
     elif source.topic is not None:
-        for origin in sources_of(context.catalog, source.topic):
+        origins = sources_of(context.catalog, source.topic)
+        for origin in origins:
             _require(
                 context, call, SEND, Target(origin.account, origin.arn, origin, TopicNotFound())
             )
+        call.origin_arns = tuple(origin.arn for origin in origins)
 
 
 def _cancel_move(

@@ -43,6 +43,7 @@ class Call:
         "caller",
         "codec",
         "kept",
+        "origin_arns",
         "owed",
         "owed_from_ms",
         "permission",
@@ -72,6 +73,7 @@ class Call:
         self.permission = ""
         self.arn = ""
         self.kept: Pass | None = None  # all of it has been weighed before
+        self.origin_arns: tuple[str, ...] = ()  # StartMessageMoveTask: queues it may send to
         self.topic: Topic | None = None  # the queue, if it was found on the way, in this turn
         # throttle: what the messages' bytes count against, once it is known how many they are.
         self.owed: LeakyBucket | None = None

@@ -25,7 +25,14 @@ from penstock.frontend.seal import (
     seal,
     unseal,
 )
-from penstock.record.batch import ATTR_CODEC_MASK, ATTR_SEALED, BatchHeader, parse_header, repacked
+from penstock.record.batch import (
+    ATTR_CODEC_MASK,
+    ATTR_SEALED,
+    BatchHeader,
+    is_server_batch,
+    parse_header,
+    repacked,
+)
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import (
     FOREIGN,
@@ -108,12 +115,13 @@ def open_batch(
     or never."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
+    is_own = is_server_batch(header)
     opened: list[bytes] = []
     for number, one in enumerate(slices_of(blob, header), 1):
         if number % STEP_RECORDS == 0:
             yield None
         try:
-            sealed, is_producers = _sealed_part(blob, one)
+            sealed, is_producers = _sealed_part(blob, one, is_own)
             if sealed is None:
                 opened.append(blob[one.start : one.end])
                 continue
@@ -138,9 +146,9 @@ def open_batch(
     return repacked(header._replace(attributes=attributes), opened)
 
 
-def _sealed_part(blob: bytes, one: RecordSlice) -> tuple[bytes | None, bool]:
-    """What is sealed of a record, None if nothing is, and whether a producer has made it. Others
-    are messages, and say so in their header."""
+def _sealed_part(blob: bytes, one: RecordSlice, is_own: bool) -> tuple[bytes | None, bool]:
+    """Return the sealed part of a record (None: nothing is sealed) and whether a producer made the
+    record. ``is_own``: the server wrote the batch, so a record may be a message with our header."""
     size, at = decode_varint(blob, one.value_at)
     if size >= 0 and blob[at + size : one.end] == _NO_HEADERS:
         return blob[at : at + size], True
@@ -149,12 +157,12 @@ def _sealed_part(blob: bytes, one: RecordSlice) -> tuple[bytes | None, bool]:
             return None, True
         size, at = decode_varint(blob, one.value_at + len(_ONLY_SEALED))
         return blob[at : at + size], True
-    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED)
+    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED, is_own)
     return message.body if message.is_sealed else None, False
 
 
 def _opened_message(blob: bytes, one: RecordSlice, key: TopicKey, owner: bytes) -> bytes:
-    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED)
+    message = decode_message(blob, one.key_at, one.end, b"", 0, ATTR_SEALED, True)
     return encode_message(
         open_message(message, key, owner),
         offset_delta=one.offset_delta,

@@ -11,6 +11,7 @@ BATCH_ENTRIES_MAX = 10
 ATTRIBUTES_PER_MESSAGE_MAX = 10
 LEASE_MS_MAX = 43_200 * SECOND_MS  # twelve hours, extensions included
 DELAY_MS_MAX = 900 * SECOND_MS
+ATTEMPTS_MAX = 2**31 - 1  # receive counts stop there: SDKs read them as 32-bit numbers
 WAIT_MS_MAX = 20 * SECOND_MS
 DEDUP_WINDOW_MS = 5 * MINUTE_MS
 ATTEMPT_WINDOW_MS = 5 * MINUTE_MS  # how long a receive request's attempt id answers the same

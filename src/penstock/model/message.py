@@ -44,7 +44,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     @property
     def sent_at_ms(self) -> int:
         sent_at_ms = self.message.sent_at_ms
-        return self.appended_at_ms if sent_at_ms is None else sent_at_ms
+        appended_at_ms = self.appended_at_ms
+        # The clock of the node where the message died may be ahead of this leader's clock.
+        return appended_at_ms if sent_at_ms is None else min(sent_at_ms, appended_at_ms)
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):

@@ -49,6 +49,9 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
     moved: int = 0
     to_move: int = 0
     failure_reason: str | None = None
+    # Without a destination: the queues that the caller may send to. None: not recorded, because an
+    # older version created the task; then the queues that send their dead letters to the source.
+    origin_arns: tuple[str, ...] | None = None
 
 
 class Backend(Protocol):

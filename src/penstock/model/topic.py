@@ -86,6 +86,15 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     def arn(self) -> str:
         return queue_arn(self.account, self.region, self.name)
 
+    def may_pass_messages_to(self, other: "Topic") -> bool:
+        """Return whether the server may move messages from this queue to ``other``: a queue that
+        takes messages, of the same tenant, region and kind."""
+        return (
+            other.is_queue
+            and not other.is_share
+            and (other.account, other.region, other.kind) == (self.account, self.region, self.kind)
+        )
+
     def with_settings(self, *, now_ms: int, **changes: Any) -> "Topic":
         settings = msgspec.structs.replace(self.settings, **changes)
         return msgspec.structs.replace(self, settings=settings, modified_at_ms=now_ms)

@@ -23,7 +23,13 @@ import pyarrow as pa
 
 from penstock.pipeline import columns as made
 from penstock.pipeline.heads import Flags, Heads, LengthWrong, read_heads, whole_batches
-from penstock.pipeline.records import RECORD_BYTES_MIN, Fields, read_fields, read_headers
+from penstock.pipeline.records import (
+    RECORD_BYTES_MIN,
+    Fields,
+    read_fields,
+    read_headers,
+    without_system_header,
+)
 from penstock.pipeline.unpacking import Unpacker
 from penstock.pipeline.varints import Bytes, Longs, Unreadable
 from penstock.record.batch import HEADER_BYTES, check_header, parse_header
@@ -229,8 +235,10 @@ class Decoder:
                 case "timestamp":
                     array = made.timestamp_column(_times(heads, fields, batch_of))
                 case "headers":
-                    headers = read_headers(octets, fields)
-                    array = made.headers_column(buffer, fields, headers)
+                    # What a producer says in the server's own header is not shown as the server's.
+                    shown = without_system_header(octets, fields, ~heads.is_server[batch_of])
+                    headers = read_headers(octets, shown)
+                    array = made.headers_column(buffer, shown, headers)
                 case _:
                     array = self._of_heads(name, heads, offset, batch_of)
             arrays.append(array)

@@ -21,11 +21,13 @@ from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_CODEC_MASK,
     ATTR_CONTROL,
+    ATTR_SEALED,
     ATTR_TRANSACTIONAL,
     CRC_FROM,
     HEADER_BYTES,
     LENGTH_FROM,
     MAGIC,
+    NO_PRODUCER,
 )
 from penstock.record.crc32c import crc32c
 
@@ -96,6 +98,16 @@ class Heads(NamedTuple):
     @property
     def is_append_time(self) -> Flags:
         return self._has(ATTR_APPEND_TIME)
+
+    @property
+    def is_server(self) -> Flags:
+        """Whether the server wrote the batch, as ``record.batch.is_server_batch`` tells."""
+        is_server: Flags = (
+            (self.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME)
+            & (self.producer_id == NO_PRODUCER)
+            & (self.base_ms == self.max_ms)
+        )
+        return is_server
 
     @property
     def is_dense(self) -> Flags:

@@ -20,9 +20,12 @@ import numpy.typing as npt
 
 from penstock.pipeline.chains import walk
 from penstock.pipeline.varints import Bytes, Longs, Unreadable, read_varints
+from penstock.record.message import SYSTEM_HEADER
 from penstock.record.record import HEADERS_PER_RECORD_MAX
+from penstock.record.varint import encode_varint
 
 RECORD_BYTES_MIN: Final = 7  # seven fields of a byte each
+_SYSTEM_NAME: Final = encode_varint(len(SYSTEM_HEADER)) + SYSTEM_HEADER
 _BLOCK: Final = 8_192  # records whose fields are read together
 
 
@@ -105,6 +108,27 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
         headers_count,
         end,
     )
+
+
+def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
+    """Leave out the ``penstock`` header of those of these records that begin with one."""
+    rows = np.flatnonzero(which & (fields.headers_count > 0))
+    at = fields.headers_at[rows]
+    for number, octet in enumerate(_SYSTEM_NAME):
+        is_same = (at + number < len(data)) & (
+            data[np.minimum(at + number, len(data) - 1)] == octet
+        )
+        rows, at = rows[is_same], at[is_same]
+    if not rows.size:
+        return fields
+    size, value_at = read_varints(data, at + len(_SYSTEM_NAME))
+    after = value_at + np.maximum(size, 0)
+    if (size > fields.end[rows] - value_at).any():
+        raise Unreadable("headers do not add up to their record")
+    headers_at, headers_count = fields.headers_at.copy(), fields.headers_count.copy()
+    headers_at[rows] = after
+    headers_count[rows] -= 1
+    return fields._replace(headers_at=headers_at, headers_count=headers_count)
 
 
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:

@@ -18,7 +18,12 @@ broker may set base offset and leader epoch without touching the records; what t
 the log guards with a file of its own (``log/check.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
-                 · 14 sealed: ours, on disk only; no producer may set it, no consumer sees it
+                 · 13 produced: a producer's batch that got its append time here
+                 · 14 sealed: on disk only; no consumer sees it
+                 No producer may set bit 3, 13 or 14.
+
+``is_server_batch`` tells the server's own message batches from those of producers: only they have
+append time without the produced bit.
 """
 
 import struct
@@ -48,6 +53,7 @@ ATTR_APPEND_TIME = 0x08
 ATTR_TRANSACTIONAL = 0x10
 ATTR_CONTROL = 0x20
 ATTR_DELETE_HORIZON = 0x40
+ATTR_PRODUCED = 0x2000  # append time was set on a producer's batch
 ATTR_SEALED = 0x4000  # some of the records are sealed; far from the bits that Kafka may need next
 
 NO_PRODUCER = -1
@@ -93,6 +99,18 @@ class BatchHeader(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         return self.attributes & ATTR_SEALED != 0
+
+
+def is_server_batch(header: BatchHeader) -> bool:
+    """Return whether the server wrote this batch of messages, so its ``penstock`` record headers
+    can be trusted. ATTR_PRODUCED is the guard; the server's batches were never compressed and never
+    had a producer id or two times, which also exposes producers' batches that were stored before
+    ATTR_PRODUCED existed."""
+    return (
+        header.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME
+        and header.producer_id == NO_PRODUCER
+        and header.base_timestamp == header.max_timestamp
+    )
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
@@ -216,7 +234,7 @@ def placed(
     elif append_time_ms is None:
         raw = b"".join((_PLACE.pack(base_offset, length, leader_epoch), view[_PLACE.size :]))
     else:
-        rest[0] |= ATTR_APPEND_TIME
+        rest[0] |= ATTR_APPEND_TIME | ATTR_PRODUCED
         rest[3] = append_time_ms
         checked = _CHECKED.pack(*rest)
         records = view[HEADER_BYTES:]

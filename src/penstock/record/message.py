@@ -12,9 +12,10 @@ Only the first header can be ours and a type stands directly behind its attribut
 may itself be called ``penstock``. When some attribute's name starts like that, every attribute
 gets its type written, which keeps the reading unambiguous.
 
-Records that a Kafka producer made have no such header and decode too: the message id follows from
-where the record stands, headers become attributes. Adding a field: append it to ``_System`` with
-a default; old readers ignore it, old records lack it.
+The ``penstock`` header is trusted only in batches that the server wrote (``is_server_batch``); the
+message id of any other record follows from where the record stands, and its headers become
+attributes. A producer that copies a queue's records sends the header too: there it is skipped.
+Adding a field: append it to ``_System`` with a default; old readers ignore it, old records lack it.
 
 A sealed message (``Message.is_sealed``) has in place of its body what only a frontend can open, its
 attributes included, and says so in our header. A producer's sealed record has no header at all; or
@@ -29,11 +30,19 @@ This is the hot path of send and receive: tables instead of calls, one join, no 
 
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
 
+from penstock.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX
 from penstock.model.message import Attribute, Message, Record
-from penstock.record.batch import ATTR_APPEND_TIME, ATTR_SEALED, BatchHeader, parse_header
+from penstock.record.batch import (
+    ATTR_APPEND_TIME,
+    ATTR_SEALED,
+    BatchHeader,
+    is_server_batch,
+    parse_header,
+)
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import HEADERS_PER_RECORD_MAX, Header, records_blob
 from penstock.record.varint import SMALL, decode_varint, encode_varint
@@ -46,16 +55,17 @@ BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Most often set first: what is left out at the end costs nothing."""
+    """Most often set first: what is left out at the end costs nothing. A number out of range makes
+    the whole header invalid: some producers' batches in old logs look like the server's."""
 
     message_id: bytes
     sender: str = ""
     dedup_id: str | None = None
-    delay_ms: int | None = None
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=DELAY_MS_MAX)] | None = None
     trace_header: str | None = None
-    attempts: int = 0
+    attempts: Annotated[int, msgspec.Meta(ge=0, le=ATTEMPTS_MAX)] = 0
     source_arn: str | None = None
-    sent_at_ms: int | None = None
+    sent_at_ms: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     is_sealed: bool = False
 
 
@@ -172,7 +182,13 @@ def decode_at(batch: bytes, offset: int, *, origin: bytes) -> Record | None:
                 if header.is_append_time:
                     at_ms = header.max_timestamp
                 message = decode_message(
-                    blob, position, end, origin, offset, header.attributes & ATTR_SEALED
+                    blob,
+                    position,
+                    end,
+                    origin,
+                    offset,
+                    header.attributes & ATTR_SEALED,
+                    is_server_batch(header),
                 )
                 return Record(offset, at_ms, message)
     except IndexError:
@@ -202,6 +218,7 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
     last_delta = header.last_offset_delta
     base_timestamp = header.base_timestamp
     is_append_time = header.attributes & ATTR_APPEND_TIME != 0
+    is_own = is_server_batch(header)
     sealed = header.attributes & ATTR_SEALED
     total = len(blob)
     records: list[Record] = []
@@ -231,7 +248,7 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
         if offset < from_offset:
             continue
         appended_at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
-        message = decode_message(blob, position, end, origin, offset, sealed)
+        message = decode_message(blob, position, end, origin, offset, sealed, is_own)
         add(Record(offset, appended_at_ms, message))
     if end != total:
         raise MalformedBatch(f"{total - end} bytes behind the last record")
@@ -239,10 +256,16 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
 
 
 def decode_message(
-    blob: bytes, position: int, end: int, origin: bytes, offset: int, sealed: int
+    blob: bytes,
+    position: int,
+    end: int,
+    origin: bytes,
+    offset: int,
+    sealed: int,
+    is_own: bool,
 ) -> Message:
-    """From where the key stands on. ``sealed`` is that bit of the batch: what the record itself
-    says of it counts only then."""
+    """Decode from the key on. ``sealed`` is that bit of the batch: what the record itself says of
+    it counts only then. ``is_own``: the server wrote the batch, so our header is trusted."""
     if blob[position] == 1:
         group = None
         position += 1
@@ -262,13 +285,13 @@ def decode_message(
         if stop > end:
             raise MalformedBatch("a value runs past the end of its record")
     # The usual record is ours and has no attributes.
-    if blob.startswith(_ONLY_SYSTEM, position):
+    if is_own and blob.startswith(_ONLY_SYSTEM, position):
         raw, behind = _take(blob, position + len(_ONLY_SYSTEM), end)
         system = None if raw is None or behind != end else _system(raw)
         if system is not None:
             return _message(system, body, None, group, sealed)
     headers = _headers(blob, position, end)
-    if headers and headers[0][0] == SYSTEM_HEADER:
+    if is_own and headers and headers[0][0] == SYSTEM_HEADER:
         system = _system(headers[0][1] or b"")
         if system is not None:
             return _message(system, body, _own_attributes(headers, 1), group, sealed)
@@ -278,7 +301,7 @@ def decode_message(
             return Message(message_id, body, None, group, is_sealed=True)
         if size < 0 and headers and headers[0][0] == SEALED_HEADER:
             return Message(message_id, headers[0][1] or b"", None, group, is_sealed=True)
-    return Message(message_id, body, _foreign_attributes(headers), group)
+    return Message(message_id, body, _producer_attributes(headers), group)
 
 
 def _message(
@@ -326,9 +349,7 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
         headers = _headers(content, position, end)
         if content[:1] == OWN:
             return body or b"", _own_attributes(headers, 0)
-        if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
-            return body or b"", _own_attributes(headers, 1)  # a copy of a queue's record
-        return body or b"", _foreign_attributes(headers)
+        return body or b"", _producer_attributes(headers)
     except IndexError:
         raise MalformedBatch("a content runs past its end") from None
     except UnicodeDecodeError as error:
@@ -399,7 +420,9 @@ def _own_attributes(headers: list[Header], index: int) -> Mapping[str, Attribute
     return attributes or None
 
 
-def _foreign_attributes(headers: list[Header]) -> Mapping[str, Attribute] | None:
+def _producer_attributes(headers: list[Header]) -> Mapping[str, Attribute] | None:
+    if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
+        return _own_attributes(headers, 1)  # a copy of a queue's record
     attributes: dict[str, Attribute] = {}
     for raw, value in headers:
         data_type = STRING

@@ -52,6 +52,8 @@ class Stage:
         name: str = "q",
         *,
         fifo: bool = False,
+        kind: Kind | None = None,
+        account: str = "000000000000",
         partitions: int = 1,
         fsync: Fsync | None = None,
         settings: QueueSettings | None = None,
@@ -59,10 +61,10 @@ class Stage:
         return await self.catalog.create(
             Topic(
                 topic_id=secrets.token_hex(16),
-                account="000000000000",
+                account=account,
                 region="us-east-1",
                 name=name,
-                kind=Kind.FIFO if fifo else Kind.STANDARD,
+                kind=kind or (Kind.FIFO if fifo else Kind.STANDARD),
                 partition_count=partitions,
                 created_at_ms=self.clock.wall,
                 modified_at_ms=self.clock.wall,

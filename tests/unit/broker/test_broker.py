@@ -4,6 +4,7 @@ and full disks."""
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.broker.stage import HandClock, Stage, bodies, claim, message, on_stage
 
@@ -12,14 +13,16 @@ from penstock.model.errors import (
     DiskFull,
     ExpiredReceipt,
     InFlightLimit,
+    InvalidRequest,
     NotLeased,
     PurgeInProgress,
     TopicNotFound,
 )
 from penstock.model.limits import KIB
 from penstock.model.message import Delivery
+from penstock.model.names import INTERNAL_NAMES
 from penstock.model.ports import LeaseRequest, MoveTask
-from penstock.model.topic import Fsync, PeekState, QueueSettings, Redrive
+from penstock.model.topic import Fsync, Kind, PeekState, QueueSettings, Redrive
 
 TEN = LeaseRequest(count=10)
 
@@ -477,6 +480,49 @@ async def test_a_move_without_a_known_source_fails_and_keeps_the_message(tmp_pat
         ended = await _move(stage, task)
         assert (ended.status, ended.failure_reason) == ("FAILED", "CouldNotDetermineMessageSource")
         assert (await stage.broker.stats(dead)).visible == 1
+
+
+async def test_a_move_goes_only_to_queues_that_its_creator_was_authorized_for(
+    tmp_path: Path,
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        dead = await stage.topic("dead")
+        names_it = QueueSettings(redrive=Redrive(dead.arn, 1))
+        allowed = await stage.topic("allowed", settings=names_it)
+        later = await stage.topic("later", settings=names_it)
+        other = await stage.topic("other")
+        stream = await stage.topic("stream", kind=Kind.STREAM)
+        fifo = await stage.topic("kind.fifo", fifo=True)
+        abroad = await stage.topic("abroad", account="111111111111")
+        refused = (later, other, stream, fifo, abroad)
+        for number, target in enumerate((*refused, stream, fifo, abroad)):
+            # For the last three the caller would have been authorized.
+            origins = (allowed.arn,) if number < len(refused) else (target.arn,)
+            letter = msgspec.structs.replace(message(), source_arn=target.arn)
+            await stage.broker.append(dead, 0, [letter])
+            task = MoveTask(
+                f"t{number}", dead.arn, None, None, "RUNNING", number, origin_arns=origins
+            )
+            ended = await _move(stage, task)
+            assert (ended.status, ended.failure_reason) == (
+                "FAILED",
+                "CouldNotDetermineMessageSource",
+            ), target.name
+            assert (await stage.broker.stats(dead)).visible == 1, target.name
+            [taken] = await stage.broker.lease(dead, TEN)
+            await stage.broker.ack(dead, 0, [claim(taken)])
+        for queue in (allowed, later, other, fifo, abroad):
+            assert (await stage.broker.stats(queue)).visible == 0
+        assert (await stage.broker.ends(stream, 0)).high_watermark == 0
+
+
+@pytest.mark.parametrize("name", [*sorted(INTERNAL_NAMES), "stream"])
+async def test_messages_are_appended_to_queues_only(tmp_path: Path, name: str) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic(name, kind=Kind.STREAM)
+        with pytest.raises(InvalidRequest, match="not a queue"):
+            await stage.broker.append(topic, 0, [message()])
+        assert (await stage.broker.ends(topic, 0)).high_watermark == 0
 
 
 async def test_an_unfinished_move_goes_on_after_a_restart(tmp_path: Path) -> None:

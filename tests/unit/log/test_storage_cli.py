@@ -11,7 +11,7 @@ from tests.unit.log.stage import append_many, open_log
 from penstock.cli import main
 from penstock.log.log import LogConfig
 from penstock.model.message import Attribute, Message
-from penstock.record.batch import encode_batch
+from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
 
@@ -45,7 +45,11 @@ def data(tmp_path: Path) -> Path:
         b"i" * 16, b"secret body", {"color": Attribute("String", b"red")}, "group-1", sender="me"
     )
     record = encode_message(message, offset_delta=0, timestamp_delta=0)
-    times: dict[str, Any] = {"base_timestamp": 5, "max_timestamp": 5}
+    times: dict[str, Any] = {
+        "base_timestamp": 5,
+        "max_timestamp": 5,
+        "attributes": ATTR_APPEND_TIME,
+    }
     log.append(encode_batch([record], base_offset=0, leader_epoch=2, **times), now_ms=5)
     control = encode_control_batch([(64, b"\xff")], base_offset=1, leader_epoch=2, timestamp=6)
     log.append(control, now_ms=6)

@@ -12,6 +12,7 @@ from penstock.record.batch import (
     HEADER_BYTES,
     check,
     encode_batch,
+    is_server_batch,
     parse_header,
     placed,
 )
@@ -140,6 +141,19 @@ def test_an_append_time_is_set_for_all_records_with_a_crc_that_holds() -> None:
     assert (after.base_offset, after.max_timestamp) == (7, 5_000)
     assert data[HEADER_BYTES:] == batch[HEADER_BYTES:]
     assert {record.timestamp for record in iter_records(bytes(data))} == {5_000}
+
+
+def test_a_producers_batch_with_append_time_does_not_pass_for_the_servers() -> None:
+    record = encode_record(offset_delta=0, timestamp_delta=0, key=None, value=b"x")
+    times = {"base_timestamp": 5_000, "max_timestamp": 5_000}  # even at the right millisecond
+    place = {"base_offset": 0, "leader_epoch": 1}
+    own = encode_batch([record], **times, **place, attributes=ATTR_APPEND_TIME)
+    assert is_server_batch(parse_header(own))
+    batch = encode_batch([record], **times, **place)
+    data, header = placed(batch, parse_header(batch), **place, append_time_ms=5_000)
+    assert header == parse_header(bytes(data))
+    assert header.is_append_time
+    assert not is_server_batch(header)
 
 
 def test_every_flipped_bit_the_crc_covers_is_noticed() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.model.message import Attribute, Message
-from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
+from penstock.record.batch import ATTR_APPEND_TIME, ATTR_PRODUCED, encode_batch
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_at, decode_batch, encode_message
 from penstock.record.record import encode_record, iter_records
@@ -44,25 +44,86 @@ def batch_of(records: list[bytes], **changes: int) -> bytes:
     return encode_batch(records, **(fields | changes))
 
 
+def server_batch(records: list[bytes], **changes: int) -> bytes:
+    """A batch as the journal writes it: append time, which both times are, and nothing else."""
+    fields = {"base_timestamp": 1_009, "attributes": ATTR_APPEND_TIME}
+    return batch_of(records, **(fields | changes))
+
+
 @settings(deadline=None, max_examples=60)
-@given(st.lists(MESSAGES, min_size=1, max_size=5), st.integers(0, 4))
-def test_messages_come_back_as_they_went_in(messages: list[Message], codec: int) -> None:
-    records = [
-        encode_message(message, offset_delta=at, timestamp_delta=at * 100)
-        for at, message in enumerate(messages)
-    ]
-    found = decode_batch(batch_of(records, attributes=codec), origin=ORIGIN)
+@given(st.lists(MESSAGES, min_size=1, max_size=5))
+def test_messages_come_back_as_they_went_in(messages: list[Message]) -> None:
+    found = decode_batch(server_batch(encoded(messages)), origin=ORIGIN)
     assert [record.message for record in found] == messages
     assert [record.offset for record in found] == list(range(5, 5 + len(messages)))
-    assert [record.appended_at_ms for record in found] == [
-        1_000 + at * 100 for at in range(len(messages))
-    ]
+    assert {record.appended_at_ms for record in found} == {1_009}
+
+
+def encoded(messages: list[Message]) -> list[bytes]:
+    return [encode_message(m, offset_delta=n, timestamp_delta=0) for n, m in enumerate(messages)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(MESSAGES, min_size=1, max_size=5),
+    st.sampled_from(
+        [
+            {"attributes": 0},  # what a producer may set: a codec, a transaction, an id, times
+            {"attributes": 4},
+            {"attributes": 0x10, "producer_id": 7},
+            {"attributes": 0, "base_timestamp": 1_009},
+            # The same with the append time of a queue or topic, as it stands in the log ...
+            {"attributes": ATTR_APPEND_TIME | ATTR_PRODUCED, "base_timestamp": 1_009},
+            # ... and as it stood there before the produced bit existed.
+            {"attributes": ATTR_APPEND_TIME, "base_timestamp": 1_000},
+            {"attributes": ATTR_APPEND_TIME | 4, "base_timestamp": 1_009},
+            {"attributes": ATTR_APPEND_TIME, "base_timestamp": 1_009, "producer_id": 7},
+        ]
+    ),
+)
+def test_the_server_fields_of_a_producers_record_are_ignored(
+    messages: list[Message], fields: dict[str, int]
+) -> None:
+    found = decode_batch(batch_of(encoded(messages), **fields), origin=ORIGIN)
+    for record, message in zip(found, messages, strict=True):
+        expected = Message(record.message.message_id, message.body, message.attributes)
+        assert record.message == msgspec.structs.replace(expected, group=message.group)
+        assert record.message.message_id != message.message_id
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (3, -1),
+        (3, 900_001),
+        (3, 2**63),
+        (5, -1_000),
+        (5, 2**31),
+        (5, 2**64 - 1),
+        (7, -1),
+        (7, 2**63),
+    ],
+)
+def test_a_header_with_a_number_out_of_range_is_not_the_servers(place: int, value: int) -> None:
+    fields: list[object] = [b"i" * 16, "me", None, None, None, 0, None, None]
+    fields[place] = value
+    header = (b"penstock", msgspec.msgpack.encode(fields))
+    record = encode_record(offset_delta=0, timestamp_delta=0, key=None, value=b"", headers=[header])
+    (found,) = decode_batch(server_batch([record]), origin=ORIGIN)
+    message = found.message
+    assert message.sender == ""
+    assert (message.attempts, message.delay_ms, message.sent_at_ms) == (0, None, None)
+
+
+def test_a_message_was_never_sent_after_its_append() -> None:
+    message = Message(bytes(16), b"x", sent_at_ms=2**62)
+    (found,) = decode_batch(server_batch(encoded([message])), origin=ORIGIN)
+    assert found.sent_at_ms == 1_009
 
 
 def test_decoding_starts_where_it_is_asked_to() -> None:
-    message = Message(bytes(16), b"x")
-    records = [encode_message(message, offset_delta=n, timestamp_delta=0) for n in range(4)]
-    found = decode_batch(batch_of(records), origin=ORIGIN, from_offset=7)
+    records = encoded([Message(bytes(16), b"x")] * 4)
+    found = decode_batch(server_batch(records), origin=ORIGIN, from_offset=7)
     assert [record.offset for record in found] == [7, 8]
 
 
@@ -144,7 +205,7 @@ def test_every_flipped_byte_of_a_record_is_malformed_or_another_message() -> Non
             broken = bytearray(record)
             broken[at] ^= flip
             try:
-                decode_batch(batch_of([bytes(broken)]), origin=ORIGIN)
+                decode_batch(server_batch([bytes(broken)]), origin=ORIGIN)
             except MalformedBatch:
                 pass
 
@@ -154,13 +215,7 @@ def test_one_record_is_found_without_opening_the_others(
     values: list[bytes], data: st.DataObject
 ) -> None:
     messages = [Message(bytes([n]) * 16, value) for n, value in enumerate(values)]
-    batch = encode_batch(
-        [encode_message(m, offset_delta=n, timestamp_delta=0) for n, m in enumerate(messages)],
-        base_offset=100,
-        leader_epoch=0,
-        base_timestamp=5,
-        max_timestamp=5,
-    )
+    batch = server_batch(encoded(messages), base_offset=100)
     at = data.draw(st.integers(0, len(values) - 1))
     assert decode_at(batch, 100 + at, origin=b"o") == decode_batch(batch, origin=b"o")[at]
     assert decode_at(batch, 100 + len(values), origin=b"o") is None

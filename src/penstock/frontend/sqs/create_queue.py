@@ -18,7 +18,7 @@ from penstock.frontend.sqs.share_queue import create_share
 from penstock.frontend.sqs.tags import check_tags, merged
 from penstock.model.errors import TopicDeletedRecently, TopicExists
 from penstock.model.limits import DELETED_NAME_MS
-from penstock.model.names import is_queue_name, is_share_name
+from penstock.model.names import is_for_operators, is_queue_name, is_share_name
 from penstock.model.topic import Topic
 from penstock.wire.aws.faults import fault, missing
 from penstock.wire.aws.shapes import CreateQueueReply, CreateQueueRequest
@@ -42,6 +42,11 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
     account, region = call.account, call.region
     topic = context.catalog.find(account, region, name)
     if topic is None:
+        if is_for_operators(name):
+            raise fault(
+                "InvalidParameterValue",
+                f"{name} is reserved for the server's own topics: choose another queue name.",
+            )
         tags = asked.tags or {}
         check_tags(tags)
         _check_not_just_deleted(context, account, region, name)

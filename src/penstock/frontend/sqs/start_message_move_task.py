@@ -15,7 +15,7 @@ RATE_MAX = 500
 
 async def run(
     context: Context,
-    call: Call,  # noqa: ARG001 - every action has the same signature
+    call: Call,
     asked: StartMessageMoveTaskRequest,
 ) -> StartMessageMoveTaskReply:
     if not asked.source_arn:
@@ -28,7 +28,10 @@ async def run(
     source = context.catalog.find_arn(asked.source_arn)
     if source is None:
         raise no_such("SourceArn")
-    if not sources_of(context.catalog, source):
+    origin_arns = call.origin_arns
+    if call.caller.is_trusted or asked.destination_arn:
+        origin_arns = tuple(origin.arn for origin in sources_of(context.catalog, source))
+    if not origin_arns:
         raise fault(
             "InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue."
         )
@@ -49,6 +52,7 @@ async def run(
         status="RUNNING",
         started_at_ms=context.clock.wall_ms(),
         to_move=stats.visible,
+        origin_arns=origin_arns,
     )
     await context.backend.start_move(task)
     return StartMessageMoveTaskReply(task_handle=seal_handle(task.task_id, task.source_arn))
@@ -66,6 +70,11 @@ def _check_destination(context: Context, source: Topic, arn: str) -> None:
         raise fault(
             "InvalidParameterValue",
             "The destination queue must be of the same type as the source queue.",
+        )
+    if not source.may_pass_messages_to(destination):
+        raise fault(
+            "InvalidParameterValue",
+            "The destination must be a queue of the same account and region as the source queue.",
         )
 
 

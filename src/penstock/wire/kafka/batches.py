@@ -27,6 +27,7 @@ from penstock.record.batch import (
     ATTR_CODEC_MASK,
     ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
+    ATTR_PRODUCED,
     ATTR_SEALED,
     ATTR_TRANSACTIONAL,
     CRC_FROM,
@@ -46,6 +47,7 @@ _MAGIC_AT = 16  # in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1
 _ZSTD_FROM = 7  # Produce version
 _TIMESTAMP_MAX = 2**63 - 1
+_SERVER_ONLY = ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME | ATTR_PRODUCED | ATTR_SEALED
 
 
 class BatchRefused(Malformed):
@@ -136,11 +138,13 @@ def _header_at(view: memoryview, position: int) -> BatchHeader:
 
 def _check_rules(header: BatchHeader, version: int, timestamp_max: int) -> None:
     attributes = header.attributes
-    if attributes & (ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME | ATTR_SEALED):
+    if attributes & _SERVER_ONLY:
         if attributes & ATTR_APPEND_TIME and not attributes & ATTR_CONTROL:
             raise TimestampInvalid("append time is set by the log, not by a producer")
-        if attributes & ATTR_SEALED:
-            raise BatchInvalid("only this server seals records")
+        if attributes & (ATTR_PRODUCED | ATTR_SEALED):
+            raise BatchInvalid(
+                f"attributes {attributes:#06x}: bits 13 and 14 are reserved for the server"
+            )
         raise BatchInvalid("only the log writes control batches and delete horizons")
     if header.count <= 0 or header.count != header.last_offset_delta + 1:
         raise BatchInvalid(
