@@ -90,11 +90,12 @@ def _delete_acls(asked: Any, reply: Any) -> Changes:
             "operation": wanted.operation,
             "permission": wanted.permission_type,
             "pattern": wanted.pattern_type_filter,
-            "deleted": len(done.matching_acls),
+            "deleted": sum(not each.error_code for each in done.matching_acls),
         }
         kind = _RESOURCE_TYPES.get(wanted.resource_type_filter, CLUSTER)
         name = wanted.resource_name_filter or ""
-        yield Change("kafka:DeleteAcl", kind, name, done.error_code, params)
+        code = done.error_code or _first_code(done.matching_acls)
+        yield Change("kafka:DeleteAcl", kind, name, code, params)
 
 
 def _alter_configs(asked: Any, reply: Any) -> Changes:

@@ -1,13 +1,14 @@
 """CreateAcls: access rules for users, each kept in a policy of the user it is about (``acls.py``).
 
 Refused with authentication off: a rule that was taken and never looked at would be a promise
-broken."""
+broken. Rules about an operator are for operators to make."""
 
-from penstock.frontend.kafka.acls import Acl, AclPolicies, check, user_of
+from penstock.frontend.kafka.acls import Acl, AclPolicies, check, check_may_change, user_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.errors import NotFound
+from penstock.model.identity import User
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_acls import (
     AclCreation,
@@ -37,7 +38,7 @@ async def run(
             refusals[place] = refusal
     for user, rules in by_user.items():
         try:
-            await _add(context, user, list(rules.values()))
+            await _add(context, call, user, list(rules.values()))
         except REFUSALS as error:
             refusals |= dict.fromkeys(rules, refusal_of(error))
     return CreateAclsResponse(
@@ -53,14 +54,17 @@ def refusal_of_all(context: KafkaContext, call: KafkaCall) -> ErrorCode | None:
     return None
 
 
-async def _add(context: KafkaContext, user: str, rules: list[Acl]) -> None:
+async def _add(context: KafkaContext, call: KafkaCall, user: str, rules: list[Acl]) -> None:
     """All of one user's at once, so that none of them is lost to another change."""
     assert context.changes is not None
     policies = AclPolicies(account=context.account, region=context.config.region)
+
+    def change(before: User) -> User:
+        check_may_change(call.caller, before)
+        return policies.with_rules(before, rules)
+
     try:
-        await context.changes.change_user(
-            context.account, user, lambda before: policies.with_rules(before, rules)
-        )
+        await context.changes.change_user(context.account, user, change)
     except NotFound:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no user {user[:100]}.") from None
 

@@ -1,7 +1,8 @@
 """DeleteAcls: all access rules of the caller's account that fit any of the filters go. Who is
-logged in loses what they allowed with its next request."""
+logged in loses what they allowed with its next request. Rules of an operator stay unless the caller
+is an operator; the reply names them with an error each."""
 
-from penstock.frontend.kafka.acls import Acl, AclPolicies, check_filter, is_wanted
+from penstock.frontend.kafka.acls import Acl, AclPolicies, check_filter, check_may_change, is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
@@ -36,7 +37,7 @@ async def _deleted(
         return DeleteAclsFilterResult(refusal.code, refusal.message)
     matching = []
     for user in list(context.identities.users(context.account)):
-        matching += await _deleted_of(context, user, wanted)
+        matching += await _deleted_of(context, call, user, wanted)
     return DeleteAclsFilterResult(error_message=None, matching_acls=matching)
 
 
@@ -49,7 +50,7 @@ def _check(context: KafkaContext, call: KafkaCall, wanted: DeleteAclsFilter) -> 
 
 
 async def _deleted_of(
-    context: KafkaContext, user: User, wanted: DeleteAclsFilter
+    context: KafkaContext, call: KafkaCall, user: User, wanted: DeleteAclsFilter
 ) -> list[DeleteAclsMatchingAcl]:
     assert context.changes is not None
     policies = AclPolicies(account=context.account, region=context.config.region)
@@ -58,10 +59,13 @@ async def _deleted_of(
         return []
     removed = frozenset(gone)
     code, message = ErrorCode.NONE, None
+
+    def change(before: User) -> User:
+        check_may_change(call.caller, before)
+        return policies.without_rules(before, removed)
+
     try:
-        await context.changes.change_user(
-            context.account, user.name, lambda before: policies.without_rules(before, removed)
-        )
+        await context.changes.change_user(context.account, user.name, change)
     except NotFound:
         pass  # the user is gone, and its rules with it
     except REFUSALS as error:
