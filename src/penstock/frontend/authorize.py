@@ -16,6 +16,7 @@ import msgspec
 from penstock.frontend.call import Call
 from penstock.frontend.context import Context
 from penstock.frontend.passes import Place
+from penstock.frontend.queue_access import decide_on_queue
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sqs.move_tasks import no_such, open_handle
 from penstock.frontend.sqs.redrive import sources_of
@@ -98,20 +99,16 @@ def _weigh(context: Context, call: Call, permission: str, place: Place) -> None:
     if account != caller.account:
         _require(context, call, permission, Target(account, arn, topic, TopicNotFound()))
         return
-    text = None if topic is None else topic.settings.policy
-    decisions = context.decisions
-    decision = decisions.decide(
-        caller,
-        permission,
-        arn=arn,
-        owner=account,
-        policy=text,
-        circumstances=lambda: _circumstances(context, call),
-    )
+    decision = _decide(context, call, permission, Target(account, arn, topic, TopicNotFound()))
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
-    if topic is not None and decisions.is_kept(
-        caller, permission, arn=arn, owner=account, policy=text
+    # A share has no pass: a pass is void when its topic changes, not when the share's source does.
+    if (
+        topic is not None
+        and topic.source_id is None
+        and context.decisions.is_kept(
+            caller, permission, arn=arn, owner=account, policy=topic.settings.policy
+        )
     ):
         call.kept = context.passes.keep(place, topic)
 
@@ -243,9 +240,7 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
         return _circumstances(context, call)
 
     if account == caller.account:
-        decision = decisions.decide(
-            caller, permission, arn=arn, owner=account, policy=text, circumstances=circumstances
-        )
+        decision = _decide(context, call, permission, target)
         if not decision.is_allowed:
             raise _denied(call, permission, arn, decision)
         return
@@ -256,9 +251,7 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
     if not decision.is_allowed:
         raise _denied(call, permission, arn, decision)
     if text is not None and permission not in _OWNER_ONLY:
-        decision = decisions.decide(
-            caller, permission, arn=arn, owner=account, policy=text, circumstances=circumstances
-        )
+        decision = _decide(context, call, permission, target)
         if decision.is_allowed:
             return
     if not decisions.is_known_to(
@@ -266,6 +259,20 @@ def _require(context: Context, call: Call, permission: str, target: Target) -> N
     ):
         raise target.absent
     raise _denied(call, permission, arn, Decision(False, source=Kind.RESOURCE))
+
+
+def _decide(context: Context, call: Call, permission: str, target: Target) -> Decision:
+    """Decide with the policies of the queue, and of the source topic if the queue is a share."""
+    return decide_on_queue(
+        context.decisions,
+        context.everything,
+        call.caller,
+        permission,
+        arn=target.arn,
+        owner=target.account,
+        topic=target.topic,
+        circumstances=lambda: _circumstances(context, call),
+    )
 
 
 def _circumstances(context: Context, call: Call) -> Circumstances:

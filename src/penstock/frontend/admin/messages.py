@@ -18,6 +18,7 @@ from penstock.frontend.admin.health import State
 from penstock.frontend.admin.queues import find
 from penstock.frontend.admin.reply import json_reply
 from penstock.frontend.admin.request import Call, Context
+from penstock.frontend.admin.rights import may_use_queue
 from penstock.model.errors import InvalidRequest, Throttled
 from penstock.model.limits import MIB, WAIT_MS_MAX
 from penstock.model.message import Attribute
@@ -26,6 +27,7 @@ from penstock.model.ports import Peeked
 from penstock.model.topic import Topic
 from penstock.net.exchange import HttpReply
 
+RECEIVE = "sqs:ReceiveMessage"  # the right that a look into a queue needs
 COUNT_DEFAULT = 10
 COUNT_MAX = 100
 PEEK_COUNT = 10  # at a time, so that at most ten of the largest messages are in memory
@@ -74,7 +76,7 @@ class Messages:
         window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
-            starts = await self._tail(context, topic, starts, window, wait_ms)
+            starts = await self._tail(context, call, topic, starts, window, wait_ms)
         return json_reply(
             200,
             {
@@ -84,7 +86,13 @@ class Messages:
         )
 
     async def _tail(
-        self, context: Context, topic: Topic, starts: dict[int, int], window: Window, wait_ms: int
+        self,
+        context: Context,
+        call: Call,
+        topic: Topic,
+        starts: dict[int, int],
+        window: Window,
+        wait_ms: int,
     ) -> dict[int, int]:
         if self._tail_count == TAILS_MAX:
             raise Throttled(f"{TAILS_MAX} tails are waiting on this node.")
@@ -96,6 +104,7 @@ class Messages:
                 if left_seconds <= 0:
                     break
                 await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
+                may_use_queue(context, call, RECEIVE, topic.name)  # rights may have changed
                 starts = await _fill(context, topic, starts, window)
         finally:
             self._tail_count -= 1

@@ -10,9 +10,10 @@ way to become one.
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.decisions import Decisions
+from penstock.frontend.queue_access import decide_on_queue
 from penstock.model.errors import AccessDenied, NotFound
-from penstock.model.identity import Circumstances, Tenant, User
-from penstock.model.names import is_account
+from penstock.model.identity import Caller, Circumstances, Tenant, User
+from penstock.model.names import is_account, queue_arn
 
 READ = "admin:Read"
 WRITE = "admin:Write"
@@ -58,7 +59,8 @@ def account_named(context: Context, text: str) -> str | None:
 
 
 def may(context: Context, call: Call, action: str, arn: str) -> None:
-    """Raises AccessDenied. ``arn`` is of the caller's own account."""
+    """Check the caller's own policies. ``arn`` is of the caller's tenant and is not a queue: queues
+    have policies of their own (``may_use_queue``). Raises AccessDenied."""
     caller = call.caller
     if caller.is_operator:
         return
@@ -68,10 +70,40 @@ def may(context: Context, call: Call, action: str, arn: str) -> None:
         arn=arn,
         owner=caller.account,
         policy=None,
-        circumstances=lambda: Circumstances(call.peer, call.is_tls, context.clock.wall_ms()),
+        circumstances=lambda: _circumstances(context, call),
     )
     if not decision.is_allowed:
-        raise AccessDenied(f"{caller.user} may not do {action} on {arn}.")
+        raise _denied(caller, action, arn)
+
+
+def may_use_queue(context: Context, call: Call, action: str, name: str) -> None:
+    """Check that the caller may do ``action`` on the queue ``name`` of its own tenant, by the
+    policies that an SQS request is checked against. Raises AccessDenied."""
+    caller = call.caller
+    if caller.is_operator:
+        return
+    region = call.text("region") or context.info.region
+    arn = queue_arn(caller.account, region, name)
+    decision = decide_on_queue(
+        decisions(context),
+        context.everything,
+        caller,
+        action,
+        arn=arn,
+        owner=caller.account,
+        topic=context.everything.find(caller.account, region, name),
+        circumstances=lambda: _circumstances(context, call),
+    )
+    if not decision.is_allowed:
+        raise _denied(caller, action, arn)
+
+
+def _circumstances(context: Context, call: Call) -> Circumstances:
+    return Circumstances(call.peer, call.is_tls, context.clock.wall_ms())
+
+
+def _denied(caller: Caller, action: str, arn: str) -> AccessDenied:
+    return AccessDenied(f"{caller.user} may not do {action} on {arn}.")
 
 
 def admin_arn(context: Context, account: str, kind: str, name: str = "*") -> str:

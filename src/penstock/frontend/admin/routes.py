@@ -1,8 +1,8 @@
 """Every path of the admin API: what is done there, and what it takes to be let in.
 
 Resources about identities look after rights themselves, for they know whom they are about. The
-older ones, which only read, get theirs here: an operator's, or that of an SQS action on the queues
-of the caller's own account.
+others get theirs here: an operator's, or that of an SQS action on the queues of the caller's own
+tenant. The policy of a queue that the path names is evaluated as it is for an SQS request.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,9 +34,9 @@ from penstock.frontend.admin.audited import (
     USER,
     Noted,
 )
-from penstock.frontend.admin.messages import Messages
+from penstock.frontend.admin.messages import RECEIVE, Messages
 from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import may
+from penstock.frontend.admin.rights import may, may_use_queue
 from penstock.model.errors import AccessDenied
 from penstock.model.names import queue_arn
 from penstock.net.exchange import HttpReply
@@ -50,6 +50,7 @@ OPERATOR = "operator"
 # Any other right is an SQS action.
 
 _API = ("api", "v1")
+_QUEUES = (*_API, "queues")  # the next segment is the name of a queue
 
 
 class Route(NamedTuple):
@@ -123,12 +124,12 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", (*_API, "cluster", "safety"), cluster.safety, OPERATOR),
         *_CLUSTER_CHANGES,
         *_BACKUPS,
-        Route("GET", (*_API, "queues"), queues.many, "sqs:ListQueues"),
-        Route("GET", (*_API, "queues", ANY), queues.one, "sqs:GetQueueAttributes"),
-        Route("GET", (*_API, "queues", ANY, "messages"), Messages(), "sqs:ReceiveMessage"),
+        Route("GET", _QUEUES, queues.many, "sqs:ListQueues"),
+        Route("GET", (*_QUEUES, ANY), queues.one, "sqs:GetQueueAttributes"),
+        Route("GET", (*_QUEUES, ANY, "messages"), Messages(), RECEIVE),
         Route(
             "POST",
-            (*_API, "queues", ANY, "rotate"),
+            (*_QUEUES, ANY, "rotate"),
             data_key.rotate,
             "sqs:SetQueueAttributes",
             Noted("admin:RotateDataKey", QUEUE),
@@ -223,7 +224,9 @@ def let_in(context: Context, call: Call, right: str) -> Call:
     account = caller.account
     if call.text("account", account) != account:
         raise AccessDenied("This is not your tenant.")
-    region = call.text("region") or context.info.region
-    name = call.path[3] if len(call.path) > 3 else "*"
-    may(context, call, right, queue_arn(account, region, name))
+    if len(call.path) > len(_QUEUES):
+        may_use_queue(context, call, right, call.path[len(_QUEUES)])
+    else:
+        region = call.text("region") or context.info.region
+        may(context, call, right, queue_arn(account, region, "*"))
     return msgspec.structs.replace(call, query={**call.query, "account": account})
