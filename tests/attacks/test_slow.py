@@ -25,6 +25,7 @@ from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection, json_request
 from tests.harness.server import Server
 
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import PIPELINED_MAX, READ_AHEAD_BYTES_MAX, HttpConfig, HttpListener
 from penstock.net.kafka import Buffer, KafkaConfig, KafkaConnection, KafkaListener
@@ -144,7 +145,13 @@ async def listening(listener: Listener, **more: Any) -> AsyncIterator[int]:
 
 
 def http_listener(answer: Any, **config: Any) -> HttpListener:
-    return HttpListener(answer, config=HttpConfig(**config), name="t", seed=bytes(10))
+    return HttpListener(
+        answer,
+        config=HttpConfig(**config),
+        name="t",
+        seed=bytes(10),
+        guard=BrowserGuard(is_open=True),
+    )
 
 
 async def dial(port: int) -> socket.socket:

@@ -13,6 +13,8 @@ from penstock.net.exchange import HttpReply, HttpRequest
 
 PREFIXES = ("/_penstock/", "/moto-api/")
 _RESETS = ("/_penstock/reset", "/moto-api/reset")
+# What a web page can send to another origin without asking that origin first (CORS).
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data", "text/plain")
 _JSON = "application/json"
 
 
@@ -60,6 +62,13 @@ async def _reset(context: Context, request: HttpRequest) -> HttpReply:
         return _json(403, {"error": "Reset is only there in development mode."})
     if request.method != "POST":
         return _json(405, {"error": "Reset needs a POST."})
+    if "origin" in request.headers:
+        return _json(403, {"error": "Reset rejects requests by web pages (header Origin)."})
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in _FORMS:
+        return _json(
+            415, {"error": f"Reset rejects content type {kind}: send no body, as curl -X POST."}
+        )
     now_ms = context.clock.wall_ms()
     count = 0
     for topic in tuple(context.everything.all_topics()):

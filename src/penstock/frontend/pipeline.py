@@ -171,6 +171,13 @@ class Frontend:
             await self._hold(held_ms)
         return reply
 
+    def forbid(self, request: HttpRequest, reason: str) -> HttpReply:
+        """Return the reply to a request that the listener's browser guard rejects."""
+        refusal = fault("AccessDenied", reason)
+        codec = codec_of(request)
+        self._meter.request(UNKNOWN_API, codec.name, refusal.code, 0.0)
+        return codec.refusal(refusal, request.request_id)
+
     async def _hold(self, held_ms: int) -> None:
         self._held_count += 1
         try:

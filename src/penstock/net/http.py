@@ -17,11 +17,13 @@ from typing import Any, cast
 import httptools
 
 from penstock.model import limits
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http_head import Refused, body_behind_upgrade, check_head
 from penstock.net.listener import Connection, Listener
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+Forbid = Callable[[HttpRequest, str], HttpReply]
 
 PIPELINED_MAX = 32  # requests read ahead of the one being answered, then the socket is left unread
 READ_AHEAD_BYTES_MAX = 1_048_576  # of their bodies
@@ -76,9 +78,12 @@ class HttpListener(Listener):
         config: HttpConfig,
         name: str,
         seed: bytes,
+        guard: BrowserGuard,
+        forbid: Forbid = lambda _request, reason: HttpReply(403, reason.encode(), "text/plain"),
         outlives: Callable[[HttpRequest], bool] = lambda _request: False,
     ) -> None:
-        """``outlives``: whether a request is carried out to its end although its client has gone:
+        """``forbid`` writes the reply to a request that ``guard`` rejects, with the reason.
+        ``outlives``: whether a request is carried out to its end although its client has gone:
         one that comes again wants to be told how the first ended."""
         super().__init__(
             connections_max=config.connections_max,
@@ -86,6 +91,8 @@ class HttpListener(Listener):
         )
         self.bodies_bytes = 0
         self.answer = answer
+        self.guard = guard
+        self.forbid = forbid
         self.outlives = outlives
         self.config = config
         self.name = name
@@ -119,6 +126,7 @@ class _HttpConnection(Connection):
         self._url = b""
         self._headers: dict[str, str] = {}
         self._head = self._headers  # the same, once it is whole
+        self._forbidden: str | None = None  # why the guard rejects the request
         self._header_bytes = 0
         self._unparsed_bytes = 0
         self._is_in_head = False
@@ -131,7 +139,7 @@ class _HttpConnection(Connection):
         self._body_bytes = 0
         self._held_bytes = 0  # counted with the listener
         # Requests read and not yet answered, in order; the first is being answered by _task:
-        self._waiting: deque[tuple[HttpRequest, bool]] = deque()
+        self._waiting: deque[tuple[HttpRequest, bool, str | None]] = deque()
         self._waiting_bytes = 0
         self._task: asyncio.Task[HttpReply] | None = None
         self._answering: HttpRequest | None = None
@@ -260,7 +268,8 @@ class _HttpConnection(Connection):
         self._header_bytes = self._unparsed_bytes = 0
         self._head = headers = self._headers
         parser = self._parser
-        check_head(headers, self._url, parser, self._config.request_bytes_max)
+        check_head(headers, parser, self._config.request_bytes_max)
+        self._forbidden = self._listener.guard.refusal(headers, self._url, parser)
         if parser.should_upgrade():
             self._owed_head = body_behind_upgrade(headers, parser)
         if self._owed_head or "transfer-encoding" in headers:
@@ -305,7 +314,7 @@ class _HttpConnection(Connection):
         )
         keep_alive = self._parser.should_keep_alive()
         self._is_last = not keep_alive
-        self._waiting.append((request, keep_alive))
+        self._waiting.append((request, keep_alive, self._forbidden))
         self._waiting_bytes += len(request.body)
         if self._task is None and self._stalled_since is None:
             self._answer_next()
@@ -321,14 +330,16 @@ class _HttpConnection(Connection):
     # ── answering ────────────────────────────────────────────────────────────────────────────
 
     def _answer_next(self) -> None:
-        request, self._keep_alive = self._waiting.popleft()
+        request, self._keep_alive, forbidden = self._waiting.popleft()
         self._waiting_bytes -= len(request.body)
         self._answering = request
         self._enter(ANSWERING)
         listener = self._listener
-        task: asyncio.Task[HttpReply] = listener.loop.create_task(
-            cast(Any, listener.answer(request))
-        )
+        if forbidden is None:
+            answer = listener.answer(request)
+        else:
+            answer = _forbidden(listener.forbid, request, forbidden)
+        task: asyncio.Task[HttpReply] = listener.loop.create_task(cast(Any, answer))
         self._task = task
         task.add_done_callback(self._answered)
 
@@ -447,6 +458,10 @@ class _HttpConnection(Connection):
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:
+    return forbid(request, reason)
 
 
 def _plain(status: int, message: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What the head of a request must be before anything is done with it: of one reading only, for a
-host that can be one, and not made by a page of somebody else's. Raises ``Refused``, which carries
-the status that the connection ends with; ``http.py`` has the connection.
+"""Check that the head of a request has one meaning only and a host that can be one. Raises
+``Refused``, which carries the status that the connection ends with; ``http.py`` has the connection,
+``browsers.py`` rejects what web pages send.
 """
 
 import re
@@ -12,10 +12,6 @@ _HOST = re.compile(r"[A-Za-z0-9._~%:\[\]-]*")
 _HOSTS: set[str] = set()
 HOSTS_MAX: Final = 1_024
 HOST_CHARS_MAX: Final = 260
-
-# What browsers say of a request that a page of somebody else's made. No such page is a client, and
-# where nobody has to sign it could do anything. Following a link here is fine.
-_FOREIGN: Final = ("cross-site", "same-site")
 
 
 class Parser(Protocol):
@@ -34,7 +30,7 @@ class Refused(Exception):
         self.status = status
 
 
-def check_head(headers: Mapping[str, str], url: bytes, parser: Parser, body_bytes_max: int) -> None:
+def check_head(headers: Mapping[str, str], parser: Parser, body_bytes_max: int) -> None:
     host = headers.get("host")
     if host not in _HOSTS:
         _check_host(host, parser)
@@ -49,8 +45,6 @@ def check_head(headers: Mapping[str, str], url: bytes, parser: Parser, body_byte
         encoding.strip().lower() != "chunked" or parser.get_http_version() != "1.1"
     ):
         raise Refused(400, "the only transfer-encoding is chunked, in HTTP/1.1")
-    if "sec-fetch-site" in headers:
-        _check_origin(headers, url, parser)
 
 
 def body_behind_upgrade(headers: Mapping[str, str], parser: Parser) -> bytes:
@@ -80,11 +74,3 @@ def _check_host(host: str | None, parser: Parser) -> None:
         raise Refused(400, "header host names no host")
     elif len(_HOSTS) < HOSTS_MAX:
         _HOSTS.add(host)
-
-
-def _check_origin(headers: Mapping[str, str], url: bytes, parser: Parser) -> None:
-    if headers["sec-fetch-site"].strip().lower() not in _FOREIGN:
-        return
-    is_link = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"
-    if not is_link or b"?" in url or parser.get_method() != b"GET":
-        raise Refused(403, "requests of other sites' pages are not answered")

@@ -5,8 +5,10 @@ import ssl
 from collections.abc import Callable
 
 from penstock.frontend.admin.api import BODY_BYTES_MAX
+from penstock.frontend.admin.reply import forbidden
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpRequest
-from penstock.net.http import Answer, HttpConfig, HttpListener
+from penstock.net.http import Answer, Forbid, HttpConfig, HttpListener
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
 
@@ -16,10 +18,14 @@ def make_listener(
     answer: Answer,
     name: str,
     *,
+    forbid: Forbid,
+    is_open: bool,
+    acts_on_get: bool = False,
     request_bytes_max: int = 0,
     outlives: Callable[[HttpRequest], bool] = lambda _request: False,
 ) -> HttpListener:
-    """``request_bytes_max``: 0: as configured for clients."""
+    """``is_open``, ``acts_on_get``: see ``BrowserGuard``. ``request_bytes_max``: 0: as configured
+    for clients."""
     http = basis.config.http
     return HttpListener(
         answer,
@@ -33,15 +39,26 @@ def make_listener(
         ),
         name=name,
         seed=basis.entropy(10),
+        guard=BrowserGuard(
+            is_open=is_open, external_url=http.external_url, acts_on_get=acts_on_get
+        ),
+        forbid=forbid,
         outlives=outlives,
     )
 
 
 async def open_admin(
-    basis: Basis, answer: Answer, tls: ssl.SSLContext | None
+    basis: Basis, answer: Answer, tls: ssl.SSLContext | None, *, is_open: bool
 ) -> tuple[HttpListener, str]:
     """The operators' listener, and its URL."""
-    listener = make_listener(basis, answer, "admin", request_bytes_max=BODY_BYTES_MAX)
+    listener = make_listener(
+        basis,
+        answer,
+        "admin",
+        forbid=forbidden,
+        is_open=is_open,
+        request_bytes_max=BODY_BYTES_MAX,
+    )
     host, port, is_asked = _admin_address(basis)
     try:
         bound = await listener.start(host, port, tls=tls)

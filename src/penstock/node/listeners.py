@@ -88,7 +88,9 @@ class Listeners:
             is_audited=basis.config.audit.enabled,
         )
         self._admin_api = api
-        self._admin, self.admin_url = await open_admin(basis, api.handle, self._tls)
+        self._admin, self.admin_url = await open_admin(
+            basis, api.handle, self._tls, is_open=api.is_open
+        )
 
     def note_changes(self, facts: Facts) -> None:
         """From now on operators may change things: there is where to note it."""
@@ -126,7 +128,15 @@ class Listeners:
             quotas=calls.quotas,
         )
         basis.meter.register_collector(frontend.samples)
-        self.http = make_listener(basis, frontend.handle, "http", outlives=frontend.outlives)
+        self.http = make_listener(
+            basis,
+            frontend.handle,
+            "http",
+            forbid=frontend.forbid,
+            is_open=not self._is_auth_on,
+            acts_on_get=True,
+            outlives=frontend.outlives,
+        )
         host, port = parse_listen(config.http.listen)
         bound = await self.http.start(host, port, tls=self._tls, reuse_port=config.http.reuse_port)
         self.http_url = f"{self._scheme}://{bound}"

@@ -5,10 +5,9 @@ asks for more than probes shows the token of ``admin.token``."""
 import logging
 from collections.abc import Callable, Iterable
 
-from penstock.frontend.admin import browser
 from penstock.frontend.admin.health import State
 from penstock.frontend.admin.login import Gate, Unauthenticated
-from penstock.frontend.admin.reply import error_reply, json_reply
+from penstock.frontend.admin.reply import error_reply, finished, json_reply
 from penstock.frontend.admin.request import ConfigRow
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.node.basis import Basis
@@ -34,6 +33,7 @@ class MetadataAdmin:
             account=basis.config.node.account,
             is_required=is_auth_on,
         )
+        self.is_open = self._gate.is_open
         self._open = {"/healthz": self._healthz, "/readyz": self._readyz, "/startupz": self._readyz}
         self._shown = {
             "/metrics": self._metrics,
@@ -50,10 +50,7 @@ class MetadataAdmin:
         except Exception:
             log_.exception("admin request failed", extra={"path": request.path})
             reply = error_reply(500, "failed", "The node failed to answer; its log says why.")
-        if request.method == "HEAD":
-            reply.body = b""
-        reply.headers = (*browser.HEADERS, *reply.headers)
-        return reply
+        return finished(request, reply)
 
     def _answer(self, request: HttpRequest) -> HttpReply:
         answer = self._open.get(request.path) or self._shown.get(request.path)
@@ -62,8 +59,6 @@ class MetadataAdmin:
         if request.method not in ("GET", "HEAD"):
             allowed = (("allow", "GET, HEAD"),)
             return error_reply(405, "method_not_allowed", "This can only be read.", allowed)
-        if self._gate.is_open and browser.is_misdialled(request):
-            return error_reply(403, "wrong_host", "Ask by address or as localhost.")
         if request.path in self._shown:
             given = request.headers.get("authorization", "")
             self._gate.caller(given, now_ms=self._basis.clock.wall_ms())

@@ -125,7 +125,7 @@ class MetadataNode:
     async def _start_admin(self) -> None:
         api = MetadataAdmin(self._basis, self._levels, is_auth_on=self.is_auth_on)
         self._admin, self._admin_url = await open_admin(
-            self._basis, api.handle, self._certificates.context
+            self._basis, api.handle, self._certificates.context, is_open=api.is_open
         )
 
     @property

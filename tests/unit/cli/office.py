@@ -17,6 +17,7 @@ from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.identity import ADMIN_POLICY, Tenant, User
+from penstock.net.browsers import BrowserGuard
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.node.keyring import MasterKeyRing
 from penstock.telemetry.clock import SystemClock
@@ -74,7 +75,13 @@ class Office:
             identities=self.identities,
             is_auth_on=True,
         )
-        self._listener = HttpListener(api.handle, config=HttpConfig(), name="admin", seed=bytes(10))
+        self._listener = HttpListener(
+            api.handle,
+            config=HttpConfig(),
+            name="admin",
+            seed=bytes(10),
+            guard=BrowserGuard(is_open=True),
+        )
         return f"http://{await self._listener.start('127.0.0.1', 0)}"
 
     async def _close(self) -> None:

@@ -17,6 +17,7 @@ from penstock.frontend.admin.request import Info
 from penstock.manager.decisions import Policy
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.levels import Levels
+from penstock.net.browsers import BrowserGuard
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.node.cluster_admin import ClusterAdmin
 from penstock.replication.row import NOBODY
@@ -72,7 +73,13 @@ class Ward:
                 manager=lambda: NOBODY if node.manager is None else node.manager.manager,
             ),
         )
-        self._listener = HttpListener(api.handle, config=HttpConfig(), name="admin", seed=bytes(10))
+        self._listener = HttpListener(
+            api.handle,
+            config=HttpConfig(),
+            name="admin",
+            seed=bytes(10),
+            guard=BrowserGuard(is_open=True),
+        )
         return f"http://{await self._listener.start('127.0.0.1', 0)}"
 
     async def rejoin(self, number: int, levels: Levels) -> None:

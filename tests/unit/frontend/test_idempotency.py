@@ -19,6 +19,7 @@ from penstock.frontend.protocols import JSON
 from penstock.model.errors import Overloaded
 from penstock.model.message import Appended, Message
 from penstock.model.topic import Topic
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.telemetry import families
@@ -240,6 +241,7 @@ async def test_the_answer_is_there_although_the_client_went_away_before_it() -> 
         config=HttpConfig(),
         name="test",
         seed=bytes(10),
+        guard=BrowserGuard(is_open=True),
         outlives=rig.frontend.outlives,
     )
     host, _, port = (await listener.start("127.0.0.1", 0)).partition(":")

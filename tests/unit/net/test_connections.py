@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 from penstock.net.kafka import KafkaConfig, KafkaListener
@@ -49,6 +50,7 @@ def http(answer: Callable[..., object] = ok, **config: int) -> HttpListener:
         config=HttpConfig(**config),
         name="test",
         seed=bytes(10),
+        guard=BrowserGuard(is_open=True),
     )
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 
@@ -21,7 +22,13 @@ async def echo(request: HttpRequest) -> HttpReply:
 async def listening(
     handler: Handler = echo, config: HttpConfig | None = None
 ) -> AsyncIterator[tuple[HttpListener, int]]:
-    listener = HttpListener(handler, config=config or HttpConfig(), name="test", seed=bytes(10))
+    listener = HttpListener(
+        handler,
+        config=config or HttpConfig(),
+        name="test",
+        seed=bytes(10),
+        guard=BrowserGuard(is_open=True),
+    )
     bound = await listener.start("127.0.0.1", 0)
     try:
         yield listener, int(bound.rpartition(":")[2])

@@ -6,7 +6,7 @@ resource in a module of its own; who may do what is ``login.py``'s and ``rights.
 
 A change has to be JSON by its content type: a browser sends that to another origin only after
 asking, and nobody here says yes, so that a page cannot make changes on a loopback address where
-authentication is off.
+authentication is off. Other requests of pages are rejected by the listener (``net/browsers.py``).
 """
 
 import asyncio
@@ -16,14 +16,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.frontend.admin import audited, browser
+from penstock.frontend.admin import audited
 from penstock.frontend.admin.audited import Noted, Subject
 from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.cluster_port import ClusterPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
-from penstock.frontend.admin.reply import error_reply, fault_of, fault_reply, json_reply
+from penstock.frontend.admin.reply import (
+    error_reply,
+    fault_of,
+    fault_reply,
+    finished,
+    json_reply,
+)
 from penstock.frontend.admin.request import Call, ConfigRow, Context, Info, parse
 from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
 from penstock.frontend.audit import AuditTrail
@@ -90,6 +96,7 @@ class AdminApi:
         self._gate = Gate(
             token=token, identities=identities, account=info.account, is_required=is_auth_on
         )
+        self.is_open = self._gate.is_open
         self._routes = routes(self._log_in)
         self._is_audited = is_audited
         self._trail: AuditTrail | None = None
@@ -116,10 +123,7 @@ class AdminApi:
                 extra={"path": request.path, "request_id": request.request_id},
             )
             reply = error_reply(500, "failed", "The node failed to answer; its log says why.")
-        if request.method == "HEAD":
-            reply.body = b""
-        reply.headers = (*browser.HEADERS, *reply.headers)
-        return reply
+        return finished(request, reply)
 
     async def _answer(self, request: HttpRequest) -> HttpReply:
         call = parse(request)
@@ -130,10 +134,6 @@ class AdminApi:
         route = next((route for route in found if route.method == method), None)
         if route is None:
             return _not_allowed([route.method for route in found])
-        if self._gate.is_open and browser.is_misdialled(request):
-            return error_reply(
-                403, "wrong_host", "Ask by address or as localhost, or turn authentication on."
-            )
         if route.right != OPEN:
             call = self._introduced(request, call, route)
         refusal = None if request.method in READS else _refused_change(request)

@@ -1,16 +1,24 @@
 """Replies of the admin API: JSON in, an HttpReply out; errors in one shape from one table."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from penstock.model import errors
-from penstock.net.exchange import HttpReply
+from penstock.net.exchange import HttpReply, HttpRequest
 
 JSON = "application/json"
 # Nothing here may be cached: every answer is a level or a state of this moment.
 HEADERS = (("cache-control", "no-store"),)
+# A browser may show a reply as data only: not run it, not guess its type, not frame it.
+BROWSER_HEADERS: Final = (
+    ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
 
 # The nearest class of an error's ancestry decides: status, and the code that scripts test for.
 FAULTS: Mapping[type[Exception], tuple[int, str]] = {
@@ -51,3 +59,16 @@ def fault_reply(exc: errors.PenstockError) -> HttpReply:
     if isinstance(exc, errors.Throttled):
         headers = (("retry-after", str(-(-exc.retry_after_ms // 1_000))),)
     return error_reply(status, code, str(exc), headers)
+
+
+def forbidden(request: HttpRequest, reason: str) -> HttpReply:
+    """Return the reply to a request that the listener's browser guard rejects."""
+    return finished(request, error_reply(403, "forbidden", reason))
+
+
+def finished(request: HttpRequest, reply: HttpReply) -> HttpReply:
+    """Add the headers that every reply has, and drop the body of a reply to HEAD."""
+    if request.method == "HEAD":
+        reply.body = b""
+    reply.headers = (*BROWSER_HEADERS, *reply.headers)
+    return reply
