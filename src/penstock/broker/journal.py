@@ -12,7 +12,15 @@ in-sync set has (``Replication``), and an answer waits for that, unless the topi
 asynchronously: then only consumers do.
 
 A sync that fails ends the journal: the kernel may have dropped the dirty pages and a second
-fdatasync would lie. An append that fails leaves the log as it was.
+fdatasync would lie.
+
+An append that fails is settled for its own callers at once, whatever the exception. The messages
+of a turn and its events are two appends: one may fail while the other is written.
+
+- Nothing reached the log (no disk space, or a message that cannot be encoded): the log is as it
+  was, the cursors are read back from the log, and the partition goes on.
+- Anything else, also an exception that nobody expected: the log and the cursors may disagree. The
+  partition goes out of service, as after a failed sync, until the node opens it again.
 """
 
 import asyncio
@@ -24,6 +32,7 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol
 
+from penstock.broker.flush import Flush
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.model import limits
 from penstock.model.errors import Damaged, DiskFull, Overloaded, PenstockError
@@ -44,6 +53,10 @@ log_ = logging.getLogger(__name__)
 
 # A record's overhead is small beside its body: bounding the bodies bounds the batch.
 FLUSH_BYTES_MAX = limits.BATCH_BYTES_MAX // 4
+
+
+class _NotEncoded(Exception):
+    """A message or an event could not be turned into bytes: nothing of its batch is in the log."""
 
 
 class Replication(Protocol):
@@ -89,79 +102,13 @@ class Replication(Protocol):
         ...
 
 
-class Stage:
-    """One thing that happens to a flush, and who waits for it. Each waiter has a future of its own:
-    a cancelled task cancels the future it awaits, and that must not reach the others. Whoever asks
-    after it has happened, as a parked receive does, is answered at once."""
-
-    __slots__ = ("_error", "_futures", "_is_past", "_loop")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._futures: list[asyncio.Future[None]] | None = None  # most have nobody who waits
-        self._is_past = False
-        self._error: BaseException | None = None
-
-    def wait(self) -> asyncio.Future[None]:
-        future = self._loop.create_future()
-        if not self._is_past:
-            if self._futures is None:
-                self._futures = []
-            self._futures.append(future)
-        elif self._error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(self._error)
-        return future
-
-    def settle(self, error: BaseException | None = None) -> None:
-        """It has happened, or never will. Only the first call counts."""
-        if self._is_past:
-            return
-        self._is_past = True
-        self._error = error
-        futures, self._futures = self._futures, None
-        for future in futures or ():
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-
-class Flush:
-    """The appends of one turn."""
-
-    __slots__ = ("committed", "end_offset", "sent", "size_bytes", "started", "written")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.started = 0.0
-        self.size_bytes = 0
-        self.end_offset = 0  # of the log behind it
-        self.sent = Stage(loop)  # the messages are committed
-        # The events are in the log: enough for a lease that may be given twice, as long as there
-        # is no other node that could give it while this one lives on.
-        self.written = Stage(loop)
-        self.committed = Stage(loop)  # the events are committed
-
-    def succeed(self) -> None:
-        self.sent.settle()
-        self.written.settle()
-        self.committed.settle()
-
-    def fail(self, error: PenstockError) -> None:
-        """Nobody knows what became of it."""
-        self.sent.settle(error)
-        self.written.settle(error)
-        self.committed.settle(error)
-
-
 class Journal:
     def __init__(
         self,
         log: Log,
         *,
+        topic: str,
+        partition: int,
         fsync: Fsync,
         clock: Clock,
         pool: Executor,
@@ -174,6 +121,7 @@ class Journal:
         replication: Replication | None = None,
     ) -> None:
         self.log = log
+        self._named = {"topic": topic, "partition": partition}  # for log lines
         self.fsync = fsync
         # By itself a node has no epochs, but its log may come from a cluster's backup.
         self.leader_epoch = max(log.last_epoch, 0) if replication is None else replication.epoch
@@ -250,16 +198,16 @@ class Journal:
         )
         try:
             log.append(data, now_ms=self._clock.wall_ms(), header=header)
-        except (OSError, AppendsRefused) as error:
-            self._fail(f"append failed: {error}")
-            assert self.failure is not None
-            raise self.failure from error
-        size = len(data)
-        self.appended_bytes += size
-        self._batches_bytes += size
-        self._on_batch(header)
-        if self._replication is not None:
-            self._replication.appended(log.end_offset)
+            size = len(data)
+            self.appended_bytes += size
+            self._batches_bytes += size
+            self._on_batch(header)
+            if self._replication is not None:
+                self._replication.appended(log.end_offset)
+        except DiskFull:
+            raise
+        except Exception as error:
+            raise self._append_failed(error) from error
         return header
 
     def commit(self) -> Flush | None:
@@ -298,21 +246,26 @@ class Journal:
             return
         if not flush.started:
             flush.started = perf_counter()
-        if self._messages or self._events or self.failure is not None:
-            self._write(flush)
-        if self._replication is None or not self._replication.is_awaited:
-            flush.written.settle()
-        flush.end_offset = self.log.end_offset
-        if self._is_flush_awaited:
-            self._committing.append(flush)
-            if self.fsync is Fsync.ALWAYS:
-                self._sync()
+        try:
+            if self._messages or self._events or self.failure is not None:
+                self._write(flush)
+            if self._replication is None or not self._replication.is_awaited:
+                flush.written.settle()
+            flush.end_offset = self.log.end_offset
+            if self._is_flush_awaited:
+                self._committing.append(flush)
+                if self.fsync is Fsync.ALWAYS:
+                    self._sync()
+                else:
+                    self._advance(flush.end_offset)
             else:
-                self._advance(flush.end_offset)
-        else:
-            self.high_watermark = flush.end_offset
-            self._commit(flush)
-            self._on_high_watermark()
+                self.high_watermark = flush.end_offset
+                self._commit(flush)
+                self._on_high_watermark()
+        except Exception as error:
+            if flush.committed.is_past:
+                raise  # settled already: only waking readers failed
+            flush.fail(self._append_failed(error))  # else its callers wait until their deadline
 
     def _write(self, flush: Flush) -> None:
         messages, self._messages = self._messages, []
@@ -330,7 +283,10 @@ class Journal:
             flush.written.settle(events_error)
             flush.committed.settle(events_error)
         if (sent_error is not None or events_error is not None) and self.failure is None:
-            self._on_lost()
+            try:
+                self._on_lost()
+            except Exception as error:
+                self._append_failed(error)
         flush.size_bytes += self.appended_bytes - appended_before
 
     def _commit(self, flush: Flush) -> None:
@@ -342,10 +298,19 @@ class Journal:
             append()
         except DiskFull as error:
             return error
-        except (OSError, AppendsRefused) as error:
-            self._fail(f"append failed: {error}")
-            return self.failure
+        except _NotEncoded as error:
+            log_.error("append could not be encoded", extra=self._named, exc_info=error.__cause__)
+            return Overloaded("The append failed: a message could not be encoded.")
+        except Exception as error:
+            return self._append_failed(error)
         return None
+
+    def _append_failed(self, error: Exception) -> PenstockError:
+        """End the journal: what the log and the cursors hold is unknown after this error."""
+        if not isinstance(error, OSError | AppendsRefused):
+            log_.error("append raised an unexpected error", extra=self._named, exc_info=error)
+        self.log.refuse_appends(f"append failed: {error}")
+        return self._fail(f"append failed: {error}")
 
     def _append_messages(self, messages: Sequence[Message], now_ms: int) -> None:
         start = 0
@@ -354,22 +319,25 @@ class Journal:
             size = 0
             attributes = ATTR_APPEND_TIME
             records: list[bytes] = []
-            for message in messages[start : start + limits.FLUSH_RECORDS_MAX]:
-                record = encode_message(message, offset_delta=len(records), timestamp_delta=0)
-                size += len(record)
-                if size > FLUSH_BYTES_MAX and records:
-                    break
-                records.append(record)
-                if message.is_sealed:
-                    attributes |= ATTR_SEALED
-            batch = encode_batch(
-                records,
-                base_offset=base_offset,
-                leader_epoch=self.leader_epoch,
-                base_timestamp=now_ms,
-                max_timestamp=now_ms,
-                attributes=attributes,
-            )
+            try:
+                for message in messages[start : start + limits.FLUSH_RECORDS_MAX]:
+                    record = encode_message(message, offset_delta=len(records), timestamp_delta=0)
+                    size += len(record)
+                    if size > FLUSH_BYTES_MAX and records:
+                        break
+                    records.append(record)
+                    if message.is_sealed:
+                        attributes |= ATTR_SEALED
+                batch = encode_batch(
+                    records,
+                    base_offset=base_offset,
+                    leader_epoch=self.leader_epoch,
+                    base_timestamp=now_ms,
+                    max_timestamp=now_ms,
+                    attributes=attributes,
+                )
+            except Exception as error:
+                raise _NotEncoded from error
             self.log.append(batch, now_ms=now_ms)
             self.appended_bytes += len(batch)
             end = start + len(records)
@@ -379,12 +347,15 @@ class Journal:
             start = end
 
     def _append_events(self, events: Sequence[tuple[int, bytes]], now_ms: int) -> None:
-        batch = encode_control_batch(
-            events,
-            base_offset=self.log.end_offset,
-            leader_epoch=self.leader_epoch,
-            timestamp=now_ms,
-        )
+        try:
+            batch = encode_control_batch(
+                events,
+                base_offset=self.log.end_offset,
+                leader_epoch=self.leader_epoch,
+                timestamp=now_ms,
+            )
+        except Exception as error:
+            raise _NotEncoded from error
         self.log.append(batch, now_ms=now_ms)
         self.appended_bytes += len(batch)
         if self._replication is not None:
@@ -420,12 +391,17 @@ class Journal:
             self._fail(f"fdatasync failed: {error}")
             return
         self._on_synced(task.result())
-        self.log.finish_sync(job)
-        if self.failure is not None:
-            return
-        self._advance(self.log.durable_offset)
-        if self._committing:
-            self._sync()
+        try:
+            self.log.finish_sync(job)
+            if self.failure is not None:
+                return
+            self._advance(self.log.durable_offset)
+            if self._committing:
+                self._sync()
+        except Exception as failed:
+            if not self._committing:
+                raise
+            self._append_failed(failed)
 
     def _advance(self, durable_offset: int) -> None:
         if self._replication is not None:
@@ -455,13 +431,16 @@ class Journal:
         while committing and committing[0].end_offset <= offset:
             self._commit(committing.popleft())
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str) -> PenstockError:
         """Refuse everything from now on. What was not yet committed is answered as unknown."""
-        self.failure = Overloaded(f"the partition is out of service: {reason}")
-        log_.critical("partition failed", extra={"folder": str(self.log.folder), "reason": reason})
+        failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
+        log_.critical(
+            "partition failed",
+            extra={**self._named, "folder": str(self.log.folder), "reason": reason},
+        )
         while self._committing:
-            flush = self._committing.popleft()
-            flush.fail(self.failure)
+            self._committing.popleft().fail(failure)
+        return failure
 
     def hand_over(self, reason: PenstockError, unknown: PenstockError) -> Sequence[Flush]:
         """Refuse everything from now on, what has not been written included. What has been, and is

@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.broker.alarm import Alarm
-from penstock.broker.journal import Flush, Journal
+from penstock.broker.flush import Flush
+from penstock.broker.journal import Journal
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Waits

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from penstock.broker.compaction import Compactor
-from penstock.broker.journal import Flush, Journal, Replication
+from penstock.broker.flush import Flush
+from penstock.broker.journal import Journal, Replication
 from penstock.broker.leases import Leases
 from penstock.broker.restore import Restored, origin_of, restore, write_checkpoint
 from penstock.broker.stream import Stream
@@ -78,6 +79,8 @@ class Partition:
         self._checkpoint_bytes = 0
         self.journal = Journal(
             log,
+            topic=topic.name,
+            partition=index,
             fsync=topic.fsync or surroundings.fsync_default,
             clock=surroundings.clock,
             pool=surroundings.pool,
@@ -146,8 +149,9 @@ class Partition:
         if flush is not None:
             await flush.sent.wait()
         elif behind > journal.high_watermark:
-            # The first message of this id is not committed yet: no answer may promise it sooner.
-            await journal.join().committed.wait()
+            # The first message of this id is not committed yet: no answer may promise it sooner,
+            # and none if its append fails.
+            await journal.join().sent.wait()
         return results
 
     def _check_takes(self) -> None:

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+from penstock.broker.flush import Flush
 from penstock.broker.followed_log import FollowedLog
-from penstock.broker.journal import Flush
 from penstock.broker.partition import Partition
 from penstock.broker.restore import Fold, Restored
 from penstock.broker.surroundings import Surroundings

@@ -10,7 +10,8 @@ skips what is marked as control by itself.
 
 from collections.abc import Callable, Collection, Sequence
 
-from penstock.broker.journal import Flush, Journal
+from penstock.broker.flush import Flush
+from penstock.broker.journal import Journal
 from penstock.cursor.group.codes import Code
 from penstock.cursor.producers import Append, Duplicate, Producers
 from penstock.log.log import Log

@@ -3,7 +3,7 @@ flush that makes the leases last."""
 
 import msgspec
 
-from penstock.broker.journal import Flush
+from penstock.broker.flush import Flush
 from penstock.cursor.outcome import Pick
 from penstock.model.message import Delivery
 

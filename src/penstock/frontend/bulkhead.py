@@ -8,6 +8,11 @@ thousands of them.
 This is on the path of every message, so a call that goes well costs some additions and one entry
 in a table: no timer and no look at a clock. One sweep for all calls of a callee looks for those
 that are late and cuts them off; it runs while there are any.
+
+A call may say which partition it is for. Failures then count for that partition first: after five
+in a row, calls for that partition alone are refused at once, while the rest of the node is called
+as usual. The whole node is cut off only by late calls of two tenants at least, with no answer in
+between, or by lost connections.
 """
 
 import asyncio
@@ -15,9 +20,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from penstock.frontend.breaker import Breaker, BreakerState
+from penstock.frontend.breaker import OPEN_MS_MAX, Breaker, BreakerState
 from penstock.model.errors import Overloaded, PenstockError, Throttled
+from penstock.model.limits import FAILING_PARTITIONS_MAX
 from penstock.model.ports import Clock
+from penstock.model.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +37,14 @@ SWEEP_SECONDS_MAX: Final = 0.25
 PARKED_SWEEP_SECONDS: Final = 1.0  # they are many, and late ones are rare and hurt nobody else
 PARKED_MARGIN_MS: Final = 10_000  # what a parked call may take beyond the time it waits
 LATE: Final = "it did not answer in time"
+# A partition that nobody has called for this long after its last failure is forgotten.
+FAILING_MS_MAX: Final = 2 * OPEN_MS_MAX
+ALL_PARTITIONS: Final = -1  # of a topic: for a call that is about several
 _NO_DEADLINE: Final = float("inf")
 
-# The task that makes the call, if there is one, and when it began; of a parked one when it is late.
-_Call = tuple["asyncio.Task[Any] | None", float]
+# The task that makes the call, if there is one, and when it began (of a parked one: when it is
+# late); which partition it is for, if it is for one.
+_Call = tuple["asyncio.Task[Any] | None", float, Topic | None, int]
 
 
 class CalleeUnavailable(Overloaded):
@@ -50,7 +61,7 @@ class Bulkhead:
     ``call`` does it all. Where every fraction of a microsecond counts, a caller enters and leaves
     by itself:
 
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic, partition)
         try:
             answer = await callee.do()
         except BaseException as error:
@@ -64,7 +75,9 @@ class Bulkhead:
         "_clock",
         "_cut",
         "_deadline_s",
+        "_failing",
         "_has_failed",
+        "_late",
         "_loop",
         "_lost",
         "_now",
@@ -90,10 +103,13 @@ class Bulkhead:
         parked_max: int = PARKED_MAX,
         deadline_ms: int | None = None,
         lost: tuple[type[PenstockError], ...] = (),
+        late: tuple[type[PenstockError], ...] = (),
     ) -> None:
-        """``lost``: errors of the way to a callee that is elsewhere, and not of the callee."""
+        """``lost``: errors of the connection to a callee that is elsewhere, and not of the callee.
+        ``late``: errors that say that the callee did not answer in time."""
         self.name = name
         self._lost = lost
+        self._late = late
         self.calls_max = calls_max
         self.parked_max = parked_max
         self.breaker = Breaker()
@@ -105,7 +121,8 @@ class Bulkhead:
         # How many may be in without a closer look. None while a look is due at each: the callee
         # has failed lately, or nobody sweeps.
         self._room = 0
-        self._has_failed = False
+        self._has_failed = False  # the callee since its last answer, or one of these partitions:
+        self._failing: dict[tuple[str, int], Breaker] = {}  # by topic id and partition
         self._serial = 0
         self._calls: dict[int, _Call] = {}  # by their place, oldest first
         self._parked: dict[int, _Call] = {}
@@ -121,17 +138,29 @@ class Bulkhead:
     def parked(self) -> int:
         return len(self._parked)
 
-    @property
-    def is_suspect(self) -> bool:
-        """Its last call failed. Whoever would park there had better ask without waiting: the next
+    def is_suspect(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> bool:
+        """The last call failed. Whoever would park there had better ask without waiting: the next
         call may be the probe that everybody waits for."""
-        return self._has_failed
+        return self._has_failed and (
+            self.breaker.has_failed
+            or (topic is not None and (topic.topic_id, partition) in self._failing)
+        )
+
+    def answers_again(self) -> None:
+        """Somebody knows that the callee is back: call it at once, without a probe."""
+        self.breaker.succeeded()
+        self._failing.clear()
 
     # ── A call that is made by itself ────────────────────────────────────────────────────────
 
-    async def call(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def call(
+        self,
+        work: Callable[[], Awaitable[T]],
+        topic: Topic | None = None,
+        partition: int = ALL_PARTITIONS,
+    ) -> T:
         """``work`` makes the awaitable, so that nothing begins when it is refused."""
-        place = self.enter()
+        place = self.enter(topic, partition)
         try:
             answer = await work()
         except BaseException as error:
@@ -140,48 +169,55 @@ class Bulkhead:
         self.left(place)
         return answer
 
-    async def read(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def read(
+        self,
+        work: Callable[[], Awaitable[T]],
+        topic: Topic | None = None,
+        partition: int = ALL_PARTITIONS,
+    ) -> T:
         """The same for what changes nothing: made once more when the way to the callee broke."""
         try:
-            return await self.call(work)
+            return await self.call(work, topic, partition)
         except CalleeUnavailable as error:
             if not error.is_lost:
                 raise
-        return await self.call(work)
+        return await self.call(work, topic, partition)
 
     # ── Its steps ────────────────────────────────────────────────────────────────────────────
 
-    def enter(self) -> int:
+    def enter(self, topic: Topic | None = None, partition: int = ALL_PARTITIONS) -> int:
         """Raises when the call is not to be made at all."""
         if self.in_use >= self._room:
-            self._admit()
+            self._admit(topic, partition)
         self.in_use += 1
         place = self._serial = self._serial + 1
-        self._calls[place] = (asyncio.current_task(self._loop), self._now)
+        self._calls[place] = (asyncio.current_task(self._loop), self._now, topic, partition)
         return place
 
-    def park(self, wait_ms: int) -> int:
+    def park(
+        self, wait_ms: int, topic: Topic | None = None, partition: int = ALL_PARTITIONS
+    ) -> int:
         """``enter`` for a call that waits at the callee for so long; ``left`` and ``failed`` are
         the same."""
         if len(self._parked) >= self.parked_max:
             self._refuse_full()
         if not self._room:
-            self._look_closer()
+            self._look_closer(topic, partition)
         self._serial += 1
         place = -self._serial
         late_at = self._now + self._sweep_s + (wait_ms + PARKED_MARGIN_MS) / 1_000
-        self._parked[place] = (asyncio.current_task(self._loop), late_at)
+        self._parked[place] = (asyncio.current_task(self._loop), late_at, topic, partition)
         return place
 
     def left(self, place: int) -> None:
         """The callee has answered."""
         if place > 0:
             self.in_use -= 1
-            task, _ = self._calls.pop(place)
+            task, _, topic, partition = self._calls.pop(place)
         else:
-            task, _ = self._parked.pop(place)
+            task, _, topic, partition = self._parked.pop(place)
         if self._has_failed:
-            self._note_answer()
+            self._note_answer(topic, partition)
         if self._cut and task is not None and self._cut.pop(task, None) is not None:
             task.uncancel()  # it was to be cut off and has answered all the same
 
@@ -191,9 +227,9 @@ class Bulkhead:
         from here as CalleeUnavailable."""
         if place > 0:
             self.in_use -= 1
-            task, _ = self._calls.pop(place)
+            task, _, topic, partition = self._calls.pop(place)
         else:
-            task, _ = self._parked.pop(place)
+            task, _, topic, partition = self._parked.pop(place)
         # Cut off by the sweep, and by nobody else at the same time.
         is_cut = bool(
             self._cut
@@ -202,58 +238,103 @@ class Bulkhead:
             and task.uncancel() == 0
         )
         if self._lost and isinstance(error, self._lost):
-            self._note_failure(str(error))
+            self._note_failure(str(error), None, partition)
+        elif self._late and isinstance(error, self._late):
+            self._note_failure(str(error), topic, partition)
         elif isinstance(error, PenstockError):
             if self._has_failed:
-                self._note_answer()
+                self._note_answer(topic, partition)
         elif isinstance(error, OSError):
-            self._note_failure(str(error))
+            # Other errors than of a connection are those of one file.
+            whose = None if isinstance(error, ConnectionError) else topic
+            self._note_failure(str(error), whose, partition)
             raise CalleeUnavailable(f"{self.name} cannot be reached.", is_lost=True) from error
         elif is_cut and isinstance(error, asyncio.CancelledError):
-            self._note_failure(LATE)
+            self._note_failure(LATE, topic, partition)
             raise CalleeUnavailable(f"{self.name} did not answer in time.") from None
-        elif self._has_failed and self.state() is BreakerState.HALF_OPEN:
+        elif self._has_failed:
             # Whoever asked has gone, or it is a fault of ours. Neither says anything about the
-            # callee, but a probe that ended so must not leave the breaker waiting for it.
-            self._note_failure("the probe was broken off")
+            # callee, but a probe that ended so must not leave a breaker waiting for it.
+            now_ms = self._clock.mono_ms()
+            _end_probe(self._failing_one(topic, partition), now_ms)
+            _end_probe(self.breaker, now_ms)
 
     # ── The closer look ──────────────────────────────────────────────────────────────────────
 
-    def _admit(self) -> None:
+    def _admit(self, topic: Topic | None, partition: int) -> None:
         if self.in_use >= self.calls_max:
             self._refuse_full()
-        self._look_closer()
+        self._look_closer(topic, partition)
 
-    def _look_closer(self) -> None:
+    def _look_closer(self, topic: Topic | None, partition: int) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._now = self._loop.time()
             self._loop.call_later(self._sweep_s, self._sweep)
-        if not self.breaker.admits(now_ms=self._clock.mono_ms()):
-            self.refused_count += 1
-            raise CalleeUnavailable(f"{self.name} does not answer; it is tried again shortly.")
         if not self._has_failed:
             self._room = self.calls_max
+            return
+        now_ms = self._clock.mono_ms()
+        failing = self._failing_one(topic, partition)
+        # The partition first: a call that is refused for its sake is no probe of the callee.
+        if failing is not None and not failing.admits(now_ms=now_ms):
+            self.refused_count += 1
+            raise CalleeUnavailable(
+                f"The partition does not answer at {self.name}; it is tried again shortly."
+            )
+        if not self.breaker.admits(now_ms=now_ms):
+            _end_probe(failing, now_ms)
+            self.refused_count += 1
+            raise CalleeUnavailable(f"{self.name} does not answer; it is tried again shortly.")
 
     def _refuse_full(self) -> None:
         self.refused_count += 1
         raise Throttled(f"{self.name} has too much to do.", retry_after_ms=RETRY_AFTER_MS)
 
-    def _note_failure(self, reason: str) -> None:
-        breaker = self.breaker
-        opened_count = breaker.opened_count
-        breaker.failed(now_ms=self._clock.mono_ms())
+    # ── Failures and answers ─────────────────────────────────────────────────────────────────
+
+    def _failing_one(self, topic: Topic | None, partition: int) -> Breaker | None:
+        return None if topic is None else self._failing.get((topic.topic_id, partition))
+
+    def _note_failure(self, reason: str, topic: Topic | None, partition: int) -> None:
+        """``topic``: None for a failure of the callee itself."""
+        now_ms = self._clock.mono_ms()
         self._has_failed = True
         self._room = 0
+        if topic is not None:
+            self._note_partition(reason, topic, partition, now_ms)
+        breaker = self.breaker
+        opened_count = breaker.opened_count
+        breaker.failed(now_ms=now_ms, tenant=None if topic is None else topic.account)
         if breaker.opened_count != opened_count:
-            log.warning("callee cut off", extra={"callee": self.name, "reason": reason})
+            log.warning("circuit breaker opened", extra={"callee": self.name, "reason": reason})
 
-    def _note_answer(self) -> None:
-        was_open = self.state() is not BreakerState.CLOSED
-        self._has_failed = False
-        self.breaker.succeeded()
-        if was_open:
+    def _note_partition(self, reason: str, topic: Topic, partition: int, now_ms: int) -> None:
+        key = topic.topic_id, partition
+        failing = self._failing.get(key)
+        if failing is None:
+            if len(self._failing) >= FAILING_PARTITIONS_MAX:
+                return  # its callers wait until their deadline, as the first ones did
+            failing = self._failing[key] = Breaker()
+        opened_count = failing.opened_count
+        failing.failed(now_ms=now_ms)
+        if failing.opened_count != opened_count:
+            named = {"callee": self.name, "topic": topic.name, "partition": partition}
+            log.warning("circuit breaker of a partition opened", extra={**named, "reason": reason})
+
+    def _note_answer(self, topic: Topic | None, partition: int) -> None:
+        """It shows that the callee is there, and that this partition is; not that others are."""
+        if self.state() is not BreakerState.CLOSED:
             log.info("callee answers again", extra={"callee": self.name})
+        self.breaker.succeeded()
+        if topic is not None:
+            self._failing.pop((topic.topic_id, partition), None)
+        self._has_failed = bool(self._failing)
+
+    def _forget_failing(self) -> None:
+        """Nobody calls a topic that was deleted: without this, its entry would stay."""
+        since_ms = self._clock.mono_ms() - FAILING_MS_MAX
+        self._failing = {k: one for k, one in self._failing.items() if one.failed_at_ms > since_ms}
 
     # ── The sweep ────────────────────────────────────────────────────────────────────────────
 
@@ -265,14 +346,16 @@ class Bulkhead:
             return
         self._now = now = self._loop.time()
         late = []
-        for place, (task, since) in self._calls.items():
+        for place, (task, since, _, _) in self._calls.items():
             # Its beginning was read from a clock that may have been an interval behind.
             if now - since <= self._deadline_s + self._sweep_s:
                 break
             late.append((place, task))
+        if self._failing:
+            self._forget_failing()
         if now - self._parked_swept_at >= PARKED_SWEEP_SECONDS:
             self._parked_swept_at = now
-            late += [(p, task) for p, (task, late_at) in self._parked.items() if now > late_at]
+            late += [(p, call[0]) for p, call in self._parked.items() if now > call[1]]
         for place, task in late:
             self._cut_off(place, task)
         self._loop.call_later(self._sweep_s, self._sweep)
@@ -281,10 +364,16 @@ class Bulkhead:
         if task is None:
             # Begun outside of any task, as a listener may: nothing can be thrown into it. It keeps
             # its place until it ends, and is counted as late each time that it should have.
+            _, _, topic, partition = self._calls[place] if place > 0 else self._parked[place]
             if place > 0:
                 del self._calls[place]
-                self._calls[place] = (None, self._now)
-            self._note_failure(LATE)
+                self._calls[place] = (None, self._now, topic, partition)
+            self._note_failure(LATE, topic, partition)
         elif task not in self._cut:  # else one call of it at a time; the next sweep takes another
             self._cut[task] = place
             task.cancel()
+
+
+def _end_probe(breaker: Breaker | None, now_ms: int) -> None:
+    if breaker is not None and breaker.state(now_ms=now_ms) is BreakerState.HALF_OPEN:
+        breaker.failed(now_ms=now_ms)

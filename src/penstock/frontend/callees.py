@@ -61,7 +61,8 @@ class Callees:
             clock,
             calls_max=METADATA_CALLS_MAX,
             deadline_ms=metadata_deadline_ms,
-            lost=(Unreachable, DeadlineExceeded),
+            lost=(Unreachable,),
+            late=(DeadlineExceeded,),
         )
         # By node: as many as a cluster has.
         self._backends: dict[str, Bulkhead] = {}
@@ -89,7 +90,8 @@ class Callees:
                 self._clock,
                 calls_max=self._backend_calls_max,
                 deadline_ms=self._backend_deadline_ms,
-                lost=(Unreachable, DeadlineExceeded),
+                lost=(Unreachable,),
+                late=(DeadlineExceeded,),
             )
         return found
 

@@ -45,7 +45,7 @@ class DispatchedBackend:
         if topic.account in self._rooms:
             self._quotas.take_room(topic.account, _size_of(messages))
         bulkhead = self._callees.backend(self._node_of(topic, partition))
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic, partition)
         try:
             appended = await self._backend.append(topic, partition, messages)
         except BaseException as error:
@@ -57,10 +57,10 @@ class DispatchedBackend:
     async def lease(self, topic: Topic, request: LeaseRequest) -> Sequence[Delivery]:
         bulkhead = self._callees.backend(self._node_of(topic, None))
         if request.wait_ms > 0:
-            if not bulkhead.is_suspect:
+            if not bulkhead.is_suspect(topic):
                 return await self._parked(bulkhead, topic, request)
             request = LeaseRequest(request.count, request.lease_ms, 0, request.attempt_id)
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic)
         try:
             deliveries = await self._backend.lease(topic, request)
         except BaseException as error:
@@ -74,7 +74,7 @@ class DispatchedBackend:
     ) -> Sequence[Delivery]:
         is_counted = self._quotas.begin_wait(topic.account)
         try:
-            place = bulkhead.park(request.wait_ms)
+            place = bulkhead.park(request.wait_ms, topic)
             try:
                 deliveries = await self._backend.lease(topic, request)
             except BaseException as error:
@@ -90,7 +90,7 @@ class DispatchedBackend:
         self, topic: Topic, partition: int, claims: Sequence[Claim]
     ) -> Sequence[Exception | None]:
         bulkhead = self._callees.backend(self._node_of(topic, partition))
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic, partition)
         try:
             results = await self._backend.ack(topic, partition, claims)
         except BaseException as error:
@@ -108,20 +108,24 @@ class DispatchedBackend:
         is_strict: bool = False,
     ) -> Sequence[Exception | None]:
         return await self._of(topic, partition).call(
-            lambda: self._backend.extend(topic, partition, claims, is_strict=is_strict)
+            lambda: self._backend.extend(topic, partition, claims, is_strict=is_strict),
+            topic,
+            partition,
         )
 
     async def purge(self, topic: Topic) -> None:
-        await self._of(topic).call(lambda: self._backend.purge(topic))
+        await self._of(topic).call(lambda: self._backend.purge(topic), topic)
 
     async def stats(self, topic: Topic) -> QueueStats:
-        return await self._of(topic).read(lambda: self._backend.stats(topic))
+        return await self._of(topic).read(lambda: self._backend.stats(topic), topic)
 
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int
     ) -> tuple[Sequence[Peeked], int]:
         return await self._of(topic, partition).read(
-            lambda: self._backend.peek(topic, partition=partition, start=start, count=count)
+            lambda: self._backend.peek(topic, partition=partition, start=start, count=count),
+            topic,
+            partition,
         )
 
     # Tasks are kept in the metadata, and the metadata is what these wait for.

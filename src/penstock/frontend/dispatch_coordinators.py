@@ -87,7 +87,7 @@ class DispatchedGroups(_Behind):
     ) -> T:
         bulkhead = self._bulkhead
         try:
-            if bulkhead.is_suspect:
+            if bulkhead.is_suspect():
                 await bulkhead.read(lambda: self._calls.configs(group_id))
             place = bulkhead.park(wait_ms)
             try:

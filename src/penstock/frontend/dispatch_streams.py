@@ -44,7 +44,7 @@ class DispatchedStreams:
         if topic.account in self._rooms:
             self._quotas.take_room(topic.account, sum(map(len, batches)))
         bulkhead = self._callees.backend(self._node_of(topic, partition))
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic, partition)
         try:
             appended = await self._streams.append_batches(topic, partition, batches, acks=acks)
         except BaseException as error:
@@ -64,7 +64,7 @@ class DispatchedStreams:
         as_slices: bool = False,
     ) -> Fetched:
         bulkhead = self._callees.backend(self._node_of(topic, partition))
-        place = bulkhead.enter()
+        place = bulkhead.enter(topic, partition)
         try:
             fetched = await self._streams.fetch(
                 topic,
@@ -82,42 +82,58 @@ class DispatchedStreams:
 
     async def append_marker(self, topic: Topic, partition: int, marker: Marker) -> None:
         await self._of(topic, partition).call(
-            lambda: self._streams.append_marker(topic, partition, marker)
+            lambda: self._streams.append_marker(topic, partition, marker),
+            topic,
+            partition,
         )
 
     async def is_in_transaction(
         self, topic: Topic, partition: int, producer_id: int, producer_epoch: int
     ) -> bool:
         return await self._of(topic, partition).read(
-            lambda: self._streams.is_in_transaction(topic, partition, producer_id, producer_epoch)
+            lambda: self._streams.is_in_transaction(topic, partition, producer_id, producer_epoch),
+            topic,
+            partition,
         )
 
     async def producers(self, topic: Topic, partition: int) -> Sequence[ProducerSeen]:
         return await self._of(topic, partition).read(
-            lambda: self._streams.producers(topic, partition)
+            lambda: self._streams.producers(topic, partition),
+            topic,
+            partition,
         )
 
     async def ends(self, topic: Topic, partition: int) -> StreamEnds:
-        return await self._of(topic, partition).read(lambda: self._streams.ends(topic, partition))
+        return await self._of(topic, partition).read(
+            lambda: self._streams.ends(topic, partition), topic, partition
+        )
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
         return await self._of(topic, partition).read(
-            lambda: self._streams.find_time(topic, partition, timestamp_ms)
+            lambda: self._streams.find_time(topic, partition, timestamp_ms),
+            topic,
+            partition,
         )
 
     async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
         return await self._of(topic, partition).read(
-            lambda: self._streams.max_timestamp(topic, partition)
+            lambda: self._streams.max_timestamp(topic, partition),
+            topic,
+            partition,
         )
 
     async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
         return await self._of(topic, partition).call(
-            lambda: self._streams.delete_records(topic, partition, before)
+            lambda: self._streams.delete_records(topic, partition, before),
+            topic,
+            partition,
         )
 
     async def log_bytes(self, topic: Topic, partition: int) -> int:
         return await self._of(topic, partition).read(
-            lambda: self._streams.log_bytes(topic, partition)
+            lambda: self._streams.log_bytes(topic, partition),
+            topic,
+            partition,
         )
 
 
@@ -173,34 +189,46 @@ class DispatchedShares:
         return await self._of(share, partition).call(
             lambda: self._shares.acquire(
                 share, partition, count=count, bytes_max=bytes_max, lease_ms=lease_ms
-            )
+            ),
+            share,
+            partition,
         )
 
     async def finish(
         self, share: Topic, partition: int, claims: Sequence[Claim], *, is_rejected: bool = False
     ) -> Sequence[Exception | None]:
         return await self._of(share, partition).call(
-            lambda: self._shares.finish(share, partition, claims, is_rejected=is_rejected)
+            lambda: self._shares.finish(share, partition, claims, is_rejected=is_rejected),
+            share,
+            partition,
         )
 
     async def prolong(
         self, share: Topic, partition: int, claims: Sequence[tuple[Claim, int]]
     ) -> Sequence[Exception | None]:
         return await self._of(share, partition).call(
-            lambda: self._shares.prolong(share, partition, claims)
+            lambda: self._shares.prolong(share, partition, claims),
+            share,
+            partition,
         )
 
     async def share_start(self, share: Topic, partition: int) -> int:
         return await self._of(share, partition).read(
-            lambda: self._shares.share_start(share, partition)
+            lambda: self._shares.share_start(share, partition),
+            share,
+            partition,
         )
 
     async def share_lag(self, share: Topic, partition: int) -> int:
         return await self._of(share, partition).read(
-            lambda: self._shares.share_lag(share, partition)
+            lambda: self._shares.share_lag(share, partition),
+            share,
+            partition,
         )
 
     async def restart_share(self, share: Topic, partition: int, offset: int) -> None:
         await self._of(share, partition).call(
-            lambda: self._shares.restart_share(share, partition, offset)
+            lambda: self._shares.restart_share(share, partition, offset),
+            share,
+            partition,
         )

@@ -19,6 +19,7 @@ PURGE_INTERVAL_MS = MINUTE_MS
 DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also what bounds a cursor's memory
 TAGS_MAX = 50
+ATTEMPTS_MAX = 2**31 - 1  # counted in a message; more is not counted, so it always fits its field
 
 # ── Cursor memory ────────────────────────────────────────────────────────────────────────────
 # Records passed over (delayed, group locked, noisy neighbour) are remembered by offset: beyond
@@ -53,3 +54,5 @@ BODY_SECONDS_MAX = 30.0
 IDLE_SECONDS_MAX = 75.0
 WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gone
 WAITS_PER_PARTITION_MAX = 20_000
+# Remembered per node that is called, with one circuit breaker each: about 3 MiB.
+FAILING_PARTITIONS_MAX = 10_000

@@ -236,7 +236,7 @@ class ClusterRole:
         known = {node: made for node, made in self.view.incarnations.items() if node != self.node}
         for node, made in known.items():
             if self._greeted.get(node) not in (None, made):
-                callees.remote(f"node {node}").breaker.succeeded()
+                callees.remote(f"node {node}").answers_again()
         self._greeted.update(known)
 
     @property

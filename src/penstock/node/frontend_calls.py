@@ -75,7 +75,7 @@ def make_calls(
     )
     quotas = TenantQuotas(identities, metadata.topics)
     # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
-    metadata.on_back(callees.metadata.breaker.succeeded)
+    metadata.on_back(callees.metadata.answers_again)
 
     def node_of(_topic: Topic, _partition: int | None) -> str:
         return node

@@ -379,7 +379,8 @@ class Cluster:
                     SystemClock(),
                     calls_max=CALLS_MAX,
                     deadline_ms=15_000,
-                    lost=(Unreachable, DeadlineExceeded),
+                    lost=(Unreachable,),
+                    late=(DeadlineExceeded,),
                 )
             return bulkheads[number]
 

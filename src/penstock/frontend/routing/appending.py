@@ -104,7 +104,11 @@ class Appending:
         self, node: int, topic: Topic, partition: int, messages: Sequence[Message]
     ) -> Sequence[Appended]:
         return await self._leaders.attempt(
-            node, lambda at: at.append(topic, partition, messages), is_harmless=False
+            node,
+            lambda at: at.append(topic, partition, messages),
+            topic,
+            partition,
+            is_harmless=False,
         )
 
 

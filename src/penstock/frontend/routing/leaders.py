@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from penstock.frontend.bulkhead import Bulkhead, CalleeUnavailable
+from penstock.frontend.bulkhead import ALL_PARTITIONS, Bulkhead, CalleeUnavailable
 from penstock.model.errors import Draining, NotLeader, PenstockError
 from penstock.model.ports import Backend, Shares, Streams
 from penstock.model.topic import Topic
@@ -96,14 +96,26 @@ class Leaders:
 
     # ── One node ─────────────────────────────────────────────────────────────────────────────
 
-    async def at(self, node: int, work: Work[T], *, wait_ms: int = 0) -> T:
-        """Raises what the node raises; Unreachable when it is not asked. ``wait_ms``: for how long
-        the call waits there for something to happen."""
+    async def at(
+        self,
+        node: int,
+        work: Work[T],
+        topic: Topic | None = None,
+        partition: int = ALL_PARTITIONS,
+        *,
+        wait_ms: int = 0,
+    ) -> T:
+        """Raises what the node raises; Unreachable when it is not asked. ``topic``: what the call
+        is about, if it is about one. ``wait_ms``: for how long the call waits there for something
+        to happen."""
         if node == self.own_node:
             return await work(self.local)
         bulkhead = self._bulkhead(node)
         try:
-            place = bulkhead.park(wait_ms) if wait_ms > 0 else bulkhead.enter()
+            if wait_ms > 0:
+                place = bulkhead.park(wait_ms, topic, partition)
+            else:
+                place = bulkhead.enter(topic, partition)
         except CalleeUnavailable as refused:
             raise Unreachable(str(refused)) from refused
         try:
@@ -118,15 +130,23 @@ class Leaders:
         """For what waits for nothing."""
         return self.local if node == self.own_node else self._remote(node)
 
-    def is_suspect(self, node: int) -> bool:
+    def is_suspect(self, node: int, topic: Topic) -> bool:
         """Whoever would wait at that node had better ask without waiting."""
-        return node != self.own_node and self._bulkhead(node).is_suspect
+        return node != self.own_node and self._bulkhead(node).is_suspect(topic)
 
-    async def attempt(self, node: int, work: Work[T], *, is_harmless: bool) -> T:
+    async def attempt(
+        self,
+        node: int,
+        work: Work[T],
+        topic: Topic,
+        partition: int = ALL_PARTITIONS,
+        *,
+        is_harmless: bool,
+    ) -> T:
         """``at``, with NotDone for what may be tried again. ``is_harmless``: twice is as good as
         once."""
         try:
-            return await self.at(node, work)
+            return await self.at(node, work, topic, partition)
         except NotLeader as error:
             self.note(error)
             raise NotDone(error) from error
@@ -156,7 +176,9 @@ class Leaders:
                 error: PenstockError = NotLeader(place_of(topic, partition))
             else:
                 try:
-                    return await self.attempt(led[0], work, is_harmless=is_harmless)
+                    return await self.attempt(
+                        led[0], work, topic, partition, is_harmless=is_harmless
+                    )
                 except NotDone as not_done:
                     error = not_done.error
             tries += 1
@@ -204,7 +226,7 @@ class Leaders:
             if None in led:
                 error = NotLeader(place_of(topic, led.index(None)))
             asked = await asyncio.gather(
-                *(self._answer(node, work, is_harmless=is_harmless) for node in missing)
+                *(self._answer(node, work, topic, is_harmless=is_harmless) for node in missing)
             )
             for node, answer in zip(missing, asked, strict=True):
                 if isinstance(answer, NotDone):
@@ -219,10 +241,10 @@ class Leaders:
             await self.pause(topic, partitions, led, tries, until)
 
     async def _answer(
-        self, node: int, work: Work[T], *, is_harmless: bool
+        self, node: int, work: Work[T], topic: Topic, *, is_harmless: bool
     ) -> T | PenstockError | NotDone:
         try:
-            return await self.attempt(node, work, is_harmless=is_harmless)
+            return await self.attempt(node, work, topic, is_harmless=is_harmless)
         except NotDone as not_done:
             return not_done
         except PenstockError as error:

@@ -162,17 +162,17 @@ class Leasing:
         self, node: int, topic: Topic, wanted: LeaseRequest, *, is_one_of: bool
     ) -> Sequence[Delivery]:
         if not is_one_of:
-            return await self.leaders.at(node, lambda at: at.lease(topic, wanted))
+            return await self.leaders.at(node, lambda at: at.lease(topic, wanted), topic)
 
         async def look(at: BrokerCalls) -> Sequence[Delivery]:
-            # Late is a failure of that node, as its bulkhead counts them.
+            # Late is a failure, as the bulkhead of that node counts them.
             try:
                 async with asyncio.timeout(LOOK_SECONDS_MAX):
                     return await at.lease(topic, wanted)
             except TimeoutError:
                 raise DeadlineExceeded(f"Node {node} takes long to say what it has.") from None
 
-        return await self.leaders.at(node, look)
+        return await self.leaders.at(node, look, topic)
 
     # ── Parking ──────────────────────────────────────────────────────────────────────────────
 
@@ -293,13 +293,13 @@ class _Parked:
                 )
 
     async def _wait_at(self, node: int, wait_ms: int) -> Sequence[Delivery]:
-        if self._leaders.is_suspect(node):
+        if self._leaders.is_suspect(node, self._topic):
             wait_ms = 0
         wanted = LeaseRequest(
             self._request.count, self._request.lease_ms, wait_ms, self._request.attempt_id
         )
         return await self._leaders.at(
-            node, lambda at: at.lease(self._topic, wanted), wait_ms=wait_ms
+            node, lambda at: at.lease(self._topic, wanted), self._topic, wait_ms=wait_ms
         )
 
     def _seconds_to_next(self, left_s: float) -> float:
