@@ -14,6 +14,14 @@ from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 
 KEYS = {api.name: key for key, api in APIS.items()}
+_BY_HAND = {"Produce": "produce", "Fetch": "fetch_request"}
+
+
+def request_class(name: str) -> type[Any]:
+    """Of an API, by its name."""
+    path = _BY_HAND.get(name, f"generated.{APIS[KEYS[name]].snake}")
+    found: type[Any] = getattr(import_module(f"penstock.wire.kafka.{path}"), f"{name}Request")
+    return found
 
 
 class Wire(RawConnection):
@@ -43,14 +51,18 @@ class Wire(RawConnection):
 
     def ask(self, name: str, version: int, **fields: Any) -> Any:
         api = APIS[KEYS[name]]
-        module = import_module(f"penstock.wire.kafka.generated.{api.snake}")
-        request = getattr(module, f"{name}Request")(**fields)
+        request = request_class(name)(**fields)
         self.send(self.frame(name, version, api.codec().encode_request(request, version)))
         reply = self.read_frame()
         if reply is None:
             return None
         _, at = parse_response_header(reply, api.response_header_version(version))
         return api.codec().decode_response(reply, at, version)
+
+    def log_in(self, name: str, secret: str) -> None:
+        self.ask("SaslHandshake", 1, mechanism="PLAIN")
+        reply = self.ask("SaslAuthenticate", 2, auth_bytes=f"\0{name}\0{secret}".encode())
+        assert reply.error_code == 0, reply
 
     def frame(self, name: str, version: int, body: bytes) -> bytes:
         return encode_request_frame(

@@ -108,6 +108,6 @@ def test_metadata_that_hangs_stops_new_queues_only_and_for_no_longer_than_it_han
         assert callee(server, "metadata")["state"] == "closed"
         messages.close()
         assert server.stop() == 0, server.stderr_tail()
-        assert "callee cut off" in server.stderr
+        assert "circuit breaker opened" in server.stderr
         assert "callee answers again" in server.stderr
         server.assert_no_traceback()

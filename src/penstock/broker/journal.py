@@ -433,11 +433,11 @@ class Journal:
 
     def _fail(self, reason: str) -> PenstockError:
         """Refuse everything from now on. What was not yet committed is answered as unknown."""
-        failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
-        log_.critical(
-            "partition failed",
-            extra={**self._named, "folder": str(self.log.folder), "reason": reason},
-        )
+        failure = self.failure
+        if failure is None:
+            failure = self.failure = Overloaded(f"the partition is out of service: {reason}")
+            named = {**self._named, "folder": str(self.log.folder)}
+            log_.critical("partition failed", extra={**named, "reason": reason})
         while self._committing:
             self._committing.popleft().fail(failure)
         return failure

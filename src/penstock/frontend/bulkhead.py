@@ -340,6 +340,8 @@ class Bulkhead:
 
     def _sweep(self) -> None:
         assert self._loop is not None, "it was set for the sweep"
+        if self._failing:
+            self._forget_failing()
         if not self._calls and not self._parked:
             self._loop = None
             self._room = 0  # so that the next call starts another
@@ -351,8 +353,6 @@ class Bulkhead:
             if now - since <= self._deadline_s + self._sweep_s:
                 break
             late.append((place, task))
-        if self._failing:
-            self._forget_failing()
         if now - self._parked_swept_at >= PARKED_SWEEP_SECONDS:
             self._parked_swept_at = now
             late += [(p, call[0]) for p, call in self._parked.items() if now > call[1]]

@@ -22,7 +22,7 @@ from tests.unit.frontend.memory import (
 from tests.unit.frontend.test_pipeline import json_call
 
 from penstock.frontend.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
-from penstock.frontend.bulkhead import PARKED_MARGIN_MS, CalleeUnavailable
+from penstock.frontend.bulkhead import FAILING_MS_MAX, PARKED_MARGIN_MS, CalleeUnavailable
 from penstock.frontend.callees import Callees
 from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
 from penstock.frontend.dispatch_streams import DispatchedStreams
@@ -41,14 +41,14 @@ from penstock.telemetry import families
 SOON_S = 10.0  # for what must not wait for a callee that hangs
 
 
-def topic_of(name: str) -> Topic:
+def topic_of(name: str, *, account: str = "000000000000", partitions: int = 1) -> Topic:
     return Topic(
         topic_id=name,
-        account="000000000000",
+        account=account,
         region="us-east-1",
         name=name,
         kind=Kind.STANDARD,
-        partition_count=1,
+        partition_count=partitions,
         created_at_ms=0,
         modified_at_ms=0,
         receipt_key=bytes(32),
@@ -93,7 +93,7 @@ class Switched(MemoryBackend):
 
 
 class World:
-    """A node for each topic, named as the topic is."""
+    """Nodes named as the topics that they serve, up to the first dot."""
 
     def __init__(self, **callees: int) -> None:
         self.clock = MemoryClock()
@@ -101,12 +101,22 @@ class World:
         self.callees = Callees(self.clock, **callees)
         self.quotas = TenantQuotas(MemoryIdentities(), MemoryCatalog())
         self.calls = DispatchedBackend(
-            self.backend, self.callees, self.quotas, node_of=lambda topic, _: topic.name
+            self.backend,
+            self.callees,
+            self.quotas,
+            node_of=lambda topic, _: topic.name.partition(".")[0],
         )
 
-    async def send(self, name: str) -> None:
+    async def send(self, name: str, account: str = "000000000000") -> None:
         async with asyncio.timeout(SOON_S):
-            await self.calls.append(topic_of(name), 0, (message(),))
+            await self.calls.append(topic_of(name, account=account), 0, (message(),))
+
+    async def be_late(self, name: str, account: str = "000000000000", *, times: int = 1) -> None:
+        """So many calls at once, all of them late."""
+        sends = (self.send(name, account) for _ in range(times))
+        for outcome in await asyncio.gather(*sends, return_exceptions=True):
+            assert isinstance(outcome, CalleeUnavailable), outcome
+            assert "in time" in str(outcome)
 
     def state(self, name: str) -> BreakerState:
         return self.callees.backend(name).state()
@@ -130,21 +140,112 @@ async def test_a_node_that_hangs_fills_its_own_compartment_and_no_other() -> Non
     await world.send("slow")
 
 
-async def test_late_calls_are_cut_off_then_refused_at_once_and_tried_again_later() -> None:
+async def test_a_partition_that_is_late_is_refused_at_once_and_tried_again_later() -> None:
     world = World(backend_deadline_ms=40)
-    world.backend.stuck = {"slow"}
+    world.backend.stuck = {"n.slow"}
     for _ in range(FAILURES_MAX):
-        with pytest.raises(CalleeUnavailable, match="in time"):
-            await world.send("slow")
-    assert world.state("slow") is BreakerState.OPEN
-    with pytest.raises(CalleeUnavailable, match="shortly"):
-        await world.send("slow")
-    await world.send("quick")
+        await world.be_late("n.slow")
+    with pytest.raises(CalleeUnavailable, match="partition does not answer at backend:n"):
+        await world.send("n.slow")
+    assert world.state("n") is BreakerState.CLOSED, "the node answers"
+    await world.send("n.quick")
+    with pytest.raises(CalleeUnavailable, match="partition does not answer"):
+        await world.send("n.slow")  # the answer of another partition says nothing about this one
     world.backend.gate.set()
     world.clock.now_ms += OPEN_MS_MIN
-    await world.send("slow")
-    assert world.state("slow") is BreakerState.CLOSED
-    assert world.callees.backend("slow").in_use == 0
+    await world.send("n.slow")
+    await world.send("n.slow")
+    assert world.callees.backend("n").in_use == 0
+
+
+async def test_the_probe_of_a_partition_is_one_at_a_time_and_its_pauses_grow() -> None:
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"n.slow"}
+    await world.be_late("n.slow", times=FAILURES_MAX)
+    world.clock.now_ms += OPEN_MS_MIN
+    probe = asyncio.create_task(world.be_late("n.slow"))
+    while not world.callees.backend("n").in_use:
+        await asyncio.sleep(0)
+    with pytest.raises(CalleeUnavailable, match="partition does not answer"):
+        await world.send("n.slow")
+    await probe
+    world.clock.now_ms += OPEN_MS_MIN
+    with pytest.raises(CalleeUnavailable, match="partition does not answer"):
+        await world.send("n.slow")
+
+
+async def test_late_calls_of_one_tenant_never_cut_a_node_off() -> None:
+    world = World(backend_deadline_ms=40)
+    names = [f"n.{number}" for number in range(12)]
+    world.backend.stuck = set(names)
+    for _ in range(2):
+        await asyncio.gather(*(world.be_late(name, "111111111111") for name in names))
+    assert world.state("n") is BreakerState.CLOSED
+    for _ in range(10):
+        await world.send("n.other", "222222222222")
+    topic = topic_of("n.waits", account="222222222222")
+    await world.be_late("n.0", "111111111111")
+    await world.calls.lease(topic, LeaseRequest(wait_ms=20_000))
+    assert world.backend.asked[-1].wait_ms == 20_000, "the long poll of another tenant still waits"
+
+
+async def test_late_calls_of_two_tenants_cut_a_node_off() -> None:
+    world = World(backend_deadline_ms=40)
+    names = [f"n.{number}" for number in range(FAILURES_MAX)]
+    world.backend.stuck = {*names, "n.other"}
+    await asyncio.gather(*(world.be_late(name, "111111111111") for name in names))
+    assert world.state("n") is BreakerState.CLOSED
+    await world.be_late("n.other", "222222222222")
+    assert world.state("n") is BreakerState.OPEN
+    with pytest.raises(CalleeUnavailable, match="backend:n does not answer"):
+        await world.send("n.quick", "333333333333")
+    world.backend.gate.set()
+    world.clock.now_ms += OPEN_MS_MIN
+    await world.send("n.quick", "333333333333")
+    assert world.state("n") is BreakerState.CLOSED
+
+
+async def test_lost_connections_cut_a_node_off_and_errors_of_one_file_do_not() -> None:
+    world = World()
+    world.backend.errors = [OSError(5, "Input/output error")] * FAILURES_MAX
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(CalleeUnavailable):
+            await world.send("n.damaged")
+    with pytest.raises(CalleeUnavailable, match="partition does not answer"):
+        await world.send("n.damaged")
+    assert world.state("n") is BreakerState.CLOSED
+    await world.send("n.quick")
+    world.backend.errors = [ConnectionResetError("gone")] * FAILURES_MAX
+    for _ in range(FAILURES_MAX):
+        with pytest.raises(CalleeUnavailable):
+            await world.send("n.quick")
+    assert world.state("n") is BreakerState.OPEN
+
+
+async def test_a_partition_that_nobody_calls_any_more_is_forgotten() -> None:
+    world = World(backend_deadline_ms=40)
+    world.backend.stuck = {"n.deleted"}
+    await world.be_late("n.deleted", times=FAILURES_MAX)
+    node = world.callees.backend("n")
+    assert node.is_suspect(topic_of("n.deleted"), 0)
+    world.clock.now_ms += FAILING_MS_MAX
+    async with asyncio.timeout(SOON_S):
+        while node.is_suspect(topic_of("n.deleted"), 0):
+            await world.send("n.quick")
+            await asyncio.sleep(0.01)
+
+
+async def test_partitions_that_fail_are_remembered_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.frontend.bulkhead.FAILING_PARTITIONS_MAX", 3)
+    world = World(backend_deadline_ms=40)
+    names = [f"n.{number}" for number in range(5)]
+    world.backend.stuck = set(names)
+    await asyncio.gather(*(world.be_late(name, times=FAILURES_MAX) for name in names))
+    node = world.callees.backend("n")
+    assert sum(node.is_suspect(topic_of(name), 0) for name in names) == 3
+    await world.send("n.quick")
 
 
 async def test_a_cancellation_by_the_caller_stays_one_and_is_no_failure() -> None:
@@ -223,8 +324,9 @@ async def test_a_call_begun_outside_of_a_task_counts_as_late_and_keeps_its_place
     begun: list[Begun[Sequence[Appended]]] = []
 
     def begin() -> None:  # as a listener does when bytes arrive
-        calls = (world.calls.append(topic_of("slow"), 0, (message(),)) for _ in range(FAILURES_MAX))
-        begun.extend(map(Begun, calls))
+        accounts = ("111111111111", "222222222222") * FAILURES_MAX
+        topics = [topic_of("slow", account=account) for account in accounts[:FAILURES_MAX]]
+        begun.extend(Begun(world.calls.append(topic, 0, (message(),))) for topic in topics)
 
     asyncio.get_running_loop().call_soon(begin)
     callee = world.callees.backend("slow")
