@@ -19,7 +19,6 @@ PURGE_INTERVAL_MS = MINUTE_MS
 DELETED_NAME_MS = MINUTE_MS
 IN_FLIGHT_MAX = 120_000  # per queue; also what bounds a cursor's memory
 TAGS_MAX = 50
-ATTEMPTS_MAX = 2**31 - 1  # counted in a message; more is not counted, so it always fits its field
 
 # ── Cursor memory ────────────────────────────────────────────────────────────────────────────
 # Records passed over (delayed, group locked, noisy neighbour) are remembered by offset: beyond
