@@ -1,6 +1,7 @@
 """What every part of a node is made from: its configuration, its clock, chance, folder, counters
 and the state that its probes show. Made first; holds nothing that has to be started."""
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from penstock.node.entropy import Entropy
 from penstock.node.folder import DataFolder
 from penstock.node.roles import parse_roles
 from penstock.node.settings import Loaded
+from penstock.node.worker_secret import receive_secret
 from penstock.telemetry.clock import SystemClock
 from penstock.telemetry.metrics import Meter
 
@@ -27,6 +29,7 @@ class Basis:
     folder: DataFolder
     is_elapsed_trusted: bool  # durations from before this start can be measured by the wall clock
     endpoints: dict[str, str]  # filled as listeners open
+    worker_secret: bytes | None = None  # shared by the workers of one server; None: not a worker
 
     @property
     def config(self) -> Config:
@@ -55,7 +58,8 @@ class Basis:
 
 
 def make_basis(loaded: Loaded[Config]) -> Basis:
-    """Takes the data folder: one process at a time. Raises FolderUnusable."""
+    """Takes the data folder: one process at a time. Raises FolderUnusable, SecretMissing."""
+    worker_secret = receive_secret(os.environ)
     clock = SystemClock()
     folder = DataFolder(Path(loaded.config.node.data))
     return Basis(
@@ -67,4 +71,5 @@ def make_basis(loaded: Loaded[Config]) -> Basis:
         folder=folder,
         is_elapsed_trusted=folder.renew_anchor(clock),
         endpoints={},
+        worker_secret=worker_secret,
     )

@@ -32,13 +32,16 @@ class ClusterPeers:
         cluster: str,
         certificates: NodeCertificates | None,
         levels: Levels,
+        secret: bytes | None,
         spawn: Callable[[InternalClient], None],
     ) -> None:
-        """``spawn`` closes a client that is not needed any more."""
+        """``secret``: the one that workers of one server share; None: this is not a worker.
+        ``spawn`` closes a client that is not needed any more."""
         self._view = view
         self._own_name = own_name
         self._cluster = cluster
         self._levels = levels
+        self._secret = secret
         self._tls = None if certificates is None else certificates.calling
         self._spawn = spawn
         self._clients: dict[tuple[int, str], tuple[NodeEntry, InternalClient]] = {}
@@ -69,6 +72,7 @@ class ClusterPeers:
             levels=self._levels,
             node_id=entry.name,
             tls=self._tls,
+            secret=self._secret,
         )
         self._clients[node, purpose] = (entry, client)
         return client

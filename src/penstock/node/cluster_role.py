@@ -80,6 +80,7 @@ class ClusterRole:
             cluster=config.internal.cluster,
             certificates=certificates.nodes,
             levels=self.level.levels,
+            secret=basis.worker_secret,
             spawn=self._close_later,
         )
 
@@ -103,6 +104,7 @@ class ClusterRole:
             cluster_id=config.internal.cluster,
             levels=self.level.levels,
             check_hello=self.level.check_hello,
+            secret=basis.worker_secret,
         )
         nodes = self._certificates.nodes
         host, port = parse_listen(config.internal.listen)

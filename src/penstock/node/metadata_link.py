@@ -225,6 +225,7 @@ class RemoteMetadata:
             cluster=config.internal.cluster,
             certificates=certificates,
             check_hello=self._pin.check,
+            secret=basis.worker_secret,
         )
         # A broker has to know every topic there is, and there are never more.
         self._remote = RemoteCatalog(

@@ -55,6 +55,7 @@ class MetadataNode:
             cluster=config.internal.cluster,
             certificates=certificates.nodes,
             check_hello=self._pin.check,
+            secret=basis.worker_secret,
         )
         self._remote: RemoteStore | None = None
         self._reasons = Reasons(basis.health)
@@ -115,6 +116,7 @@ class MetadataNode:
             node_id=self._basis.name,
             cluster_id=internal.cluster,
             features=(self._store_feature,),
+            secret=self._basis.worker_secret,
         )
         host, port = parse_listen(internal.listen)
         self._bound = await self._listener.start(

@@ -19,11 +19,14 @@ class Peers:
         cluster: str,
         certificates: NodeCertificates | None,
         check_hello: Callable[[Hello], None],
+        secret: bytes | None,
     ) -> None:
+        """``secret``: the one that workers of one server share; None: this is not a worker."""
         self._own_name = own_name
         self._cluster = cluster
         self._tls = None if certificates is None else certificates.calling
         self._check_hello = check_hello
+        self._secret = secret
         self._clients: dict[Place, InternalClient] = {}  # as many as the configuration names
 
     def any_of(self, places: Sequence[Place]) -> Caller:
@@ -53,6 +56,7 @@ class Peers:
                 node_id=place.name or None,
                 tls=self._tls,
                 check_hello=self._check_hello,
+                secret=self._secret,
             )
         return client
 

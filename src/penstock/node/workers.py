@@ -38,6 +38,7 @@ from penstock.node.folder import DataFolder
 from penstock.node.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
 from penstock.node.settings import Loaded
 from penstock.node.worker_plan import Addresses, Pauses
+from penstock.node.worker_secret import SECRET_ENV, draw_secret, pipe_with
 
 PR_SET_PDEATHSIG: Final = 1
 STOP_SECONDS_MAX: Final = 30.0  # beyond node.drain_ms, for one that was told to stop
@@ -75,7 +76,7 @@ def serve(
         with contextlib.ExitStack() as held:
             at = _hold_addresses(config, held)
             plan.write_marker(folder, config.node.workers)
-            children = _children(config, at, settings, flags, config_file)
+            children = _children(config, at, settings, flags, config_file, draw_secret())
             supervisor = Supervisor(
                 children,
                 stop_seconds_max=STOP_SECONDS_MAX + config.node.drain_ms / 1_000,
@@ -97,6 +98,7 @@ def _children(
     shared: Mapping[str, str],
     flags: Mapping[str, object],
     config_file: str | None,
+    secret: bytes,
 ) -> "list[Child]":
     """The metadata first."""
     folder, name = Path(config.node.data), config.node.name or platform.node()
@@ -109,6 +111,7 @@ def _children(
             who,
             [sys.executable, "-m", "penstock", "serve", *plan.arguments(settings, config_file)],
             plan.environment({**shared, **settings}, flags, os.environ),
+            secret=secret,
         )
         for who, settings in everybody
     ]
@@ -224,7 +227,10 @@ def _prepare(one: socket.socket, family: int, *, is_shared: bool) -> None:
 class Child:
     """One of the processes, from start to end and again."""
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], env: Mapping[str, str], *, secret: bytes
+    ) -> None:
+        """``secret``: what the processes prove to each other; each start passes it on again."""
         self.name = name
         self.is_ready = asyncio.Event()
         self.has_ended = asyncio.Event()
@@ -234,7 +240,8 @@ class Child:
         self.code = 0
         self.served_ms = 0  # of the run that has ended
         self._command = command
-        self._env = dict(env)
+        self._env = {**env, **SECRET_ENV}
+        self._secret = secret
         self._line = b""
         self._process: subprocess.Popen[bytes]
         self._descriptor = -1
@@ -250,14 +257,18 @@ class Child:
             if os.getppid() != parent:  # it was faster
                 os._exit(EXIT_FAILED)
 
-        self._process = subprocess.Popen(  # noqa: S603 - this very program
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=self._env,
-            start_new_session=True,  # a Ctrl-C is for this process, which hands it on in order
-            preexec_fn=end_with_parent,  # there are no threads here
-        )
+        secret_pipe = pipe_with(self._secret)
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - this very program
+                self._command,
+                stdin=secret_pipe,
+                stdout=subprocess.PIPE,
+                env=self._env,
+                start_new_session=True,  # a Ctrl-C is for this process, which hands it on in order
+                preexec_fn=end_with_parent,  # there are no threads here
+            )
+        finally:
+            os.close(secret_pipe)
         self.is_ready.clear()
         self.has_ended.clear()
         self.ready_line, self._line, self._ready_at = "", b"", 0.0

@@ -46,6 +46,7 @@ class Watched:
             cluster="test",
             certificates=None,
             levels=Levels(),
+            secret=None,
             spawn=lambda _client: None,
         )
         self.manager = Manager(
@@ -181,6 +182,7 @@ async def test_calls_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
         cluster="test",
         certificates=None,
         levels=Levels(),
+        secret=None,
         spawn=lambda _client: None,
     )
     there = NodeCaller(peers, 2)

@@ -16,6 +16,7 @@ from penstock.node import worker_plan as plan
 from penstock.node.config import Config, ConfigInvalid, load
 from penstock.node.folder import FolderUnusable
 from penstock.node.worker_plan import PAUSE_MS_MAX, PAUSE_MS_MIN, STEADY_MS, Addresses, Pauses
+from penstock.node.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
 from penstock.node.workers import Child, NotStarted, Supervisor, _hold, _hold_addresses
 
 AT = Addresses(
@@ -230,7 +231,32 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SERV
 
 
 def child(name: str, code: str) -> Child:
-    return Child(name, [sys.executable, "-c", code], dict(os.environ))
+    return Child(name, [sys.executable, "-c", code], dict(os.environ), secret=draw_secret())
+
+
+async def test_a_process_gets_the_secret_with_every_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shows = "import os; print(os.read(0, 99).hex()); print('ready', flush=True)"
+    secret = draw_secret()
+    one = Child("worker 1", [sys.executable, "-c", shows], dict(os.environ), secret=secret)
+    for _ in range(2):
+        one.start()
+        await one.has_ended.wait()
+    assert capsys.readouterr().out.split().count(secret.hex()) == 2
+
+
+@pytest.mark.parametrize(("given", "read"), [(b"", 0), (b"short", 5), (b"l" * 40, 33)])
+def test_a_worker_without_the_whole_secret_does_not_start(given: bytes, read: int) -> None:
+    reading = pipe_with(given)
+    try:
+        with pytest.raises(SecretMissing, match=f"read {read} bytes instead of the 32"):
+            receive_secret({"PENSTOCK_WORKER_SECRET_FD": str(reading)})
+    finally:
+        os.close(reading)
+    with pytest.raises(SecretMissing, match="cannot be read"):
+        receive_secret({"PENSTOCK_WORKER_SECRET_FD": str(reading)})
+    assert receive_secret({}) is None
 
 
 async def test_one_that_ends_before_it_is_ready_is_told_apart() -> None:

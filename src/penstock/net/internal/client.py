@@ -31,6 +31,7 @@ from penstock.wire.internal.faults import (
     decode_failure,
 )
 from penstock.wire.internal.frame import HEADER_BYTES, Header, Hello, Kind, read_header
+from penstock.wire.internal.proof import Side
 
 WATCH_SECONDS = 1.0  # between looks at whether the connection still lives
 CLIENTS_MAX = 1_024  # of one node: a cluster has fewer
@@ -51,9 +52,15 @@ class _Waiting(NamedTuple):
 class _Calling(Wire):
     """The calling end of a connection."""
 
+    side = Side.CALLER
+
     def __init__(self, client: "InternalClient") -> None:
         super().__init__(
-            client.own, config=client.config, chunks=client.chunks, check_peer=client.check_peer
+            client.own,
+            config=client.config,
+            chunks=client.chunks,
+            check_peer=client.check_peer,
+            secret=client.secret,
         )
         self.ready: asyncio.Future[None] = self._loop.create_future()  # greeted, or refused
         self._client = client
@@ -272,11 +279,13 @@ class InternalClient:
         check_hello: Callable[[Hello], None] = lambda _hello: None,
         chance: Callable[[], float] = random.random,
         chunks: Chunks | None = None,
+        secret: bytes | None = None,
     ) -> None:
         """``node_id``: who must answer there, if that is known. With ``tls`` the id of the node
         that answers must pass ``check_peer``; a host name in its certificate is then not needed.
         ``check_hello``: raises HelloRefused for a node that says of itself what does not fit.
-        ``chunks``: memory to receive into, which the clients of a node may share."""
+        ``chunks``: memory to receive into, which the clients of a node may share. ``secret``:
+        the node that answers must prove that it knows it, and is proved the same."""
         self.place = f"Node {node_id} at {host}:{port}" if node_id else f"The node at {host}:{port}"
         self.node_id = node_id
         self.config = config or InternalConfig()
@@ -289,6 +298,7 @@ class InternalClient:
         )
         self.check_peer = check_peer
         self.check_hello = check_hello
+        self.secret = secret
         self.chunks = chunks or Chunks()
         self.trouble: str | None = None  # why there was no connection the last time one was tried
         self._host = host

@@ -26,6 +26,7 @@ from penstock.wire.internal.faults import (
     encode_failure,
 )
 from penstock.wire.internal.frame import Header, Hello, Kind
+from penstock.wire.internal.proof import Side
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +49,17 @@ class InternalListener(Listener):
         config: InternalConfig | None = None,
         check_peer: PeerCheck = name_in_certificate,
         check_hello: Callable[[Hello], None] = lambda _hello: None,
+        secret: bytes | None = None,
     ) -> None:
         """With TLS a context that asks for client certificates goes into ``start``; then each
         caller's id must pass ``check_peer``. ``check_hello``: raises HelloRefused for a caller that
-        says of itself what does not fit."""
+        says of itself what does not fit. ``secret``: every caller must prove that it knows it."""
         self.config = config or InternalConfig()
         super().__init__(connections_max=self.config.connections_max)
         self.answers = answers
         self.check_peer = check_peer
         self.check_hello = check_hello
+        self.secret = secret
         self.own = own_hello(
             node_id=node_id,
             cluster_id=cluster_id,
@@ -90,12 +93,15 @@ class _UnderWay:
 
 
 class _Served(Wire):
+    side = Side.ANSWERER
+
     def __init__(self, listener: InternalListener) -> None:
         super().__init__(
             listener.own,
             config=listener.config,
             chunks=listener.chunks,
             check_peer=listener.check_peer,
+            secret=listener.secret,
         )
         self._listener = listener
         self._answers = listener.answers

@@ -11,10 +11,13 @@ the call); they are met late by a tick at most. Nothing ticks on a connection wi
 """
 
 import asyncio
+import secrets
 import ssl
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
+
+import msgspec
 
 from penstock.model.levels import LEVEL_FIRST, Levels
 from penstock.model.limits import MIB
@@ -39,6 +42,7 @@ from penstock.wire.internal.frame import (
     pack_header,
     read_header,
 )
+from penstock.wire.internal.proof import NONCE_BYTES, Side, check_proof, prove
 
 NO_LEVELS = Levels(LEVEL_FIRST, LEVEL_FIRST)  # of whoever is no node of a cluster
 TICK_SECONDS = 0.05
@@ -85,6 +89,8 @@ def own_hello(
 
 
 class Wire(Peer, asyncio.BufferedProtocol):
+    side: ClassVar[Side]
+
     def __init__(
         self,
         own: Hello,
@@ -92,11 +98,17 @@ class Wire(Peer, asyncio.BufferedProtocol):
         config: InternalConfig,
         chunks: Chunks,
         check_peer: PeerCheck | None,
+        secret: bytes | None,
     ) -> None:
-        """``check_peer``: asked on connections with TLS, and only there."""
+        """``check_peer``: asked on connections with TLS, and only there. ``secret``: both ends must
+        prove that they know it before any call; None: nothing is proved."""
         self.other: Hello | None = None  # once it has greeted, and may
         self.ended_by: str | None = None  # why it was ended from this side
+        if secret is not None:
+            own = msgspec.structs.replace(own, nonce=secrets.token_bytes(NONCE_BYTES))
         self._own = own
+        self._secret = secret
+        self._first: Hello | None = None  # the peer's first greeting, where two are exchanged
         self._config = config
         self._chunks = chunks
         self._check_peer = check_peer
@@ -186,15 +198,17 @@ class Wire(Peer, asyncio.BufferedProtocol):
         reader.settle()
         if reader.part_bytes:
             raise MalformedFrame("frames behind a greeting that has not been answered")
-        reader.close()
         try:
             if self._check_peer is not None and self.is_tls:
                 self._check_peer(hello.node_id, self._transport.get_extra_info("peercert"))
             self._version = agree(self._own, hello)
+            if self._secret is not None and not self._has_proved(hello, self._secret):
+                return
             self.check_other(hello)
         except HelloRefused as error:
             self.refuse(error)
             raise
+        reader.close()
         self._reader = FrameReader(self._chunks, frame_bytes_max=self._config.frame_bytes_max)
         self._payload_bytes_max = hello.frame_bytes_max - HEADER_BYTES
         self.other = hello
@@ -202,6 +216,30 @@ class Wire(Peer, asyncio.BufferedProtocol):
 
     def read_first(self, frame: memoryview) -> Hello:
         return decode_hello(frame)
+
+    def _has_proved(self, hello: Hello, secret: bytes) -> bool:
+        """True when both ends have proved the secret; False after a first greeting that is in
+        order, which this has answered. Raises HelloRefused."""
+        is_caller, first = self.side is Side.CALLER, self._first
+        if first is not None and msgspec.structs.replace(hello, proof=b"") != first:
+            raise HelloRefused(f"Node {hello.node_id} greets as another than at first.")
+        caller, answerer = (self._own, hello) if is_caller else (hello, self._own)
+        address = self._transport.get_extra_info("peername" if is_caller else "sockname")
+        port = int(address[1])
+        if is_caller == (first is None):  # an answerer proves first, a caller second
+            other = Side.ANSWERER if is_caller else Side.CALLER
+            check_proof(secret, other, caller=caller, answerer=answerer, port=port)
+        if first is not None:
+            return True
+        if len(hello.nonce) != NONCE_BYTES:
+            raise HelloRefused(
+                f"Node {hello.node_id} greets without a nonce; the workers of this server accept"
+                " only processes that prove their shared secret."
+            )
+        self._first = msgspec.structs.replace(hello, proof=b"")
+        proof = prove(secret, self.side, caller=caller, answerer=answerer, port=port)
+        self._transport.write(encode_hello(msgspec.structs.replace(self._own, proof=proof)))
+        return False
 
     def check_other(self, hello: Hello) -> None:
         """Raises HelloRefused, which the other side is then told."""

@@ -13,11 +13,12 @@ ids are the caller's; one that is under way may not be used again.
 
 A connection begins with one HELLO each way, the caller's first. It carries version 0 and its
 layout never changes: by it the two find the highest version both speak, which every later frame
-carries. Changing what follows: raise VERSION_MAX, keep reading the version before, and raise
-VERSION_MIN in the release after next, so that a cluster can be upgraded node by node. New calls,
-and new fields with defaults at the end of a payload, need no new version. What an older node would
-not understand at all is sent when the cluster's feature level says that there is none any more;
-which levels a node speaks is in its greeting.
+carries. Between processes that share a secret there are two HELLO each way, and the first pair
+proves the secret (``proof.py``). Changing what follows: raise VERSION_MAX, keep reading the version
+before, and raise VERSION_MIN in the release after next, so that a cluster can be upgraded node by
+node. New calls, and new fields with defaults at the end of a payload, need no new version. What an
+older node would not understand at all is sent when the cluster's feature level says that there is
+none any more; which levels a node speaks is in its greeting.
 
 Cutting a stream into frames is done by ``net/frames.py``, which never makes room for a length that
 is not allowed.
@@ -84,6 +85,8 @@ class Hello(msgspec.Struct, frozen=True):
     in_flight_max: int = 1_024  # requests it takes at once on this connection
     level_min: int = LEVEL_FIRST  # feature levels it speaks (``model/levels.py``)
     level_max: int = LEVEL_FIRST
+    nonce: bytes = b""  # of this connection; empty: this end has no secret to prove
+    proof: bytes = b""  # that this end knows the secret (``proof.py``)
 
 
 def pack_header(
