@@ -13,13 +13,13 @@ hold is bounded in ``cursor.group.settings``.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from penstock.broker.alarm import Alarm
-from penstock.broker.group_log import GroupLog
+from penstock.broker.group_log import GroupLog, RowUnreadable
 from penstock.broker.row_keeper import RowKeeper
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.decision import Answer, Decision
@@ -44,10 +44,11 @@ class Coordinator:
         open_log: Callable[[], Awaitable[GroupLog]],
         settings: GroupSettings,
         clock: Clock,
-        partition: int,
+        label: str,
         rewrite_bytes: int,
     ) -> None:
-        """``rewrite_bytes``: how much is appended before the log is rewritten."""
+        """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
+        before the log is rewritten."""
         self._settings = settings
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -55,7 +56,7 @@ class Coordinator:
             self,
             open_log=open_log,
             clock=clock,
-            label=f"groups of partition {partition}",
+            label=label,
             rewrite_bytes=rewrite_bytes,
         )
         self._groups = Groups(settings)  # what the keeper says is ready, or not
@@ -98,12 +99,20 @@ class Coordinator:
         """Why nothing is served, for the probes."""
         return self._keeper.trouble
 
+    @property
+    def unreadable(self) -> RowUnreadable | None:
+        """The row that keeps it out of service."""
+        return self._keeper.unreadable
+
+    def read_again(self) -> None:
+        self._keeper.read_again()
+
     # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
         self._groups = Groups(self._settings)
 
-    def replay(self, rows: Sequence[Row]) -> None:
+    def replay(self, rows: Iterable[Row]) -> None:
         now_ms = self._clock.mono_ms()
         for key, value in rows:
             self._groups.replay(key, value, now_ms=now_ms)

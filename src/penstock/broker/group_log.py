@@ -12,19 +12,35 @@ only for the last value of a key. A deletion that a crash undoes brings back row
 by their newest values. The one condition is that no row is appended between reading the old rows
 and the last of the new ones; whoever calls holds its appends back for that time, and reads most of
 the rows before (``Newest.read_up_to``).
+
+**Unreadable rows.** A row that the fold rejects stops the reading, because to pass over a row that
+belongs here would lose what it says. An operator may look at the row and skip it: the topic's entry
+in the catalog then names the row by its offset and digest, and every reader passes over it, the
+rewrite included.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
+
+import msgspec
 
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
 from penstock.model.limits import BATCH_BYTES_MAX, KIB
 from penstock.model.ports import Clock, Streams
 from penstock.model.topic import Topic
-from penstock.record.batch import encode_batch, parse_header, split_batches
+from penstock.record.batch import (
+    HEADER_BYTES,
+    BatchHeader,
+    encode_batch,
+    parse_header,
+    split_batches,
+)
 from penstock.record.compression import Codec
+from penstock.record.malformed import MalformedBatch
 from penstock.record.record import encode_record, iter_records
 
 ACKS_ALL = -1
@@ -41,6 +57,31 @@ class RowsTooLarge(PenstockError):
 
 class RowsMissing(PenstockError):
     """The log says that there are records and hands out none."""
+
+
+class RowUnreadable(PenstockError):
+    """A row that the fold rejects: the topic is damaged, was written by a newer version, or holds
+    what somebody else wrote. Nothing behind the row is read until an operator skips the row."""
+
+    def __init__(
+        self, topic: str, partition: int, offset: int, row: Row | None, reason: str
+    ) -> None:
+        """``row``: None if the bytes cannot be taken apart, so there is no single row to skip."""
+        super().__init__(f"{topic}/{partition}: the row at offset {offset} is unreadable: {reason}")
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.row = row
+        self.reason = reason
+
+
+class PlacedRow(NamedTuple):
+    offset: int
+    row: Row
+
+
+def digest_of(row: Row) -> str:
+    return hashlib.blake2b(msgspec.msgpack.encode(row), digest_size=16).hexdigest()
 
 
 def encode_rows(decisions: Sequence[Sequence[Row]], *, wall_ms: int) -> list[bytes]:
@@ -84,6 +125,11 @@ class GroupLog:
         self._streams = streams
         self._topic = topic
         self._clock = clock
+        self._skipped = {
+            skipped.offset: skipped.digest
+            for skipped in topic.skipped_rows
+            if skipped.partition == partition
+        }
 
     async def ends(self) -> tuple[int, int]:
         """Where it begins, and where what is committed ends. A leader that has just begun may not
@@ -102,8 +148,26 @@ class GroupLog:
         self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
-    async def read(self, start: int, end: int) -> AsyncIterator[tuple[Sequence[Row], int]]:
-        """All rows in [start, end), some at a time, with the size they have in the log."""
+    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> int:
+        """Hand all rows in [start, end) to a fold, which takes them one after another; returns the
+        bytes they have in the log. Raises RowUnreadable for the first row that the fold rejects."""
+        total_bytes = 0
+        async for placed, size in self.read(start, end):
+            total_bytes += size
+            rows = _Following(placed)
+            try:
+                replay(rows)
+            except Exception as error:
+                offset, row = rows.last
+                reason = str(error) if isinstance(error, ValueError) else repr(error)
+                raise RowUnreadable(
+                    self._topic.name, self.partition, offset, row, reason
+                ) from error
+        return total_bytes
+
+    async def read(self, start: int, end: int) -> AsyncIterator[tuple[Sequence[PlacedRow], int]]:
+        """All rows in [start, end) but those that are skipped, some at a time, with the size they
+        have in the log. Raises RowUnreadable for a batch that cannot be taken apart."""
         offset = start
         while offset < end:
             fetched = await self._streams.fetch(
@@ -113,22 +177,38 @@ class GroupLog:
                 bytes_max=READ_BYTES_MAX,
                 is_committed=False,
             )
-            rows: list[Row] = []
+            rows: list[PlacedRow] = []
             before = offset
             for batch in split_batches(fetched.buffers):
                 header = parse_header(batch)
                 if not header.is_control:
-                    rows.extend(
-                        Row(record.key or b"", record.value)
-                        for record in iter_records(batch)
-                        if before <= record.offset < end
-                    )
+                    found = self._rows_of(batch, header)
+                    rows.extend(placed for placed in found if before <= placed.offset < end)
                 offset = header.next_offset
             if offset <= before:
                 raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
             yield rows, sum(map(len, fetched.buffers))
             # A read from memory does not wait for anything, and others want their turn.
             await asyncio.sleep(0)
+
+    def _rows_of(self, batch: bytes, header: BatchHeader) -> Sequence[PlacedRow]:
+        try:
+            placed = [
+                PlacedRow(record.offset, Row(record.key or b"", record.value))
+                for record in iter_records(batch)
+            ]
+        except MalformedBatch as error:
+            # Rows of such a batch cannot be told apart: only a batch of one record is one row.
+            offset = header.base_offset
+            row = Row(b"", batch[HEADER_BYTES:]) if header.count == 1 else None
+            if row is not None and self._skipped.get(offset) == digest_of(row):
+                return ()
+            raise RowUnreadable(
+                self._topic.name, self.partition, offset, row, str(error)
+            ) from error
+        if not self._skipped:
+            return placed
+        return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
 
     async def append(self, decisions: Sequence[Sequence[Row]]) -> int:
         """Returns once all is committed: the bytes appended. When it raises, what stands in the log
@@ -157,6 +237,19 @@ def _settle_once(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+class _Following:
+    """Iterates over rows and remembers the last one that was taken."""
+
+    def __init__(self, placed: Sequence[PlacedRow]) -> None:
+        self._placed = placed
+        self.last: PlacedRow
+
+    def __iter__(self) -> Iterator[Row]:
+        for placed in self._placed:
+            self.last = placed
+            yield placed.row
+
+
 class Newest:
     """The newest value of each key, as far as it has read."""
 
@@ -168,7 +261,7 @@ class Newest:
         if self._read_to >= end:
             return
         async for rows, _ in log.read(self._read_to, end):
-            for key, value in rows:
+            for _, (key, value) in rows:
                 if value is None:
                     self.values.pop(key, None)
                 else:

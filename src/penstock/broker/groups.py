@@ -17,6 +17,7 @@ from functools import partial
 
 from penstock.broker.coordinator import Coordinator
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.group_log import RowUnreadable
 from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic_state import (
@@ -122,6 +123,7 @@ class GroupHost:
             self._catalog_changed(None, found)
         self._catalog.on_change(self._catalog_changed)
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
+        self._internal.on_skipped(self._read_again)
         if self._led is None:
             await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
         else:
@@ -157,14 +159,25 @@ class GroupHost:
             await coordinator.stop()
 
     def troubles(self) -> Sequence[str]:
-        return [c.trouble for c in self._coordinators if c.trouble is not None]
+        """Why coordinators are out of service, without those that an unreadable row stops."""
+        return [
+            c.trouble for c in self._coordinators if c.trouble is not None and c.unreadable is None
+        ]
+
+    def unreadable_rows(self) -> Sequence[RowUnreadable]:
+        """Those that keep coordinators out of service until an operator skips them."""
+        return [c.unreadable for c in self._coordinators if c.unreadable is not None]
+
+    def _read_again(self) -> None:
+        for coordinator in self._coordinators:
+            coordinator.read_again()
 
     def _coordinator(self, partition: int) -> Coordinator:
         return Coordinator(
             open_log=partial(self._internal.open_log, partition),
             settings=self._settings,
             clock=self._clock,
-            partition=partition,
+            label=f"{TOPIC_NAME}/{partition}",
             rewrite_bytes=self._rewrite_bytes,
         )
 

@@ -49,6 +49,19 @@ class InternalTopic:
     async def open_log(self, partition: int) -> GroupLog:
         return GroupLog(self._streams, await self.find_or_make(), partition, self._clock)
 
+    def on_skipped(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever an operator has changed which rows are skipped."""
+
+        def changed(before: Topic | None, after: Topic | None) -> None:
+            if before is None or after is None:
+                return
+            place = (after.account, after.region), after.name
+            is_ours = place == (self._namespace, self._name)
+            if is_ours and before.skipped_rows != after.skipped_rows:
+                listener()
+
+        self._catalog.on_change(changed)
+
     def _find(self) -> Topic | None:
         return self._catalog.find(*self._namespace, self._name)
 

@@ -17,11 +17,17 @@ bounded by the requests under way, each of which has decided once.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from penstock.broker.alarm import Alarm
-from penstock.broker.group_log import BATCH_ROWS_BYTES_MAX, GroupLog, Newest, portions
+from penstock.broker.group_log import (
+    BATCH_ROWS_BYTES_MAX,
+    GroupLog,
+    Newest,
+    RowUnreadable,
+    portions,
+)
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
 from penstock.model.ports import Clock
@@ -42,8 +48,9 @@ class Fold(Protocol):
         """Forget everything: reading begins, or begins again."""
         ...
 
-    def replay(self, rows: Sequence[Row]) -> None:
-        """Some rows, in the order of the log. Raises ValueError for one that is not ours."""
+    def replay(self, rows: Iterable[Row]) -> None:
+        """Some rows, in the order of the log, each taken over before the next one is asked for.
+        Raises ValueError for one that is not ours."""
         ...
 
     def loaded(self) -> None:
@@ -83,6 +90,8 @@ class RowKeeper:
         """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
         before the log is rewritten."""
         self.trouble: str | None = None  # why nothing is served, for the probes
+        # The same as a row, where one that cannot be read is why: only an operator can help.
+        self.unreadable: RowUnreadable | None = None
         self._fold = fold
         self._open_log = open_log
         self._clock = clock
@@ -146,12 +155,17 @@ class RowKeeper:
         if self._loader is not None:
             self._loader.cancel()
         self.lose("another node leads")
-        self.trouble = None
+        self.trouble = self.unreadable = None
         self._turned()
 
     def take_over(self) -> None:
         """This node leads the log: read what the others have left."""
         self.is_standing_by = False
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Read the log without waiting for the next attempt, if it could not be read before: an
+        operator has changed which rows are skipped."""
         self._reload_ms = 0
         self._want_load()
 
@@ -334,14 +348,14 @@ class RowKeeper:
             self._log_bytes = await self._read(log)
             self._live_bytes = 0
             self._log = log
-            self.trouble = None
+            self.trouble = self.unreadable = None
             self._fold.loaded()
             self._turned()
         except (PenstockError, ValueError) as error:  # MalformedBatch is one of the latter
-            self._not_loaded(str(error))
+            self._not_loaded(error, str(error))
         except Exception as error:
             log_.exception("reading rows failed")
-            self._not_loaded(type(error).__name__)
+            self._not_loaded(error, type(error).__name__)
         else:
             if self._log is log:
                 self._maybe_rewrite(log)
@@ -357,17 +371,20 @@ class RowKeeper:
         start, end = await log.ends()
         self.epoch = log.epoch
         self._fold.reset()
-        total_bytes = 0
-        async for rows, size in log.read(start, end):
-            total_bytes += size
-            self._fold.replay(rows)
-        return total_bytes
+        return await log.replay(start, end, self._fold.replay)
 
-    def _not_loaded(self, reason: str) -> None:
+    def _not_loaded(self, error: Exception, reason: str) -> None:
         self._log = None
         self._next = _Append()
-        self.trouble = f"{self._label}: reading failed: {reason}"
-        log_.error("rows are out of service", extra={"of": self._label, "reason": reason})
+        before, self.trouble = self.trouble, f"{self._label}: reading failed: {reason}"
+        self.unreadable = error if isinstance(error, RowUnreadable) else None
+        if self.trouble == before:
+            return  # said already; every further attempt ends like this
+        where: dict[str, object] = {"of": self._label, "reason": reason}
+        if self.unreadable is not None:
+            row = self.unreadable
+            where |= {"topic": row.topic, "partition": row.partition, "offset": row.offset}
+        log_.error("coordinator out of service", extra=where)
 
 
 def _settle(future: asyncio.Future[bool], is_committed: bool) -> None:

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from penstock.broker.alarm import Alarm
-from penstock.broker.group_log import GroupLog
+from penstock.broker.group_log import GroupLog, RowUnreadable
 from penstock.broker.row_keeper import RowKeeper
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.rows import Row
@@ -57,7 +57,7 @@ class TransactionCoordinator:
         tell: Callable[[Marker], Awaitable[None]],
         next_producer_id: Callable[[], Awaitable[int]],
         clock: Clock,
-        partition: int,
+        label: str,
         rewrite_bytes: int,
     ) -> None:
         """``tell`` returns when a marker is where it belongs, or its partition is no more; what it
@@ -70,7 +70,7 @@ class TransactionCoordinator:
             self,
             open_log=open_log,
             clock=clock,
-            label=f"transactions {partition}",
+            label=label,
             rewrite_bytes=rewrite_bytes,
         )
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
@@ -111,13 +111,20 @@ class TransactionCoordinator:
     def trouble(self) -> str | None:
         return self._keeper.trouble
 
+    @property
+    def unreadable(self) -> RowUnreadable | None:
+        return self._keeper.unreadable
+
+    def read_again(self) -> None:
+        self._keeper.read_again()
+
     # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
         # Markers of an earlier coordinator that come late are refused by their partitions.
         self._txns = Transactions(coordinator_epoch=max(COORDINATOR_EPOCH, self._keeper.epoch))
 
-    def replay(self, rows: Sequence[Row]) -> None:
+    def replay(self, rows: Iterable[Row]) -> None:
         for key, value in rows:
             self._txns.replay(key, value)
 

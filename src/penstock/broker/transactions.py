@@ -20,6 +20,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.group_log import RowUnreadable
 from penstock.broker.groups import TOPIC_NAME as GROUPS
 from penstock.broker.groups import GroupHost
 from penstock.broker.hold import Hold
@@ -100,6 +101,7 @@ class TransactionHost:
         completed then. What cannot be read is in ``troubles`` and answers so."""
         topic = await self._internal.find_or_make()
         self._coordinators = [self._coordinator(p) for p in range(topic.partition_count)]
+        self._internal.on_skipped(self._read_again)
         if self._led is None:
             await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
         else:
@@ -124,7 +126,18 @@ class TransactionHost:
             coordinator.take_over() if is_led else coordinator.stand_by()
 
     def troubles(self) -> Sequence[str]:
-        return [c.trouble for c in self._coordinators if c.trouble is not None]
+        """Why coordinators are out of service, without those that an unreadable row stops."""
+        return [
+            c.trouble for c in self._coordinators if c.trouble is not None and c.unreadable is None
+        ]
+
+    def unreadable_rows(self) -> Sequence[RowUnreadable]:
+        """Those that keep coordinators out of service until an operator skips them."""
+        return [c.unreadable for c in self._coordinators if c.unreadable is not None]
+
+    def _read_again(self) -> None:
+        for coordinator in self._coordinators:
+            coordinator.read_again()
 
     def _coordinator(self, partition: int) -> TransactionCoordinator:
         return TransactionCoordinator(
@@ -132,7 +145,7 @@ class TransactionHost:
             tell=self._tell,
             next_producer_id=self._next_producer_id,
             clock=self._clock,
-            partition=partition,
+            label=f"{TOPIC_NAME}/{partition}",
             rewrite_bytes=self._rewrite_bytes,
         )
 

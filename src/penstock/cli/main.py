@@ -73,6 +73,11 @@ _ENTRIES = {
     "storage": Entry(
         "penstock.cli.storage:storage", "Inspect and verify a data folder, offline.", _LOOK
     ),
+    "coordinator": Entry(
+        "penstock.cli.coordinator:coordinator",
+        "Logs of coordinators: show an unreadable row, and skip it.",
+        _LOOK,
+    ),
     "backup": Entry(
         "penstock.cli.backup:backup", "Copy everything, verify copies, restore from one.", _LOOK
     ),

@@ -40,6 +40,8 @@ TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
 TAILS_BYTES_MAX = 64 * MIB  # and for all partitions of a node together
 BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
+# Rows of one coordinator topic that operators have skipped, one by one: 100 KB in the catalog.
+SKIPPED_ROWS_MAX = 1_000
 DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written
 
 # ── Connections ──────────────────────────────────────────────────────────────────────────────

@@ -51,6 +51,14 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     throughput_limit: str = "perQueue"
 
 
+class SkippedRow(msgspec.Struct, frozen=True):
+    """A row of a coordinator's topic that an operator has told its readers to skip."""
+
+    partition: int
+    offset: int
+    digest: str  # of the row, so that another row at this offset is not skipped
+
+
 class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     topic_id: str  # a re-created topic is another one
     account: str
@@ -69,6 +77,7 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
     configs: dict[str, str] = {}  # stream settings that differ from their defaults, as Kafka names
     source_id: str | None = None  # a share: a lease cursor over that topic, without records here
     deleted_at_ms: int | None = None  # set on a tombstone, which only guards the name for a minute
+    skipped_rows: tuple[SkippedRow, ...] = ()  # of the topics that coordinators keep their rows in
 
     @property
     def is_fifo(self) -> bool:

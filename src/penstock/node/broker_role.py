@@ -154,6 +154,18 @@ class BrokerRole:
             found["disk"] = "the disk is full: messages are refused, receiving goes on"
         return found
 
+    def unreadable_rows(self) -> dict[str, str]:
+        """Why coordinators are out of service until an operator skips a row, by coordinator."""
+        found = (*self.groups.unreadable_rows(), *self.transactions.unreadable_rows())
+        return {
+            f"coordinator {row.topic}/{row.partition}": (
+                f"out of service: {row}; look at it with 'penstock coordinator show {row.topic}"
+                f" {row.partition}' and skip it with 'penstock coordinator skip {row.topic}"
+                f" {row.partition} {row.offset}'"
+            )
+            for row in found
+        }
+
 
 def _surroundings(
     basis: Basis, metadata: MetadataLink, pool: Executor, disk: DiskBudget, *, is_clustered: bool

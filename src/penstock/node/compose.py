@@ -23,6 +23,7 @@ from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Config
+from penstock.node.coordinator_admin import CoordinatorAdmin
 from penstock.node.exposure import check_internal, is_auth_on, reachable
 from penstock.node.facts import Facts
 from penstock.node.farewell import say_farewell
@@ -136,6 +137,12 @@ class Node:
             is_auth_on=self.is_auth_on,
             cluster=cluster,
             backup=self._make_backup(metadata, cluster),
+            coordinators=CoordinatorAdmin(
+                metadata.topics,
+                self._calls.anywhere,
+                clock=basis.clock,
+                namespace=(basis.config.node.account, basis.config.node.region),
+            ),
         )
         # The admin address opens first: a long recovery can be watched on it.
         await self._listeners.start_admin()

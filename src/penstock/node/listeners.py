@@ -6,6 +6,7 @@ from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.backup_port import BackupPort
+from penstock.frontend.admin.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
@@ -47,9 +48,11 @@ class Listeners:
         is_auth_on: bool,
         cluster: ClusterRole | None = None,
         backup: BackupPort | None = None,
+        coordinators: CoordinatorPort | None = None,
     ) -> None:
         self._cluster = cluster
         self._backup = backup
+        self._coordinators = coordinators
         self._basis = basis
         self._vault = vault
         self._calls = calls
@@ -83,6 +86,7 @@ class Listeners:
             callees=calls.callees,
             cluster=None if self._cluster is None else self._cluster.admin,
             backup=self._backup,
+            coordinators=self._coordinators,
             everything=calls.catalog,
             is_auth_on=self._is_auth_on,
             is_audited=basis.config.audit.enabled,

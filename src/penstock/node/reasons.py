@@ -2,7 +2,7 @@
 longer wrong is taken back."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from penstock.frontend.admin.health import Health
 from penstock.telemetry.metrics import Meter
@@ -15,13 +15,13 @@ class Reasons:
         self._health = health
         self._shown: set[str] = set()
 
-    def show(self, found: Mapping[str, str]) -> None:
-        """All there is now, by what it is about. None of it keeps requests away: a node with one
-        trouble still serves the rest."""
+    def show(self, found: Mapping[str, str], *, blocking: Container[str] = ()) -> None:
+        """All there is now, by what it is about. Only those that are ``blocking`` keep requests
+        away: a node with any other trouble still serves the rest."""
         for name in self._shown - found.keys():
             self._health.resolve(name)
         for name, text in found.items():
-            self._health.report(name, text, is_blocking=False)
+            self._health.report(name, text, is_blocking=name in blocking)
         self._shown = set(found)
 
 

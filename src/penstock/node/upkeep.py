@@ -88,7 +88,8 @@ class Upkeep:
             if trouble is not None:
                 found[name] = trouble
         found.update(self._facts.troubles())
-        self._reasons.show(found)
+        unreadable = self._role.unreadable_rows()
+        self._reasons.show({**found, **unreadable}, blocking=unreadable)
 
     def levels(self, http: Listener) -> Iterable[tuple[Family, Sample]]:
         """For the meter."""

@@ -331,7 +331,7 @@ async def test_a_row_of_another_program_puts_only_its_partition_out_of_service(
         assert await stage.committed(ours) is UNAVAILABLE
         assert await stage.commit(ours, 2) is UNAVAILABLE
         assert await stage.commit(other, 3) is Code.NONE
-        assert len(stage.host.troubles()) == 1
+        assert len(stage.host.unreadable_rows()) == 1
         code, _ = await stage.host.list_groups(states=(), kinds=())
         assert code is UNAVAILABLE
 

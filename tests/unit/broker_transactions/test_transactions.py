@@ -14,6 +14,7 @@ from penstock.broker.transactions import TOPIC_NAME
 from penstock.cursor.group.codes import Code
 from penstock.model.errors import DiskFull, Overloaded
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
+from penstock.node.coordinator_admin import CoordinatorAdmin
 from penstock.wire.kafka.faults import ErrorCode
 
 DAY_MS = 24 * 3_600_000
@@ -492,8 +493,25 @@ async def test_a_log_that_cannot_be_read_is_out_of_service_and_says_so(tmp_path:
             await rig.stage.broker.append_batches(log, partition, [foreign()], acks=-1)
     async with transacting(tmp_path, clock) as rig:
         assert await client.on(rig).init() == ErrorCode.COORDINATOR_NOT_AVAILABLE
-        assert len(rig.host.troubles()) == log.partition_count
+        rows = rig.host.unreadable_rows()
+        assert [row.partition for row in rows] == list(range(log.partition_count))
         assert (await rig.host.all_ids())[0] is Code.COORDINATOR_NOT_AVAILABLE
+        operator = CoordinatorAdmin(
+            rig.stage.catalog,
+            rig.stage.broker,
+            clock=clock,
+            namespace=(ACCOUNT_DEFAULT, REGION_DEFAULT),
+        )
+        for row in rows:
+            await operator.skip(TOPIC_NAME, row.partition, row.offset)
+        async with asyncio.timeout(5):
+            while rig.host.unreadable_rows():
+                await asyncio.sleep(0)
+        code, found = await rig.host.all_ids()
+        assert (code, list(found)) == (Code.NONE, [client.id])
+        epoch = client.epoch
+        assert await client.init() == 0
+        assert client.epoch == epoch + 1, "the row from before is known"
 
 
 def foreign() -> bytes:

@@ -20,6 +20,7 @@ from penstock.frontend.admin import audited
 from penstock.frontend.admin.audited import Noted, Subject
 from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.cluster_port import ClusterPort
+from penstock.frontend.admin.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.admin.login import Credentials, Gate, Unauthenticated
@@ -69,6 +70,7 @@ class AdminApi:
         callees: Callees | None = None,
         cluster: ClusterPort | None = None,
         backup: BackupPort | None = None,
+        coordinators: CoordinatorPort | None = None,
         is_auth_on: bool = False,
         is_audited: bool = False,
         sleep: Sleep = asyncio.sleep,
@@ -92,6 +94,7 @@ class AdminApi:
             callees=callees,
             cluster=cluster,
             backup=backup,
+            coordinators=coordinators,
         )
         self._gate = Gate(
             token=token, identities=identities, account=info.account, is_required=is_auth_on

@@ -1,5 +1,6 @@
 """Which calls of the admin API the audit trail is about, and what it says of them: log-ins, and
-whatever changes tenants, limits, users, passwords, keys, policies, data keys or the cluster.
+whatever changes tenants, limits, users, passwords, keys, policies, data keys, the cluster or the
+rows of coordinators.
 Secrets never get here: of a log-in the key's id is noted, of a password that there was one, of a
 new key its id. Of what was not done only names are noted that exist, for people type passwords into
 the wrong field.
@@ -28,6 +29,7 @@ POLICY: Final = "policy"
 QUEUE: Final = "queue"
 NODE: Final = "node"
 CLUSTER: Final = "cluster"
+COORDINATOR: Final = "coordinator"
 
 
 class Noted(NamedTuple):
@@ -59,6 +61,12 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
         others = "level" if named == "upgrade" else "partitions"
         known = f"node/{int(number[:10])}" if number.isdecimal() else others
         return Subject(context.info.account, known, known, params)
+    if (
+        noted.kind == COORDINATOR
+    ):  # a partition of a topic of the node's own, and the row in the body
+        account, name = context.info.account, f"{named}/{call.path[4]}"
+        is_known = context.everything.find(account, context.info.region, named) is not None
+        return Subject(account, name, name if is_known else "", params)
     if noted.kind == TENANT:
         account = account_named(context, named or str(body.get("account", ""))) or ""
         tenant = None if identities is None else identities.tenant(account)

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.frontend.admin.backup_port import BackupPort
 from penstock.frontend.admin.cluster_port import ClusterPort
+from penstock.frontend.admin.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.callees import Callees
@@ -71,6 +72,7 @@ class Context(msgspec.Struct, frozen=True):
     callees: Callees | None = None
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
+    coordinators: CoordinatorPort | None = None
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from penstock.frontend.admin import (
     backup,
     cluster,
+    coordinators,
     data_key,
     keys,
     metrics,
@@ -25,6 +26,7 @@ from penstock.frontend.admin import (
 )
 from penstock.frontend.admin.audited import (
     CLUSTER,
+    COORDINATOR,
     KEY,
     LOG_IN,
     NODE,
@@ -107,6 +109,19 @@ _BACKUPS = (
 )
 
 
+# A row may hold what any tenant has committed, and skipping one changes what all of them see.
+_COORDINATORS = (
+    Route("GET", (*_API, "coordinators", ANY, ANY), coordinators.show, OPERATOR),
+    Route(
+        "POST",
+        (*_API, "coordinators", ANY, ANY, "skip"),
+        coordinators.skip,
+        OPERATOR,
+        Noted("admin:SkipRow", COORDINATOR),
+    ),
+)
+
+
 def routes(log_in: Resource) -> Sequence[Route]:
     """Of one node: the tail of messages counts those who wait on it."""
     return (
@@ -124,6 +139,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", (*_API, "cluster", "safety"), cluster.safety, OPERATOR),
         *_CLUSTER_CHANGES,
         *_BACKUPS,
+        *_COORDINATORS,
         Route("GET", _QUEUES, queues.many, "sqs:ListQueues"),
         Route("GET", (*_QUEUES, ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_QUEUES, ANY, "messages"), Messages(), RECEIVE),

@@ -1,0 +1,92 @@
+"""``penstock coordinator``: the logs that coordinators of consumer groups and transactions keep.
+
+A coordinator that cannot read a row of its log is out of service. Skipping that row is an
+operator's decision: what the row says is lost.
+"""
+
+from urllib.parse import quote
+
+import click
+
+from penstock.cli.client import Json
+from penstock.cli.output import Column, Row
+from penstock.cli.session import Noun, Session, pass_session
+
+_OFFSET_MAX = 2**63 - 1
+_LOG_COLUMNS = (
+    Column("topic", "topic"),
+    Column("partition", "partition", form=str),
+    Column("start_offset", "first offset", form=str),
+    Column("end_offset", "end offset", form=str),
+    Column("skipped_offsets", "skipped offsets"),
+    Column("state", "state"),
+)
+_ROW_COLUMNS = (
+    Column("offset", "offset", form=str),
+    Column("reason", "unreadable because", form=lambda reason: reason or "-"),
+    Column("key_bytes", "key bytes", form=str),
+    Column("key", "key, in hex"),
+    Column("value_bytes", "value bytes", form=str),
+    Column("value", "value, in hex", form=lambda value: "-" if value is None else value),
+    Column("digest", "digest"),
+)
+
+
+@click.group(cls=Noun)
+def coordinator() -> None:
+    """Logs of coordinators (__groups, __transactions): show an unreadable row, and skip it."""
+
+
+@coordinator.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0, _OFFSET_MAX), required=False)
+@pass_session
+def show(session: Session, topic: str, partition: int, offset: int | None) -> None:
+    """Show the first unreadable row of a partition, or the row at OFFSET."""
+    found = session.admin.get(
+        _path(topic, partition), {"offset": offset}, what=f"cannot read {topic}/{partition}"
+    )
+    _print(session, found, found["unreadable"] if offset is None else found["row"])
+
+
+@coordinator.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0, _OFFSET_MAX))
+@pass_session
+def skip(session: Session, topic: str, partition: int, offset: int) -> None:
+    """Skip the unreadable row at OFFSET, for good.
+
+    What the row says is lost; all other rows stay. The coordinator serves again at once, unless a
+    later row is unreadable too.
+    """
+    found = session.admin.call(
+        "POST",
+        f"{_path(topic, partition)}/skip",
+        body={"offset": offset},
+        what=f"cannot skip the row at offset {offset} of {topic}/{partition}",
+    )
+    _print(session, found, found["unreadable"])
+
+
+def _path(topic: str, partition: int) -> str:
+    return f"coordinators/{quote(topic, safe='')}/{partition}"
+
+
+def _print(session: Session, found: Json, row: Row | None) -> None:
+    if not session.out.is_table:
+        session.out.one(found, name="topic")
+        return
+    blocking = found["unreadable"]
+    shown = {
+        **found,
+        "state": "all rows are readable"
+        if blocking is None
+        else f"out of service: the row at offset {blocking['offset']} is unreadable",
+        "skipped_offsets": ", ".join(str(one["offset"]) for one in found["skipped"]) or "-",
+    }
+    session.out.one(shown, columns=_LOG_COLUMNS)
+    if row is not None:
+        session.out.line("")
+        session.out.one(row, columns=_ROW_COLUMNS)
