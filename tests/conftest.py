@@ -1,10 +1,19 @@
-"""How properties are tried: with the same examples every time, so that a failure tells of the
-change that was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones."""
+"""Settings of a test run: signals, the spread of files over workers, examples of properties.
+
+Properties are tried with the same examples every time, so that a failure tells of the change that
+was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones.
+"""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+
+# A shell starts background commands with SIGINT ignored (`nohup make test &`), and every process
+# below inherits that. Tests send SIGINT to servers and commands, so the default is restored here,
+# before the first of them starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # They judge how examples come about, by the clock or by chance, and not whether a property holds.
 UNJUDGED = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
