@@ -25,6 +25,7 @@ class DiskBudget:
         self._left_bytes = 0
         self._next_check_ms = 0
         self.free_bytes = 0
+        self.size_bytes = 0
         self._measure()
 
     def admits(self, append_bytes: int) -> bool:
@@ -43,6 +44,7 @@ class DiskBudget:
     def _measure(self) -> None:
         state = os.statvfs(self._folder)
         self.free_bytes = state.f_bavail * state.f_frsize
-        reserve = min(self._reserve_bytes_max, int(state.f_blocks * state.f_frsize * RESERVE_SHARE))
+        self.size_bytes = state.f_blocks * state.f_frsize
+        reserve = min(self._reserve_bytes_max, int(self.size_bytes * RESERVE_SHARE))
         self._left_bytes = self.free_bytes - reserve
         self._next_check_ms = self._clock.mono_ms() + CHECK_INTERVAL_MS

@@ -1,6 +1,7 @@
 """``penstock quota``: how fast a tenant may ask, and how much it may have.
 
-Zero stands for "no limit" everywhere. What is not named in ``set`` stays as it is.
+Zero stands for "no limit" everywhere, ``default`` for the default of this version. What is not
+named in ``set`` stays as it is.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,15 +34,33 @@ _RATES = (
 )
 _QUOTAS: Mapping[str, tuple[str, str]] = {
     "queues_max": ("--queues-max", "queues and topics"),
+    "partitions_max": ("--partitions-max", "partitions of all queues and topics"),
     "stored_bytes_max": ("--stored-bytes-max", "bytes on disk"),
     "connections_max": ("--connections-max", "connections open at once"),
     "waits_max": ("--waits-max", "long polls waiting at once"),
 }
+_DEFAULT = "default"
+
+
+class _OrDefault(click.ParamType[Any]):
+    """A quantity, or the word ``default``."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.name = f"{kind.name}|{_DEFAULT}"
+        self._kind = kind
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        return value if value == _DEFAULT else self._kind.convert(value, param, ctx)
 
 
 @click.group(cls=Noun)
 def quota() -> None:
-    """Show and set how much and how fast a tenant may."""
+    """Show and set how much a tenant may have and how fast it may ask.
+
+    Every tenant except the node's own has default quotas. A quota that is set replaces the default,
+    and the largest share of one tenant of what the node has for all tenants."""
 
 
 def _path(name: str) -> str:
@@ -58,28 +77,44 @@ def _print(session: Session, found: Json) -> None:
         return
     item: dict[str, Any] = {"tenant": f"{found['name']} ({found['account']})"}
     for each in _RATES:
-        item[each.flag[2:]] = _rate(found["limits"][each.field])
+        is_default = each.field in found["defaults"]
+        item[each.flag[2:]] = _rate(found["limits"][each.field], is_default=is_default)
     for action, rate in sorted(found["limits"]["operations"].items()):
         item[action] = _rate(rate)
     for field, (flag, _) in _QUOTAS.items():
-        value = found["quotas"][field]
-        shown = size(value) if field == "stored_bytes_max" else _number(value)
-        item[flag[2:]] = shown if value else "no limit"
+        item[flag[2:]] = _quota(found, field)
     session.out.one(item, columns=[Column(key, key) for key in item])
 
 
-def _rate(rate: Mapping[str, float]) -> str:
+def _quota(found: Json, field: str) -> str:
+    """Used, quota and share: ``12 of 500 (default), share 10,000``."""
+    form = size if "bytes" in field else _number
+    quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
+    is_default = field in found["defaults"]
+    text = form(quota) if quota else "no limit"
+    if used is not None:
+        text = f"{form(used)} of {text}" if quota else f"{form(used)}, {text}"
+    if quota and is_default:
+        text += f" ({_DEFAULT})"
+        text += "" if share is None else f", share {form(share)}"
+    return text
+
+
+def _rate(rate: Mapping[str, float], *, is_default: bool = False) -> str:
     if not rate["per_s"]:
         return "no limit"
     burst = f", {_number(rate['burst'])} at once" if rate["burst"] else ""
-    return f"{_number(rate['per_s'])}{burst}"
+    return f"{_number(rate['per_s'])}{burst}{f' ({_DEFAULT})' if is_default else ''}"
 
 
 @quota.command()
 @click.argument("name", metavar="TENANT")
 @pass_session
 def show(session: Session, name: str) -> None:
-    """Show the limits and quotas of a tenant."""
+    """Show the limits and quotas of a tenant: used, quota and largest share.
+
+    Connections, long polls, groups, offsets and transactional ids are counted by node: the numbers
+    are those of the node that answers."""
     _print(session, session.admin.get(_path(name), what=f"cannot show the quotas of '{name}'"))
 
 
@@ -87,10 +122,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     rate = click.FloatRange(min=0)
     for field, (flag, text) in reversed(list(_QUOTAS.items())):
         kind: Any = bytes_of(0, _COUNT_MAX) if "bytes" in field else click.IntRange(0, _COUNT_MAX)
-        command = click.option(flag, field, type=kind, help=f"{text}; 0: no limit")(command)
+        help_text = f"{text}; 0: no limit"
+        command = click.option(flag, field, type=_OrDefault(kind), help=help_text)(command)
     for each in reversed(_RATES):
         is_bytes = each.field == "tenant_bytes"
         kind = bytes_of(0, _COUNT_MAX) if is_bytes else rate
+        if each.field == "tenant_requests":
+            kind = _OrDefault(kind)
         command = click.option(each.burst_flag, f"{each.field}_burst", type=kind, help="at once")(
             command
         )
@@ -127,10 +165,14 @@ def set_quotas(session: Session, name: str, operations: tuple[str, ...], **flags
             per_s = known[each.field]["per_s"]
             if not per_s:
                 raise click.UsageError(f"{each.burst_flag} needs {each.flag}: there is none yet.")
-        limits[each.field] = {"per_s": per_s, "burst": burst or 0}
+        if per_s == _DEFAULT:
+            limits[each.field] = None
+        else:
+            limits[each.field] = {"per_s": per_s, "burst": burst or 0}
     if operations:
         limits["operations"] = dict(_operation(text) for text in operations)
-    quotas = {field: flags[field] for field in _QUOTAS if flags[field] is not None}
+    given = {field: flags[field] for field in _QUOTAS if flags[field] is not None}
+    quotas = {field: None if value == _DEFAULT else value for field, value in given.items()}
     if not (limits or quotas):
         raise click.UsageError("Nothing to set: name at least one limit.")
     body = {"limits": limits, "quotas": quotas}

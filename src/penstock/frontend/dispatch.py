@@ -12,6 +12,7 @@ to store a message or to park passes here. The hot calls are written out, becaus
 coroutine more would cost as much as all of it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from penstock.frontend.bulkhead import Bulkhead
 from penstock.frontend.callees import Callees
@@ -158,15 +159,24 @@ class DispatchedCatalog:
         self.on_change = catalog.on_change
 
     async def create(self, topic: Topic) -> Topic:
-        with self._quotas.one_more_topic(topic.account):
+        with self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count):
             return await self._metadata.call(lambda: self._catalog.create(topic))
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        return await self._metadata.call(
-            lambda: self._catalog.change(account, region, name, change)
-        )
+        with ExitStack() as room:
+
+            def checked(before: Topic) -> Topic:
+                after = change(before)
+                room.pop_all().close()  # of the try before, if another node was faster
+                added = max(0, after.partition_count - before.partition_count)
+                room.enter_context(self._quotas.adding(account, partitions=added))
+                return after
+
+            return await self._metadata.call(
+                lambda: self._catalog.change(account, region, name, checked)
+            )
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
         return await self._metadata.call(

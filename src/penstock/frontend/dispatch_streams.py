@@ -168,7 +168,7 @@ class DispatchedShares:
         known = self._shares.find_share(source, group)
         if known is not None:
             return known
-        with self._quotas.one_more_topic(source.account):
+        with self._quotas.adding(source.account, topics=1):
             return await self._callees.metadata.call(
                 lambda: self._shares.open_share(
                     source,

@@ -101,7 +101,7 @@ class Frontend:
             shares=shares,
             identities=identities or Nobody(),
             sealing=sealing,
-            throttler=throttler or Throttler(),
+            throttler=throttler or Throttler(own_account=config.account),
             quotas=quotas,
         )
         self._meter = meter

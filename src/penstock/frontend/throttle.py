@@ -12,9 +12,13 @@ going it again whether it still leads on."""
 from collections.abc import Hashable, Mapping
 from typing import Final, NamedTuple
 
+import msgspec
+
 from penstock.frontend.leaky_bucket import LeakyBucket
 from penstock.model.errors import Throttled
 from penstock.model.identity import Caller, Limits, Rate, Tenant
+from penstock.model.names import ACCOUNT_DEFAULT
+from penstock.model.quotas import requests_of
 
 BUCKETS_MAX: Final = 100_000  # beyond it those that are empty go: they are as good as new
 WAYS_MAX: Final = 20_000  # about 400 bytes each; beyond it all are worked out anew
@@ -43,7 +47,9 @@ class Way(NamedTuple):
 
 
 class Throttler:
-    def __init__(self) -> None:
+    def __init__(self, *, own_account: str = ACCOUNT_DEFAULT) -> None:
+        """``own_account``: of the node's own tenant, which has no limit by default."""
+        self._own_account = own_account
         self._share = 1.0  # of every limit
         self._serial = 0  # raised when buckets go
         self._buckets: dict[Hashable, LeakyBucket] = {}
@@ -108,7 +114,10 @@ class Throttler:
         if seen is None or seen[0] is not limits:
             if len(self._seen) >= WAYS_MAX:
                 self._seen.clear()
-            seen = self._seen[tenant.account] = (limits, limits == _NO_LIMITS)
+            requests = requests_of(tenant, own_account=self._own_account)
+            rest = msgspec.structs.replace(limits, tenant_requests=None)
+            is_free = rest == _NO_LIMITS and not requests.per_s
+            seen = self._seen[tenant.account] = (limits, is_free)
         return seen[1]
 
     def charge(
@@ -166,7 +175,11 @@ class Throttler:
     ) -> Way:
         limits, account = tenant.limits, tenant.account
         wanted: list[tuple[str, Hashable, Rate | None]] = [
-            ("tenant", ("tenant", account), limits.tenant_requests),
+            (
+                "tenant",
+                ("tenant", account),
+                requests_of(tenant, own_account=self._own_account),
+            ),
             ("user", ("user", account, caller.user), limits.user_requests),
             ("operation", ("operation", account, action), limits.operations.get(action)),
         ]

@@ -28,7 +28,7 @@ def throttle(context: Context, call: Call) -> None:
     tenant = context.identities.tenant(call.caller.account) if kept is None else kept.tenant
     if tenant is None:
         return
-    if tenant.quotas.connections_max and context.quotas is not None:
+    if context.quotas is not None and context.quotas.counts_connections(tenant):
         connection = call.request.connection
         if connection is not None:
             context.quotas.claim(connection, tenant)

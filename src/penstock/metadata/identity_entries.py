@@ -125,7 +125,7 @@ def check_tenant(tenant: Tenant) -> None:
         )
     _check_limits(tenant.limits)
     for field in msgspec.structs.fields(tenant.quotas):
-        if getattr(tenant.quotas, field.name) < 0:
+        if (getattr(tenant.quotas, field.name) or 0) < 0:
             raise InvalidRequest(f"{field.name} is zero, which is no limit, or more.")
 
 
@@ -136,7 +136,7 @@ def _check_limits(limits: Limits) -> None:
         if _ACTION.match(action) is None:
             raise InvalidRequest(f"{action!r} is no action such as sqs:SendMessage.")
     named: dict[str, Rate] = {
-        "tenant_requests": limits.tenant_requests,
+        "tenant_requests": limits.tenant_requests or Rate(),
         "tenant_bytes": limits.tenant_bytes,
         "user_requests": limits.user_requests,
         "queue_requests": limits.queue_requests,

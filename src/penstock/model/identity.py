@@ -25,7 +25,7 @@ class Rate(msgspec.Struct, frozen=True):
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     """How fast. Requests cost one each; bytes are those of messages going in and out."""
 
-    tenant_requests: Rate = Rate()
+    tenant_requests: Rate | None = None  # None: not set, the default applies
     tenant_bytes: Rate = Rate()
     user_requests: Rate = Rate()
     queue_requests: Rate = Rate()
@@ -33,12 +33,14 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much. Zero: no limit but the node's own."""
+    """How much. None: not set, the default applies (``model/quotas.py``). Zero: no limit but the
+    node's own. An older version reads a missing quota as zero, and writes no zeros."""
 
-    queues_max: int = 0
-    stored_bytes_max: int = 0
-    connections_max: int = 0
-    waits_max: int = 0  # parked long polls
+    queues_max: int | None = None
+    stored_bytes_max: int | None = None
+    connections_max: int | None = None
+    waits_max: int | None = None  # parked long polls
+    partitions_max: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):

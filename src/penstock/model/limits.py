@@ -57,3 +57,14 @@ WRITE_STALL_SECONDS_MAX = 30.0  # a reader that takes nothing for so long is gon
 WAITS_PER_PARTITION_MAX = 20_000
 # Remembered per node that is called, with one circuit breaker each: about 3 MiB.
 FAILING_PARTITIONS_MAX = 10_000
+
+# ── One tenant ───────────────────────────────────────────────────────────────────────────────
+# Default quotas of every tenant except the node's own: enough for an application of average size,
+# and far below what stops a node. ``model/quotas.py`` has the shares that go with them.
+TENANT_QUEUES_MAX = 500  # queues, topics and shares
+TENANT_PARTITIONS_MAX = 500
+TENANT_STORED_BYTES_MAX = 10_240 * MIB
+TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
+TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
+TENANT_REQUESTS_BURST = 4_000.0
+TENANT_WAITS_MAX = 2_000  # parked long polls, divided among the frontends

@@ -13,8 +13,11 @@ from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
 from penstock.frontend.fact_writer import leads_all
+from penstock.metadata.catalog import TOPICS_MAX
 from penstock.metadata.frontends import LiveFrontends
 from penstock.metadata.identities import NewKey
+from penstock.model import limits
+from penstock.model.quotas import CONNECTIONS, PARTITIONS, QUEUES, STORED_BYTES, WAITS
 from penstock.node import open_files
 from penstock.node.backup_admin import BackupAdmin
 from penstock.node.backup_cut import ClusterCut, NodeCut
@@ -109,7 +112,8 @@ class Node:
     async def start(self, stop: asyncio.Event) -> None:
         basis = self._basis
         files_max = open_files.limit_now()
-        metadata = self._metadata = self._make_metadata(open_files.partitions_max(files_max))
+        partitions_max = open_files.partitions_max(files_max)
+        metadata = self._metadata = self._make_metadata(partitions_max)
         await metadata.start(stop)
         open_files.check_room(metadata.topics.partition_count, files_max)
         self._vault = Vault(basis, metadata, is_auth_on=self.is_auth_on)
@@ -122,6 +126,14 @@ class Node:
             self._vault.identities,
             clock=basis.clock,
             node=basis.name,
+            own_account=basis.config.node.account,
+            bounds={
+                QUEUES: TOPICS_MAX,
+                PARTITIONS: partitions_max,
+                STORED_BYTES: self._disk.size_bytes,
+                CONNECTIONS: basis.config.http.connections_max,
+                WAITS: limits.WAITS_PER_PARTITION_MAX,
+            },
             cluster=cluster,
         )
         self._frontends: LiveFrontends | None = None

@@ -2,6 +2,7 @@
 their bulkheads, and within the quotas of tenants. A node by itself serves all partitions. In a
 cluster SQS is served by way of whoever leads; Kafka's clients find their leaders by themselves."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.broker.calls import Broker
@@ -22,6 +23,7 @@ from penstock.frontend.routing import BrokerCalls, Joined
 from penstock.frontend.throttle import Throttler
 from penstock.metadata.identities import StoredIdentities
 from penstock.model.ports import Clock
+from penstock.model.quotas import Quota
 from penstock.model.topic import Topic
 from penstock.node.cluster_role import ClusterRole
 from penstock.node.metadata_link import MetadataLink
@@ -65,15 +67,18 @@ def make_calls(
     *,
     clock: Clock,
     node: str,
+    own_account: str,
+    bounds: Mapping[Quota, int],
     cluster: ClusterRole | None = None,
 ) -> FrontendCalls:
+    """``bounds``: what this node has for all tenants together."""
     callees = Callees(clock)
     anywhere: BrokerCalls = (
         Joined(broker, broker, broker.shares)
         if cluster is None
         else cluster.routed(broker, callees)
     )
-    quotas = TenantQuotas(identities, metadata.topics)
+    quotas = TenantQuotas(identities, metadata.topics, own_account=own_account, bounds=bounds)
     # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
     metadata.on_back(callees.metadata.answers_again)
 
@@ -85,7 +90,7 @@ def make_calls(
         anywhere=anywhere,
         callees=callees,
         quotas=quotas,
-        throttler=Throttler(),
+        throttler=Throttler(own_account=own_account),
         backend=DispatchedBackend(anywhere, callees, quotas, node_of=node_of),
         streams=DispatchedStreams(broker, callees, quotas, node_of=node_of),
         shares=DispatchedShares(anywhere, callees, quotas, node_of=node_of),

@@ -84,6 +84,7 @@ class Listeners:
             sealing=self._vault.sealing,
             identities=calls.directory,
             callees=calls.callees,
+            quotas=calls.quotas,
             cluster=None if self._cluster is None else self._cluster.admin,
             backup=self._backup,
             coordinators=self._coordinators,

@@ -11,6 +11,7 @@ import pytest
 from penstock.frontend.admin import tenants
 from penstock.frontend.admin.api import BODY_BYTES_MAX, AdminApi
 from penstock.frontend.admin.request import Info
+from penstock.model.identity import Rate
 
 from .conftest import ACME, EVIL, SEND_ONLY, Office
 from .test_api import ACCOUNT, REGION
@@ -57,8 +58,10 @@ async def test_tenants_are_paged_without_loss(
 
 async def test_quotas_change_only_where_they_are_named(office: Office) -> None:
     before = await office.ok("ann", "GET", f"quotas/{ACME}")
-    assert before["limits"]["tenant_requests"] == {"per_s": 0.0, "burst": 0.0}
-    assert before["quotas"]["queues_max"] == 0
+    assert before["limits"]["tenant_requests"] == {"per_s": 2_000.0, "burst": 4_000.0}
+    assert before["quotas"]["queues_max"] == 500
+    own = await office.ok("root", "GET", "quotas/default")
+    assert set(own["quotas"].values()) == {0}, "the node's own tenant has none"
     await office.ok(
         "root",
         "PATCH",
@@ -82,7 +85,13 @@ async def test_quotas_change_only_where_they_are_named(office: Office) -> None:
     assert (after["quotas"]["queues_max"], after["quotas"]["waits_max"]) == (7, 9)
     tenant = office.identities.tenant(ACME)
     assert tenant is not None
-    assert tenant.limits.tenant_requests.burst == 200.0
+    assert tenant.limits.tenant_requests == Rate(100, 200)
+    unset = {"limits": {"tenant_requests": None}, "quotas": {"queues_max": None}}
+    default = await office.ok("root", "PATCH", "quotas/acme", unset)
+    assert (default["limits"], default["quotas"]["queues_max"]) == (
+        {**before["limits"], "operations": after["limits"]["operations"]},
+        500,
+    )
     for bad in (
         {"limits": {"tenant_requests": {"per_s": -1}}},
         {"limits": {"tenant_reqests": {"per_s": 1}}},

@@ -269,18 +269,17 @@ def test_a_policy_is_put_shown_tested_and_removed(cli: Cli, office: Office, tmp_
 
 def test_quotas_are_shown_and_set_one_by_one(cli: Cli, office: Office) -> None:
     cli("tenant", "create", "q", "444444444444")
-    assert cli("quota", "show", "q").json["quotas"]["queues_max"] == 0
+    assert cli("quota", "show", "q").json["quotas"]["queues_max"] == 500
     flags = ("--requests-per-second", "100", "--burst", "200", "--queues-max", "5")
     cli("quota", "set", "q", *flags, "--operation", "sqs:PurgeQueue=1:5")
     after = cli("quota", "set", "q", "--stored-bytes-max", "10MiB", "--burst", "300").json
     assert after["limits"]["tenant_requests"] == {"per_s": 100.0, "burst": 300.0}
     assert after["limits"]["operations"] == {"sqs:PurgeQueue": {"per_s": 1.0, "burst": 5.0}}
-    assert after["quotas"] == {
-        "queues_max": 5,
-        "stored_bytes_max": 10 * 1_048_576,
-        "connections_max": 0,
-        "waits_max": 0,
-    }
+    assert after["quotas"]["queues_max"] == 5
+    assert after["quotas"]["stored_bytes_max"] == 10 * 1_048_576
+    assert after["quotas"]["waits_max"] == 2_000
+    assert set(after["quotas"]) - set(after["defaults"]) == {"queues_max", "stored_bytes_max"}
+    assert cli("quota", "set", "q", "--waits-max", "0").json["quotas"]["waits_max"] == 0
     table = cli("quota", "show", "q", "-o", "table").out
     assert "100, 300 at once" in table
     assert "10.0 MiB" in table
@@ -289,6 +288,11 @@ def test_quotas_are_shown_and_set_one_by_one(cli: Cli, office: Office) -> None:
         "operations"
     ]
     assert cli("quota", "set", "q", "--requests-per-second", "0").code == 0
+    again = ("--requests-per-second", "default", "--queues-max", "default")
+    after = cli("quota", "set", "q", *again).json
+    assert after["limits"]["tenant_requests"] == {"per_s": 2_000.0, "burst": 4_000.0}
+    assert after["quotas"]["queues_max"] == 500
+    assert "2,000, 4,000 at once (default)" in cli("quota", "show", "q", "-o", "table").out
     for bad in (
         (),
         ("--user-burst", "5"),

@@ -71,7 +71,7 @@ async def test_queues_are_counted_over_regions_and_shares_and_one_more_is_refuse
         await world.create("second")
         await world.shares.open_share(source, "group", start=LATEST)
         for _ in range(2):
-            with pytest.raises(QuotaExceeded, match="3 queues and topics"):
+            with pytest.raises(QuotaExceeded, match="has 3 of 3 queues and topics"):
                 await world.create("fourth")
         with pytest.raises(QuotaExceeded):
             await world.shares.open_share(source, "group-2", start=LATEST)
@@ -79,7 +79,7 @@ async def test_queues_are_counted_over_regions_and_shares_and_one_more_is_refuse
         await world.create("theirs", OTHER)
         await world.catalog.delete(NODE, "us-east-1", "second", now_ms=0)
         await world.create("fourth")
-        assert world.quotas.topic_count(NODE) == 3
+        assert world.quotas.used(NODE)["queues_max"] == 3
         assert world.quotas.refused == {(NODE, "queues"): 3}
 
 
@@ -92,15 +92,15 @@ async def test_those_who_create_at_the_same_time_do_not_all_get_the_last_place(
             *(world.create(f"q{number}") for number in range(20)), return_exceptions=True
         )
         refused = [result for result in results if isinstance(result, QuotaExceeded)]
-        assert (len(refused), world.quotas.topic_count(NODE)) == (15, 5)
-        assert not world.quotas._topics_coming
+        assert (len(refused), world.quotas.used(NODE)["queues_max"]) == (15, 5)
+        assert not world.quotas._coming
 
 
 async def test_topics_of_the_node_itself_are_nobodys(tmp_path: Path) -> None:
     async with on_stage(tmp_path) as stage:
         world = World(stage, queues_max=1)
         await stage.catalog.create(new_topic("__usage", kind=Kind.STREAM))
-        assert world.quotas.topic_count(NODE) == 0
+        assert world.quotas.used(NODE)["queues_max"] == 0
         await world.create("q")
 
 
@@ -117,7 +117,7 @@ async def test_stored_bytes_are_refused_beyond_the_quota_until_something_is_dele
         assert 90_000 < world.quotas.rooms[NODE] < 99_000, "what was there before counts"
         for _ in range(9):
             await world.backend.append(topic, 0, (message(10_000),))
-        with pytest.raises(QuotaExceeded, match="stores as many bytes"):
+        with pytest.raises(QuotaExceeded, match=r"9\d,\d{3} of 100,000 bytes used, \d,\d{3} left"):
             await world.backend.append(topic, 0, (message(10_000),))
         with pytest.raises(QuotaExceeded):
             await world.streams.append_batches(topic, 0, (b"x" * 10_000,), acks=1)
@@ -182,7 +182,7 @@ async def test_long_polls_beyond_the_quota_are_refused_and_those_who_leave_make_
         request = LeaseRequest(wait_ms=20_000)
         waiting = [asyncio.create_task(world.backend.lease(topic, request)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Throttled, match="2 receive calls"):
+        with pytest.raises(Throttled, match="2 of 2 receive calls"):
             await world.backend.lease(topic, request)
         assert not await world.backend.lease(topic, LeaseRequest()), "who does not wait may ask"
         waiting[0].cancel()
@@ -204,11 +204,11 @@ async def test_frontends_divide_what_is_not_counted_in_the_catalog(tmp_path: Pat
         request = LeaseRequest(wait_ms=20_000)
         waiting = asyncio.create_task(world.backend.lease(topic, request))
         await asyncio.sleep(0)
-        with pytest.raises(Throttled, match="1 receive calls"):
+        with pytest.raises(Throttled, match="1 of 1 receive calls"):
             await world.backend.lease(topic, request)
         await world.create("second")
         await world.create("third")
-        with pytest.raises(QuotaExceeded, match="3 queues"):
+        with pytest.raises(QuotaExceeded, match="3 of 3 queues"):
             await world.create("fourth")
         world.quotas.share_among(1)
         more = asyncio.create_task(world.backend.lease(topic, request))
@@ -227,7 +227,7 @@ def test_a_topic_that_is_made_and_fails_leaves_its_place() -> None:
     identities.enter(Tenant(NODE, "node", 0, quotas=Quotas(queues_max=1)))
     quotas = TenantQuotas(identities, MemoryCatalog())
     for _ in range(3):
-        with pytest.raises(TopicNotFound), quotas.one_more_topic(NODE):
+        with pytest.raises(TopicNotFound), quotas.adding(NODE, topics=1):
             raise TopicNotFound("q")
-    with quotas.one_more_topic(NODE):
+    with quotas.adding(NODE, topics=1):
         pass

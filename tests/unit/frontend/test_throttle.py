@@ -125,11 +125,20 @@ def test_tenants_with_different_limits_share_a_queue_and_no_bucket() -> None:
 
 def test_whether_a_tenant_has_limits_is_known_at_once_when_they_change() -> None:
     throttler = Throttler()
-    assert throttler.is_free(tenant())
-    limited = tenant(operations={"sqs:SendMessage": Rate(1, 1)})
+    free = tenant(tenant_requests=Rate())
+    assert throttler.is_free(free)
+    limited = tenant(tenant_requests=Rate(), operations={"sqs:SendMessage": Rate(1, 1)})
     assert not throttler.is_free(limited)
     assert not throttler.is_free(limited)
-    assert throttler.is_free(tenant())
+    assert throttler.is_free(free)
+
+
+def test_every_tenant_but_the_nodes_own_has_a_limit_by_default() -> None:
+    other = tenant()
+    throttler = Throttler(own_account="000000000000")
+    assert not throttler.is_free(other)
+    assert admitted(throttler, other, count=10_000, now_ms=0) == 4_000
+    assert Throttler(own_account=other.account).is_free(other)
 
 
 def test_many_sorts_of_requests_are_forgotten_without_losing_their_buckets(

@@ -386,7 +386,7 @@ async def test_a_tenant_has_so_many_connections_and_gets_them_back(house: House)
     await house.client("ann")
     found = await Client(house).scram("ann")
     assert found.error_code == FAILED
-    assert "has 2 connections" in (found.error_message or "")
+    assert "has 2 of 2 connections" in (found.error_message or "")
     first.lose()
     await house.client("ann")
 

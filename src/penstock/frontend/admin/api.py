@@ -36,6 +36,7 @@ from penstock.frontend.admin.routes import OPEN, Route, let_in, routes
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
+from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.model.errors import PenstockError
 from penstock.model.limits import MIB
@@ -68,6 +69,7 @@ class AdminApi:
         everything: Catalog | None = None,
         sealing: Sealing | None = None,
         callees: Callees | None = None,
+        quotas: TenantQuotas | None = None,
         cluster: ClusterPort | None = None,
         backup: BackupPort | None = None,
         coordinators: CoordinatorPort | None = None,
@@ -92,6 +94,7 @@ class AdminApi:
             decisions=None if identities is None else Decisions(identities),
             sealing=sealing,
             callees=callees,
+            quotas=quotas,
             cluster=cluster,
             backup=backup,
             coordinators=coordinators,

@@ -17,6 +17,7 @@ from penstock.frontend.admin.directory import Directory
 from penstock.frontend.admin.health import Health
 from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
+from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import Caller
@@ -70,6 +71,7 @@ class Context(msgspec.Struct, frozen=True):
     decisions: Decisions | None = None  # there when identities are
     sealing: Sealing | None = None
     callees: Callees | None = None
+    quotas: TenantQuotas | None = None  # None: usage and shares are not shown
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None

@@ -17,7 +17,8 @@ from penstock.frontend.admin.rights import (
     operator_only,
 )
 from penstock.model.errors import Conflict
-from penstock.model.identity import Limits, Quotas, Rate, Tenant
+from penstock.model.identity import Limits, Rate, Tenant
+from penstock.model.quotas import NO_LIMIT, QUOTAS, most_of, requests_of
 from penstock.net.exchange import HttpReply
 
 TENANTS_MAX = 1_000  # in one answer; the rest by ``after``
@@ -34,7 +35,7 @@ class TenantChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class RatesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenant_requests: Rate | msgspec.UnsetType = msgspec.UNSET
+    tenant_requests: Rate | msgspec.UnsetType | None = msgspec.UNSET  # None: the default
     tenant_bytes: Rate | msgspec.UnsetType = msgspec.UNSET
     user_requests: Rate | msgspec.UnsetType = msgspec.UNSET
     queue_requests: Rate | msgspec.UnsetType = msgspec.UNSET
@@ -42,10 +43,13 @@ class RatesChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuotasChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    queues_max: int | msgspec.UnsetType = msgspec.UNSET
-    stored_bytes_max: int | msgspec.UnsetType = msgspec.UNSET
-    connections_max: int | msgspec.UnsetType = msgspec.UNSET
-    waits_max: int | msgspec.UnsetType = msgspec.UNSET
+    """Null: back to the default."""
+
+    queues_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    stored_bytes_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    connections_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    waits_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    partitions_max: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +120,7 @@ async def delete(context: Context, call: Call) -> HttpReply:
 
 async def quotas(context: Context, call: Call) -> HttpReply:
     call.only(())
-    return json_reply(200, _limits(_readable(context, call)))
+    return json_reply(200, _limits(context, _readable(context, call)))
 
 
 async def set_quotas(context: Context, call: Call) -> HttpReply:
@@ -125,7 +129,7 @@ async def set_quotas(context: Context, call: Call) -> HttpReply:
     account = account_of(context, call, call.path[3])
     asked = call.json(LimitsChange)
     tenant = await directory(context).change_tenant(account, lambda before: _limited(before, asked))
-    return json_reply(200, _limits(tenant))
+    return json_reply(200, _limits(context, tenant))
 
 
 def _limited(tenant: Tenant, asked: LimitsChange) -> Tenant:
@@ -160,17 +164,25 @@ def _shown(context: Context, tenant: Tenant) -> dict[str, object]:
     }
 
 
-def _limits(tenant: Tenant) -> dict[str, object]:
-    """Every field, also those at their default."""
+def _limits(context: Context, tenant: Tenant) -> dict[str, object]:
+    """Every limit and quota that holds, what is used, and the largest share of one tenant. What
+    is counted by node (connections, long polls, groups, transactional ids) is this node's."""
     limits: Limits = tenant.limits
-    found: Quotas = tenant.quotas
-    rates = {name: _rate(getattr(limits, name)) for name in limits.__struct_fields__[:-1]}
+    own_account, counts = context.info.account, context.quotas
+    most = {quota.field: most_of(tenant, quota, own_account=own_account) for quota in QUOTAS}
+    is_set = msgspec.structs.asdict(tenant.quotas) | {"tenant_requests": limits.tenant_requests}
+    requests = requests_of(tenant, own_account=own_account)
+    names = limits.__struct_fields__[1:-1]
+    rates = {"tenant_requests": _rate(requests)} | {n: _rate(getattr(limits, n)) for n in names}
     operations = {action: _rate(rate) for action, rate in limits.operations.items()}
     return {
         "account": tenant.account,
         "name": tenant.name,
         "limits": {**rates, "operations": operations},
-        "quotas": msgspec.structs.asdict(found),
+        "quotas": {field: 0 if count == NO_LIMIT else count for field, count in most.items()},
+        "defaults": [name for name, value in is_set.items() if value is None],
+        "used": {} if counts is None else counts.used(tenant.account),
+        "shares": {} if counts is None else counts.shares(),
     }
 
 
