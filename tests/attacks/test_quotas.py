@@ -20,10 +20,17 @@ from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection
 from tests.harness.server import Server
 
-from penstock.wire.kafka.generated import create_topics, offset_commit
+from penstock.wire.kafka.generated import (
+    create_topics,
+    incremental_alter_configs,
+    offset_commit,
+)
 from penstock.wire.kafka.generated.create_partitions import CreatePartitionsTopic
 
+INVALID_COMMIT_OFFSET_SIZE = 28
 POLICY_VIOLATION = 44
+GROUP_MAX_SIZE_REACHED = 81
+GROUP_RESOURCE = 32
 _numbers = itertools.count(1)
 
 
@@ -98,6 +105,16 @@ class Tenant:
         )
         return int(made.error_code)
 
+    def configure(self, wire: Wire, group: str) -> int:
+        config = incremental_alter_configs.AlterableConfig(
+            name="share.auto.offset.reset", config_operation=0, value="earliest"
+        )
+        asked = incremental_alter_configs.AlterConfigsResource(
+            resource_type=GROUP_RESOURCE, resource_name=group, configs=[config]
+        )
+        (made,) = wire.ask("IncrementalAlterConfigs", 1, resources=[asked]).responses
+        return int(made.error_code)
+
 
 def log_in(wire: Wire, credentials: Credentials) -> int:
     assert wire.ask("SaslHandshake", 1, mechanism="PLAIN").error_code == 0
@@ -167,6 +184,86 @@ def test_queues(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
     with pytest.raises(ClientError, match="3 of 3 queues and topics"):
         greedy.sqs.create_queue(QueueName="q3")
     other_is_served()
+
+
+def test_groups(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    """The default of 500, over all coordinator partitions together."""
+    greedy.sqs.create_queue(QueueName="q")
+    with greedy.wire() as wire:
+        codes = [greedy.commit(wire, f"g{number}", "q") for number in range(501)]
+        assert set(codes[:500]) == {0}
+        assert codes[500] == GROUP_MAX_SIZE_REACHED
+        joined = wire.ask(
+            "ConsumerGroupHeartbeat",
+            1,
+            group_id="one-more",
+            member_id="m",
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=["q"],
+            topic_partitions=[],
+        )
+        assert joined.error_code == GROUP_MAX_SIZE_REACHED
+        assert "500 of 500 groups" in joined.error_message
+        assert greedy.commit(wire, "g7", "q") == 0, "groups that exist go on"
+        assert (greedy.used("groups_max"), greedy.quotas()["shares"]["groups_max"]) == (500, 1_000)
+        other_is_served()
+        wire.ask("DeleteGroups", 2, groups_names=["g7"])
+        assert greedy.used("groups_max") == 499
+        assert greedy.commit(wire, "one-more", "q") == 0
+
+
+def test_settings_of_groups(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    greedy.limit(groups_max=3)
+    with greedy.wire() as wire:
+        codes = [greedy.configure(wire, f"g{number}") for number in range(4)]
+        assert codes == [0, 0, 0, GROUP_MAX_SIZE_REACHED]
+        assert greedy.configure(wire, "g1") == 0
+    other_is_served()
+
+
+def test_bytes_of_offsets(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    assert greedy.quotas()["quotas"]["offset_bytes_max"] == 16 * 1_024**2
+    greedy.limit(offset_bytes_max=40_000)
+    greedy.sqs.create_queue(QueueName="q")
+    with greedy.wire() as wire:
+        codes = [greedy.commit(wire, f"g{n}", "q", metadata="m" * 4_000) for n in range(11)]
+        assert codes == [0] * 9 + [INVALID_COMMIT_OFFSET_SIZE] * 2
+        assert greedy.commit(wire, "g0", "q", metadata="n" * 4_000) == 0, "not larger than before"
+        assert greedy.used("offset_bytes_max") == 9 * 4_128
+        other_is_served()
+        assert greedy.commit(wire, "g0", "q") == 0
+        assert greedy.commit(wire, "g10", "q", metadata="m" * 4_000) == 0
+
+
+def test_transactional_ids(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    """The default of 1,000, over all coordinator partitions together."""
+    with greedy.wire() as wire:
+        codes = [greedy.begin(wire, f"t{number}") for number in range(1_001)]
+        assert set(codes[:1_000]) == {0}
+        assert codes[1_000] == POLICY_VIOLATION
+        assert greedy.begin(wire, "t7") == 0
+        assert greedy.used("transactional_ids_max") == 1_000
+        other_is_served()
+
+
+def test_what_was_taken_counts_after_a_restart(tmp_path: Path) -> None:
+    with start(tmp_path) as server:
+        greedy = Tenant(server, Operator(server))
+        greedy.limit(groups_max=2, transactional_ids_max=2, partitions_max=2)
+        for name in ("a", "b"):
+            greedy.sqs.create_queue(QueueName=name)
+        with greedy.wire() as wire:
+            for name in ("a", "b"):
+                assert greedy.commit(wire, name, "a") == greedy.begin(wire, name) == 0
+        server.restart()
+        greedy.root = Operator(server)
+        with greedy.wire() as wire:
+            assert greedy.commit(wire, "c", "a") == GROUP_MAX_SIZE_REACHED
+            assert greedy.begin(wire, "c") == POLICY_VIOLATION
+            assert greedy.topic(wire, "c", 1).error_code == POLICY_VIOLATION
+        used = greedy.quotas()["used"]
+        assert [used[f"{n}_max"] for n in ("groups", "transactional_ids", "partitions")] == [2] * 3
+        greedy.sqs.close()
 
 
 def test_connections(shared: Server, greedy: Tenant, other_is_served: Callable[[], None]) -> None:

@@ -26,6 +26,7 @@ from penstock.cursor.group.decision import Answer, Decision
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.rows import Row
 from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
@@ -46,9 +47,12 @@ class Coordinator:
         clock: Clock,
         label: str,
         rewrite_bytes: int,
+        rooms: TenantRooms = FREE,
     ) -> None:
         """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
-        before the log is rewritten."""
+        before the log is rewritten. ``rooms`` counts what tenants have at this node."""
+        self._rooms = rooms
+        self._label = label
         self._settings = settings
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -59,7 +63,7 @@ class Coordinator:
             label=label,
             rewrite_bytes=rewrite_bytes,
         )
-        self._groups = Groups(settings)  # what the keeper says is ready, or not
+        self._groups = Groups(settings)  # known once the keeper says ready
         self._alarm = Alarm(clock, self.tick)
         self._forgotten: set[str] = set()  # deleted topics of which the log may still have offsets
         # Requests under way: ticket → the future of its reply, and the reply if all fails.
@@ -110,7 +114,7 @@ class Coordinator:
     # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
-        self._groups = Groups(self._settings)
+        self._groups = Groups(self._settings, self._rooms.hold(self._label))
 
     def replay(self, rows: Iterable[Row]) -> None:
         now_ms = self._clock.mono_ms()
@@ -123,6 +127,7 @@ class Coordinator:
             self._forget(frozenset(self._forgotten))
 
     def lost(self) -> None:
+        self._rooms.drop(self._label)
         self._alarm.clear()
         self._fail_all()
 

@@ -36,6 +36,7 @@ from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import GroupSettings, ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
+from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import is_internal
 from penstock.model.partitioning import partition_of_group
@@ -84,10 +85,12 @@ class GroupHost:
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
+        rooms: TenantRooms = FREE,
     ) -> None:
         """In a cluster ``others`` coordinate what this node does not: groups are coordinated where
-        their partition is led, of which ``led`` tells."""
+        their partition is led, of which ``led`` tells. ``rooms`` counts what tenants have."""
         self._others = others
+        self._rooms = rooms
         self._catalog = catalog
         self._clock = clock
         self._namespace = (account, region)
@@ -179,6 +182,7 @@ class GroupHost:
             clock=self._clock,
             label=f"{TOPIC_NAME}/{partition}",
             rewrite_bytes=self._rewrite_bytes,
+            rooms=self._rooms,
         )
 
     def _at(self, group_id: str) -> Coordinator:

@@ -23,6 +23,7 @@ from penstock.broker.group_log import GroupLog, RowUnreadable
 from penstock.broker.row_keeper import RowKeeper
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.rows import Row
+from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.cursor.transactions import (
     Marker,
     Transactions,
@@ -59,9 +60,12 @@ class TransactionCoordinator:
         clock: Clock,
         label: str,
         rewrite_bytes: int,
+        rooms: TenantRooms = FREE,
     ) -> None:
         """``tell`` returns when a marker is where it belongs, or its partition is no more; what it
         raises makes us try again."""
+        self._rooms = rooms
+        self._label = label
         self._tell = tell
         self._next_producer_id = next_producer_id
         self._clock = clock
@@ -122,7 +126,10 @@ class TransactionCoordinator:
 
     def reset(self) -> None:
         # Markers of an earlier coordinator that come late are refused by their partitions.
-        self._txns = Transactions(coordinator_epoch=max(COORDINATOR_EPOCH, self._keeper.epoch))
+        self._txns = Transactions(
+            coordinator_epoch=max(COORDINATOR_EPOCH, self._keeper.epoch),
+            held=self._rooms.hold(self._label),
+        )
 
     def replay(self, rows: Iterable[Row]) -> None:
         for key, value in rows:
@@ -134,6 +141,7 @@ class TransactionCoordinator:
         self._carry_out(self._txns.loaded(now_ms=now_ms, wall_ms=wall_ms))
 
     def lost(self) -> None:
+        self._rooms.drop(self._label)
         self._alarm.clear()
         completions, self._completions = self._completions, {}
         for future in completions.values():

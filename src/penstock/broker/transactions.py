@@ -29,6 +29,7 @@ from penstock.broker.transaction_coordinator import TransactionCoordinator
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest
 from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX
+from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.cursor.transactions import Marker, TopicPartition, TxnReply, TxnValue
 from penstock.model import ports
 from penstock.model.errors import Overloaded, ProducerRefused, TopicNotFound
@@ -66,12 +67,14 @@ class TransactionHost:
         rewrite_bytes: int = REWRITE_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
+        rooms: TenantRooms = FREE,
         markers: Streams | None = None,
         hold: Hold | None = None,
     ) -> None:
         """In a cluster: ``others`` coordinate what this node does not, and ``markers`` reaches
         partitions wherever they are led."""
         self._others = others
+        self._rooms = rooms
         self._led: set[int] | None = None if others is None else set()
         self._markers = markers or streams
         self._hold = hold or Hold()
@@ -147,6 +150,7 @@ class TransactionHost:
             clock=self._clock,
             label=f"{TOPIC_NAME}/{partition}",
             rewrite_bytes=self._rewrite_bytes,
+            rooms=self._rooms,
         )
 
     def _at(self, transactional_id: str) -> TransactionCoordinator:

@@ -38,6 +38,9 @@ _QUOTAS: Mapping[str, tuple[str, str]] = {
     "stored_bytes_max": ("--stored-bytes-max", "bytes on disk"),
     "connections_max": ("--connections-max", "connections open at once"),
     "waits_max": ("--waits-max", "long polls waiting at once"),
+    "groups_max": ("--groups-max", "consumer and share groups"),
+    "offset_bytes_max": ("--offset-bytes-max", "bytes of committed offsets and their metadata"),
+    "transactional_ids_max": ("--transactional-ids-max", "transactional ids"),
 }
 _DEFAULT = "default"
 

@@ -26,6 +26,8 @@ import msgspec
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.rows import Row, RowCodec
+from penstock.cursor.tenants import FREE, Held
+from penstock.model.quotas import TRANSACTIONAL_IDS
 
 TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 
@@ -129,7 +131,11 @@ class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transactions:
-    def __init__(self, *, coordinator_epoch: int, ids_max: int = IDS_MAX) -> None:
+    def __init__(
+        self, *, coordinator_epoch: int, ids_max: int = IDS_MAX, held: Held | None = None
+    ) -> None:
+        """``held`` counts what the tenants have here, and knows their quotas."""
+        self._held = held or Held(FREE)
         self._coordinator_epoch = coordinator_epoch
         self._ids_max = ids_max
         # The fold.
@@ -147,6 +153,10 @@ class Transactions:
         self._apply(*CODEC.decode(key, value))
 
     def _apply(self, key: TxnKey, value: TxnValue | None) -> None:
+        change = (value is not None) - (key.transactional_id in self._txns)
+        if change:
+            account = self._held.account_of(key.transactional_id)
+            self._held.add(account, TRANSACTIONAL_IDS, change)
         if value is None:
             self._txns.pop(key.transactional_id, None)
         else:
@@ -196,6 +206,10 @@ class Transactions:
         if txn is None:
             if len(self._txns) >= self._ids_max:
                 return self._outcome(Code.THROTTLING_QUOTA_EXCEEDED)
+            account = self._held.account_of(transactional_id)
+            if not self._held.room(account, TRANSACTIONAL_IDS, bound=self._ids_max):
+                self._held.note_refused(account, TRANSACTIONAL_IDS)
+                return self._outcome(Code.POLICY_VIOLATION)
             value = TxnValue(fresh_producer_id, 0, timeout_ms, TxnState.EMPTY, wall_ms)
             self._put(transactional_id, value)
             return self._outcome(TxnReply(Code.NONE, fresh_producer_id, 0))

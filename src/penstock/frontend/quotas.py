@@ -20,17 +20,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.model.errors import PenstockError, QuotaExceeded, Throttled, TopicNotFound
 from penstock.model.identity import Tenant
 from penstock.model.names import ACCOUNT_DEFAULT, is_internal
 from penstock.model.ports import Catalog, Identities, Streams
 from penstock.model.quotas import (
     CONNECTIONS,
+    GROUPS,
     NO_LIMIT,
+    OFFSET_BYTES,
     PARTITIONS,
     QUEUES,
     QUOTAS,
     STORED_BYTES,
+    TRANSACTIONAL_IDS,
     WAITS,
     Quota,
     most_of,
@@ -67,8 +71,11 @@ class TenantQuotas:
         *,
         own_account: str = ACCOUNT_DEFAULT,
         bounds: Mapping[Quota, int] | None = None,
+        coordinators: TenantRooms = FREE,
     ) -> None:
-        """``bounds``: what this node has for all tenants together, where a share counts."""
+        """``bounds``: what this node has for all tenants together, where a share counts.
+        ``coordinators`` count groups and transactional ids."""
+        self._coordinators = coordinators
         self._identities = identities
         self._own_account = own_account
         self._bounds = dict(bounds or {})
@@ -123,6 +130,10 @@ class TenantQuotas:
             STORED_BYTES.field: self._stored.get(account, 0),
             CONNECTIONS.field: self._connection_counts.get(account, 0),
             WAITS.field: self._wait_counts.get(account, 0),
+            **{
+                quota.field: self._coordinators.used(account, quota)
+                for quota in (GROUPS, OFFSET_BYTES, TRANSACTIONAL_IDS)
+            },
         }
 
     def shares(self) -> dict[str, int]:
@@ -145,8 +156,8 @@ class TenantQuotas:
             most, key = self._most(tenant, quota), (account, quota)
             used = self._counts.get(key, 0) + self._coming.get(key, 0)
             if count and used + count > most:
-                self._refuse(account, quota.field.removesuffix("_max"))
-                raise QuotaExceeded(_exceeded(quota, used, count, most))
+                self._refuse(account, quota.name)
+                raise QuotaExceeded(quota.exceeded(used, most, count))
         for quota, count in added.items():
             _add(self._coming, (account, quota), count)
         try:
@@ -286,16 +297,13 @@ class TenantQuotas:
         for account in self._accounts_on.pop(connection, ()):
             _less(self._connection_counts, account)
 
+    def all_refused(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """Refusals by account and quota, those of the coordinators included."""
+        yield from self.refused.items()
+        yield from self._coordinators.refused.items()
+
     def _refuse(self, account: str, quota: str) -> None:
         self.refused[account, quota] = self.refused.get((account, quota), 0) + 1
-
-
-def _exceeded(quota: Quota, used: int, added: int, most: int) -> str:
-    flag = quota.field.replace("_", "-")
-    return (
-        f"Quota exceeded: this tenant has {used:,} of {most:,} {quota.what}, and {added:,} more do"
-        f" not fit. Delete some, or have an operator raise the quota (penstock quota set --{flag})."
-    )
 
 
 def _add(counts: dict[tuple[str, Quota], int], key: tuple[str, Quota], change: int) -> None:

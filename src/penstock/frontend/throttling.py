@@ -78,7 +78,7 @@ def samples_of(
     counts: Counter[tuple[str, str]] = Counter()
     refused = dict(throttler.refused)
     if quotas is not None:
-        refused.update(quotas.refused)
+        refused.update(quotas.all_refused())
     for (account, limit), count in refused.items():
         counts["own" if account == own_account else "other", limit] += count
     for labels, count in sorted(counts.items()):

@@ -41,6 +41,9 @@ class Quotas(msgspec.Struct, frozen=True, omit_defaults=True):
     connections_max: int | None = None
     waits_max: int | None = None  # parked long polls
     partitions_max: int | None = None
+    groups_max: int | None = None
+    offset_bytes_max: int | None = None
+    transactional_ids_max: int | None = None
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True):

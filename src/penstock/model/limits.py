@@ -63,6 +63,9 @@ FAILING_PARTITIONS_MAX = 10_000
 # and far below what stops a node. ``model/quotas.py`` has the shares that go with them.
 TENANT_QUEUES_MAX = 500  # queues, topics and shares
 TENANT_PARTITIONS_MAX = 500
+TENANT_GROUPS_MAX = 500  # consumer and share groups
+TENANT_OFFSET_BYTES_MAX = 16 * MIB  # committed offsets in memory: about 130,000 without metadata
+TENANT_TRANSACTIONAL_IDS_MAX = 1_000
 TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends

@@ -2,8 +2,8 @@
 in common.
 
 A quota that an operator set (``penstock quota set``) replaces the default and the share. Zero
-stands for "no limit". The node's own tenant has no defaults: a server with a single tenant can use all of
-each bound."""
+stands for "no limit". The node's own tenant has no defaults: a server with a single tenant can use
+all of each bound."""
 
 from typing import Final, NamedTuple
 
@@ -19,13 +19,44 @@ class Quota(NamedTuple):
     default: int
     percent: int  # largest share of the bound
 
+    @property
+    def name(self) -> str:
+        """In metrics."""
+        return self.field.removesuffix("_max")
+
+    def exceeded(self, used: int, most: int, added: int = 1) -> str:
+        """The text of a refusal."""
+        return (
+            f"Quota exceeded: this tenant has {used:,} of {most:,} {self.what}, and {added:,} more"
+            " do not fit. Delete some, or have an operator raise the quota (penstock quota set"
+            f" --{self.field.replace('_', '-')})."
+        )
+
 
 QUEUES: Final = Quota("queues_max", "queues and topics", limits.TENANT_QUEUES_MAX, 10)
 PARTITIONS: Final = Quota("partitions_max", "partitions", limits.TENANT_PARTITIONS_MAX, 25)
 STORED_BYTES: Final = Quota("stored_bytes_max", "bytes on disk", limits.TENANT_STORED_BYTES_MAX, 50)
 CONNECTIONS: Final = Quota("connections_max", "connections", limits.TENANT_CONNECTIONS_MAX, 25)
 WAITS: Final = Quota("waits_max", "waiting long polls", limits.TENANT_WAITS_MAX, 25)
-QUOTAS: Final = (QUEUES, PARTITIONS, STORED_BYTES, CONNECTIONS, WAITS)
+GROUPS: Final = Quota("groups_max", "groups", limits.TENANT_GROUPS_MAX, 10)
+GROUP_CONFIGS: Final = GROUPS._replace(what="groups with settings")
+# No bound for all tenants together, so no share either.
+OFFSET_BYTES: Final = Quota(
+    "offset_bytes_max", "bytes of committed offsets", limits.TENANT_OFFSET_BYTES_MAX, 100
+)
+TRANSACTIONAL_IDS: Final = Quota(
+    "transactional_ids_max", "transactional ids", limits.TENANT_TRANSACTIONAL_IDS_MAX, 10
+)
+QUOTAS: Final = (
+    QUEUES,
+    PARTITIONS,
+    STORED_BYTES,
+    CONNECTIONS,
+    WAITS,
+    GROUPS,
+    OFFSET_BYTES,
+    TRANSACTIONAL_IDS,
+)
 
 
 REQUESTS: Final = Rate(limits.TENANT_REQUESTS_PER_SECOND, limits.TENANT_REQUESTS_BURST)

@@ -15,6 +15,7 @@ from penstock.broker.surroundings import Surroundings
 from penstock.broker.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
 from penstock.broker.transactions import TransactionHost
 from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.tenants import TenantRooms
 from penstock.log.log import LogConfig
 from penstock.log.tail import TailBudget
 from penstock.metadata.moves import MoveTasks
@@ -37,9 +38,11 @@ class BrokerRole:
         *,
         pool: Executor,
         disk: DiskBudget,
+        rooms: TenantRooms,
         cluster: ClusterRole | None = None,
     ) -> None:
         self._basis = basis
+        self.rooms = rooms  # what tenants have at the coordinators
         self._metadata = metadata
         self._cluster = cluster
         self._surroundings = _surroundings(
@@ -73,12 +76,14 @@ class BrokerRole:
             region=node.region,
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
             others=others,
+            rooms=self.rooms,
         )
         await self.groups.start()
         self.transactions = TransactionHost(
             streams=self.broker,
             groups=self.groups,
             others=others,
+            rooms=self.rooms,
             markers=None if cluster is None else cluster.anywhere,
             hold=self._surroundings.hold,
             catalog=self._metadata.topics,

@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
+from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.tenants import TenantRooms
+from penstock.cursor.transactions import IDS_MAX
 from penstock.frontend.fact_writer import leads_all
 from penstock.metadata.catalog import TOPICS_MAX
 from penstock.metadata.frontends import LiveFrontends
 from penstock.metadata.identities import NewKey
 from penstock.model import limits
-from penstock.model.quotas import CONNECTIONS, PARTITIONS, QUEUES, STORED_BYTES, WAITS
+from penstock.model.quotas import (
+    CONNECTIONS,
+    GROUPS,
+    PARTITIONS,
+    QUEUES,
+    STORED_BYTES,
+    TRANSACTIONAL_IDS,
+    WAITS,
+)
 from penstock.node import open_files
 from penstock.node.backup_admin import BackupAdmin
 from penstock.node.backup_cut import ClusterCut, NodeCut
@@ -119,20 +130,31 @@ class Node:
         self._vault = Vault(basis, metadata, is_auth_on=self.is_auth_on)
         await self._vault.start()
         cluster = self._cluster = self._make_cluster(metadata)
-        self._role = BrokerRole(basis, metadata, pool=self._pool, disk=self._disk, cluster=cluster)
+        own_account = basis.config.node.account
+        self._role = BrokerRole(
+            basis,
+            metadata,
+            pool=self._pool,
+            disk=self._disk,
+            rooms=TenantRooms(self._vault.identities, own_account=own_account),
+            cluster=cluster,
+        )
         self._calls = make_calls(
             self._role.broker,
             metadata,
             self._vault.identities,
             clock=basis.clock,
             node=basis.name,
-            own_account=basis.config.node.account,
+            own_account=own_account,
+            coordinators=self._role.rooms,
             bounds={
                 QUEUES: TOPICS_MAX,
                 PARTITIONS: partitions_max,
                 STORED_BYTES: self._disk.size_bytes,
                 CONNECTIONS: basis.config.http.connections_max,
                 WAITS: limits.WAITS_PER_PARTITION_MAX,
+                GROUPS: GroupSettings().groups_max,
+                TRANSACTIONAL_IDS: IDS_MAX,
             },
             cluster=cluster,
         )

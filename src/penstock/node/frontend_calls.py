@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from penstock.broker.calls import Broker
+from penstock.cursor.tenants import TenantRooms
 from penstock.frontend.callees import Callees
 from penstock.frontend.dispatch import DispatchedBackend, DispatchedCatalog
 from penstock.frontend.dispatch_coordinators import (
@@ -69,6 +70,7 @@ def make_calls(
     node: str,
     own_account: str,
     bounds: Mapping[Quota, int],
+    coordinators: TenantRooms,
     cluster: ClusterRole | None = None,
 ) -> FrontendCalls:
     """``bounds``: what this node has for all tenants together."""
@@ -78,7 +80,13 @@ def make_calls(
         if cluster is None
         else cluster.routed(broker, callees)
     )
-    quotas = TenantQuotas(identities, metadata.topics, own_account=own_account, bounds=bounds)
+    quotas = TenantQuotas(
+        identities,
+        metadata.topics,
+        own_account=own_account,
+        bounds=bounds,
+        coordinators=coordinators,
+    )
     # Its watch knows at once that the metadata is back; a probe might ask half a minute later.
     metadata.on_back(callees.metadata.answers_again)
 

@@ -44,6 +44,7 @@ from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, ShareSettings, sh
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
 from penstock.cursor.group.table import Group, GroupTable
+from penstock.model.quotas import GROUP_CONFIGS, OFFSET_BYTES
 
 
 class Groups(GroupTable):
@@ -141,7 +142,7 @@ class Groups(GroupTable):
             else:
                 group, code = None, Code.GROUP_ID_NOT_FOUND
         if group is None:
-            text = "There is no consumer group of this name."
+            text = self._no_group(group_id, code, "consumer")
             draft.answer(ticket, ConsumerReply(code, text, request.member_id, request.member_epoch))
             return draft.decide(self._wakes.next_ms())
         consumer = group.consumer or ConsumerGroup(group_id, self._settings)
@@ -167,7 +168,7 @@ class Groups(GroupTable):
         if group is not None and group.share is None and not group.is_blank:
             group, code = None, Code.GROUP_ID_NOT_FOUND
         if group is None:
-            text = "There is no share group of this name."
+            text = self._no_group(group_id, code, "share")
             draft.answer(ticket, ShareReply(code, text, request.member_epoch))
             return draft.decide(self._wakes.next_ms())
         share = group.share or ShareGroup(group_id, self._settings)
@@ -196,7 +197,7 @@ class Groups(GroupTable):
         after = {name: text for name, text in sorted(merged.items()) if text is not None}
         if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
             draft.answer(ticket, Reply(Code.INVALID_GROUP_ID))
-        elif after and not before and len(self._configs) >= self._settings.configs_max:
+        elif after and not before and not self._has_room_for_configs(group_id):
             draft.answer(ticket, Reply(Code.GROUP_MAX_SIZE_REACHED))
         else:
             if after != before:
@@ -205,6 +206,15 @@ class Groups(GroupTable):
                 self._apply_configs(key, value)
             draft.answer(ticket, Reply(), after_commit=True)
         return draft.decide(self._wakes.next_ms())
+
+    def _has_room_for_configs(self, group_id: str) -> bool:
+        account, bound = self._held.account_of(group_id), self._settings.configs_max
+        if len(self._configs) >= bound:
+            return False
+        has_room = self._held.room(account, GROUP_CONFIGS, bound=bound) > 0
+        if not has_room:
+            self._held.note_refused(account, GROUP_CONFIGS)
+        return has_room
 
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
@@ -290,6 +300,7 @@ class Groups(GroupTable):
                 draft,
                 wall_ms=wall_ms,
                 entries_max=self._settings.offsets_max,
+                bytes_max=self._held.room(group.account, OFFSET_BYTES),
                 producer=producer,
             )
             draft.answer(ticket, reply, after_commit=True)
@@ -330,7 +341,8 @@ class Groups(GroupTable):
         """A group nobody has heard of has committed nothing; that is no error."""
         group = self._groups.get(group_id)
         if group is None:
-            return Offsets(group_id, {}).fetch(partitions, requires_stable=requires_stable)
+            nothing = Offsets(group_id, {}, self._held)
+            return nothing.fetch(partitions, requires_stable=requires_stable)
         if group.share is not None:
             return FetchReply(Code.GROUP_ID_NOT_FOUND)
         if group.consumer is not None and member_id is not None and member_epoch >= 0:

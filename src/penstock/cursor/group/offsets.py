@@ -22,8 +22,11 @@ from penstock.cursor.group.records import (
     PendingValue,
 )
 from penstock.cursor.group.settings import COMMIT_METADATA_BYTES_MAX
+from penstock.cursor.tenants import Held
+from penstock.model.quotas import NO_LIMIT, OFFSET_BYTES
 
 NO_OFFSET = -1
+ENTRY_BYTES = 128  # of an offset without metadata, about what it takes in memory
 
 
 class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
@@ -64,10 +67,13 @@ class FetchReply(Reply, frozen=True):
 
 
 class Offsets:
-    def __init__(self, group_id: str, open_groups: dict[int, set[str]]) -> None:
+    def __init__(self, group_id: str, open_groups: dict[int, set[str]], held: Held) -> None:
         """``open_groups``: producer → groups it has pending commits in, shared by all groups of a
-        coordinator and kept up here, so that a marker finds its groups without a search."""
+        coordinator and kept up here, so that a marker finds its groups without a search. ``held``
+        counts the bytes of the group's tenant."""
         self.group_id = group_id
+        self._account = held.account_of(group_id)
+        self._held = held
         self._open_groups = open_groups
         # The fold.
         self._committed: dict[TopicPartition, OffsetValue] = {}
@@ -89,6 +95,9 @@ class Offsets:
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def apply_offset(self, key: OffsetKey, value: OffsetValue | None) -> None:
         partition = (key.topic_id, key.partition)
+        change = _size_of(value) - _size_of(self._committed.get(partition))
+        if change:
+            self._held.add(self._account, OFFSET_BYTES, change)
         if value is None:
             self._committed.pop(partition, None)
         else:
@@ -97,7 +106,11 @@ class Offsets:
     def apply_pending(self, key: PendingKey, value: PendingValue | None) -> None:
         partition = (key.topic_id, key.partition)
         commits = self._pending.setdefault(key.producer_id, {})
-        if commits.pop(partition, None) is not None:
+        before = commits.pop(partition, None)
+        change = _size_of(value and value.offset) - _size_of(before and before.offset)
+        if change:
+            self._held.add(self._account, OFFSET_BYTES, change)
+        if before is not None:
             self._unstable[partition] -= 1
             if not self._unstable[partition]:
                 del self._unstable[partition]
@@ -140,17 +153,26 @@ class Offsets:
         *,
         wall_ms: int,
         entries_max: int,
+        bytes_max: int = NO_LIMIT,
         producer: tuple[int, int] | None = None,
     ) -> CommitReply:
-        """``producer``: id and epoch, for a commit inside a transaction."""
+        """``bytes_max``: how much more the group's tenant may keep. ``producer``: id and epoch,
+        for a commit inside a transaction."""
         results = []
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
             code = self._refusal(commit, entries_max)
+            value = OffsetValue(commit.offset, commit.leader_epoch, commit.metadata, wall_ms)
+            if not code and bytes_max != NO_LIMIT:
+                growth = _size_of(value) - self._size_at(partition, producer)
+                if growth > bytes_max:
+                    code = Code.INVALID_COMMIT_OFFSET_SIZE
+                    self._held.note_refused(self._account, OFFSET_BYTES)
+                else:
+                    bytes_max -= max(0, growth)
             results.append((*partition, code))
             if code:
                 continue
-            value = OffsetValue(commit.offset, commit.leader_epoch, commit.metadata, wall_ms)
             if producer is not None:
                 pending = PendingValue(producer[1], value)
                 self._put_pending(draft, producer[0], partition, pending)
@@ -161,6 +183,13 @@ class Offsets:
                     if partition in self._pending[producer_id]:
                         self._put_pending(draft, producer_id, partition, None)
         return CommitReply(partitions=tuple(results))
+
+    def _size_at(self, partition: TopicPartition, producer: tuple[int, int] | None) -> int:
+        """Of what a commit replaces."""
+        if producer is None:
+            return _size_of(self._committed.get(partition))
+        pending = self._pending.get(producer[0], {}).get(partition)
+        return _size_of(pending and pending.offset)
 
     def _refusal(self, commit: PartitionCommit, entries_max: int) -> Code:
         # A character is at least a byte: the cheap test first.
@@ -235,3 +264,9 @@ class Offsets:
                 and partition[0] not in topics_kept
             ):
                 self._put(draft, partition, None)
+
+
+def _size_of(value: OffsetValue | None) -> int:
+    if value is None:
+        return 0
+    return ENTRY_BYTES + len(value.metadata.encode()) if value.metadata else ENTRY_BYTES

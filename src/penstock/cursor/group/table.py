@@ -39,17 +39,20 @@ from penstock.cursor.group.records import (
 )
 from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, GroupSettings
 from penstock.cursor.group.share import ShareGroup
+from penstock.cursor.tenants import FREE, Held
+from penstock.model.quotas import GROUP_CONFIGS, GROUPS
 
 
 class Group:
     """One group. At most one of ``classic``, ``consumer`` and ``share`` is set; none: offsets
     only."""
 
-    __slots__ = ("classic", "consumer", "id", "offsets", "share")
+    __slots__ = ("account", "classic", "consumer", "id", "offsets", "share")
 
-    def __init__(self, group_id: str, open_groups: dict[int, set[str]]) -> None:
+    def __init__(self, group_id: str, open_groups: dict[int, set[str]], held: Held) -> None:
         self.id = group_id
-        self.offsets = Offsets(group_id, open_groups)
+        self.account = held.account_of(group_id)
+        self.offsets = Offsets(group_id, open_groups, held)
         self.classic: ClassicGroup | None = None
         self.consumer: ConsumerGroup | None = None
         self.share: ShareGroup | None = None
@@ -75,8 +78,10 @@ class Group:
 
 
 class GroupTable:
-    def __init__(self, settings: GroupSettings) -> None:
+    def __init__(self, settings: GroupSettings, held: Held | None = None) -> None:
+        """``held`` counts what the tenants have here, and knows their quotas."""
         self._settings = settings
+        self._held = held or Held(FREE)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
         self._configs: dict[str, ConfigsValue] = {}  # of groups that may not be there yet
@@ -99,7 +104,7 @@ class GroupTable:
         if group is None:
             if body is None:
                 return
-            group = self._groups[decoded.group_id] = Group(decoded.group_id, self._open_groups)
+            group = self._add(decoded.group_id)
         if isinstance(decoded, OffsetKey):
             assert body is None or isinstance(body, OffsetValue)
             group.offsets.apply_offset(decoded, body)
@@ -119,7 +124,7 @@ class GroupTable:
             )
             self._replay_consumer(group, decoded, body)
         if group.is_blank:
-            del self._groups[group.id]
+            self._remove(group)
 
     def _replay_classic(self, group: Group, value: ClassicValue | None, now_ms: int) -> None:
         if value is None:
@@ -144,6 +149,9 @@ class GroupTable:
             group.consumer = None  # its tombstone is the last one written
 
     def _apply_configs(self, key: ConfigsKey, value: ConfigsValue | None) -> None:
+        account = self._held.account_of(key.group_id)
+        change = (value is not None) - (key.group_id in self._configs)
+        self._held.add(account, GROUP_CONFIGS, change)
         if value is None:
             self._configs.pop(key.group_id, None)
         else:
@@ -166,10 +174,32 @@ class GroupTable:
             return None, Code.INVALID_GROUP_ID
         if not may_create:
             return None, Code.GROUP_ID_NOT_FOUND
-        if len(self._groups) >= self._settings.groups_max:
+        bound = self._settings.groups_max
+        if len(self._groups) >= bound:
             return None, Code.GROUP_MAX_SIZE_REACHED
-        group = self._groups[group_id] = Group(group_id, self._open_groups)
-        return group, Code.NONE
+        account = self._held.account_of(group_id)
+        if not self._held.room(account, GROUPS, bound=bound):
+            self._held.note_refused(account, GROUPS)
+            return None, Code.GROUP_MAX_SIZE_REACHED
+        return self._add(group_id), Code.NONE
+
+    def _no_group(self, group_id: str, code: Code, kind: str) -> str:
+        """Why there is none, in a line for clients."""
+        if code is not Code.GROUP_MAX_SIZE_REACHED:
+            return f"There is no {kind} group of this name."
+        account, bound = self._held.account_of(group_id), self._settings.groups_max
+        if len(self._groups) >= bound:
+            return f"This coordinator has {bound:,} of {bound:,} groups: delete some."
+        return self._held.why(account, GROUPS, bound=bound)
+
+    def _add(self, group_id: str) -> Group:
+        group = self._groups[group_id] = Group(group_id, self._open_groups, self._held)
+        self._held.add(group.account, GROUPS, 1)
+        return group
+
+    def _remove(self, group: Group) -> None:
+        if self._groups.pop(group.id, None) is not None:
+            self._held.add(group.account, GROUPS, -1)
 
     def _finish(self, group: Group, draft: Draft) -> Decision:
         self._arm(group)
@@ -186,7 +216,7 @@ class GroupTable:
 
     def _drop_if_blank(self, group: Group) -> None:
         if group.is_blank:
-            self._groups.pop(group.id, None)
+            self._remove(group)
             self._wakes.drop(group.id)
 
     def _erase_classic(self, group: Group, draft: Draft) -> None:
@@ -203,7 +233,7 @@ class GroupTable:
         if group.share is not None:
             draft.rows.append(CODEC.encode(ShareKey(group.id), None))
             group.share = None
-        self._groups.pop(group.id, None)
+        self._remove(group)
         self._wakes.drop(group.id)
 
     def view(self) -> dict[str, object]:

@@ -50,6 +50,9 @@ class QuotasChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     connections_max: int | msgspec.UnsetType | None = msgspec.UNSET
     waits_max: int | msgspec.UnsetType | None = msgspec.UNSET
     partitions_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    groups_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    offset_bytes_max: int | msgspec.UnsetType | None = msgspec.UNSET
+    transactional_ids_max: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class LimitsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

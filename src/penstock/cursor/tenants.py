@@ -1,0 +1,97 @@
+"""What each tenant holds at the coordinators of groups and of transactions, and how much more it
+may.
+
+Every coordinator partition counts for itself (``Held``), as its rows are read and written. A quota
+is compared with the sum over the partitions that this node coordinates, a share with the partition
+alone. In a cluster a tenant's groups are spread over the nodes that lead partitions of the
+coordinators' topic, and nodes do not tell each other their sums: a tenant is never refused below
+its quota, and gets at most its quota from each of these nodes. An exact sum would need a call to
+other nodes before a group is made, and a group could not be made while one of them is away.
+"""
+
+from collections.abc import Hashable
+from typing import Final
+
+from penstock.model.names import ACCOUNT_DEFAULT
+from penstock.model.ports import Identities
+from penstock.model.quotas import NO_LIMIT, Quota, most_of
+from penstock.model.tenancy import split_scoped
+
+
+class TenantRooms:
+    """How much of each quota the tenants have used at this node."""
+
+    def __init__(self, identities: Identities | None, *, own_account: str) -> None:
+        """``identities`` None: no tenant has a quota."""
+        self.own_account = own_account
+        self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
+        self._identities = identities
+        self._held: dict[Hashable, Held] = {}
+
+    def hold(self, key: Hashable) -> "Held":
+        """Begin to count anew for a coordinator partition that is about to be read."""
+        held = self._held[key] = Held(self)
+        return held
+
+    def drop(self, key: Hashable) -> None:
+        """The partition is coordinated elsewhere, or has to be read again."""
+        self._held.pop(key, None)
+
+    def used(self, account: str, quota: Quota) -> int:
+        return sum(held.used(account, quota) for held in self._held.values())
+
+    def most(self, account: str, quota: Quota, bound: int = NO_LIMIT) -> int:
+        if self._identities is None:
+            return NO_LIMIT
+        tenant = self._identities.tenant(account)
+        return most_of(tenant, quota, own_account=self.own_account, bound=bound)
+
+    def note_refused(self, account: str, quota: Quota) -> None:
+        key = (account, quota.name)
+        self.refused[key] = self.refused.get(key, 0) + 1
+
+
+class Held:
+    """What each tenant holds in one coordinator partition."""
+
+    __slots__ = ("_counts", "_rooms")
+
+    def __init__(self, rooms: TenantRooms) -> None:
+        self._rooms = rooms
+        self._counts: dict[tuple[str, str], int] = {}  # by account and what it is
+
+    def account_of(self, scoped_id: str) -> str:
+        return split_scoped(scoped_id, own_account=self._rooms.own_account)[0]
+
+    def add(self, account: str, quota: Quota, change: int) -> None:
+        key = (account, quota.what)
+        count = self._counts.get(key, 0) + change
+        if count:
+            self._counts[key] = count
+        else:
+            self._counts.pop(key, None)
+
+    def used(self, account: str, quota: Quota) -> int:
+        return self._counts.get((account, quota.what), 0)
+
+    def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
+        """Return how much more the tenant may hold here. ``bound``: of this partition, for all
+        tenants together."""
+        most = self._rooms.most(account, quota)
+        if most == NO_LIMIT:
+            return NO_LIMIT
+        left_here = self._rooms.most(account, quota, bound) - self.used(account, quota)
+        return max(0, min(most - self._rooms.used(account, quota), left_here))
+
+    def note_refused(self, account: str, quota: Quota) -> None:
+        self._rooms.note_refused(account, quota)
+
+    def why(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
+        """Say why there is no room, in a line for clients."""
+        most, used = self._rooms.most(account, quota), self._rooms.used(account, quota)
+        if used < most:
+            most, used = self._rooms.most(account, quota, bound), self.used(account, quota)
+        return quota.exceeded(used, most)
+
+
+FREE: Final = TenantRooms(None, own_account=ACCOUNT_DEFAULT)
