@@ -5,6 +5,7 @@ from tests.unit.frontend.memory import MemoryIdentities
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
+from penstock.cursor.group.rows import Row
 from penstock.cursor.group.settings import GroupSettings
 from penstock.cursor.tenants import TenantRooms
 from penstock.cursor.transactions import Transactions
@@ -75,7 +76,7 @@ def test_rows_that_are_read_again_count_as_before() -> None:
     counted = rooms()
     groups = Groups(SETTINGS, counted.hold("p0"))
     request = CommitRequest((PartitionCommit("topic", 0, 1, metadata="é"),))
-    rows = []
+    rows: list[Row] = []
     for name in (f"{B}/one", f"{B}/two"):
         rows += groups.commit(name, request, ticket=1, now_ms=0, wall_ms=0).rows
         producer = {"producer_id": 7, "producer_epoch": 0}

@@ -107,7 +107,7 @@ class Offsets:
         partition = (key.topic_id, key.partition)
         commits = self._pending.setdefault(key.producer_id, {})
         before = commits.pop(partition, None)
-        change = _size_of(value and value.offset) - _size_of(before and before.offset)
+        change = _size_of(_offset_in(value)) - _size_of(_offset_in(before))
         if change:
             self._held.add(self._account, OFFSET_BYTES, change)
         if before is not None:
@@ -188,8 +188,7 @@ class Offsets:
         """Of what a commit replaces."""
         if producer is None:
             return _size_of(self._committed.get(partition))
-        pending = self._pending.get(producer[0], {}).get(partition)
-        return _size_of(pending and pending.offset)
+        return _size_of(_offset_in(self._pending.get(producer[0], {}).get(partition)))
 
     def _refusal(self, commit: PartitionCommit, entries_max: int) -> Code:
         # A character is at least a byte: the cheap test first.
@@ -264,6 +263,10 @@ class Offsets:
                 and partition[0] not in topics_kept
             ):
                 self._put(draft, partition, None)
+
+
+def _offset_in(pending: PendingValue | None) -> OffsetValue | None:
+    return None if pending is None else pending.offset
 
 
 def _size_of(value: OffsetValue | None) -> int:
