@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pipeline.test_decode import BASE_MS, Made, batch, expected, logs, rows_of
+from tests.unit.pipeline.test_decode import BASE_MS, Made, batch, expected, logs, rows_of
 
 from penstock.pipeline.chains import Chains, cut
 from penstock.pipeline.columns import TYPES

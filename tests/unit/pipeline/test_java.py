@@ -159,7 +159,7 @@ def no_java(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
     return {
         **environment,
         "PATH": f"{old / 'bin'}",
-        "PYTHONPATH": f"{hidden}:{Path(__file__).parents[2]}",
+        "PYTHONPATH": f"{hidden}:{Path(__file__).parents[3]}",
         "PENSTOCK_LAKE": str(tmp_path / "lake"),
     }
 
