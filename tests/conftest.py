@@ -6,9 +6,13 @@ was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones.
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # A shell starts background commands with SIGINT ignored (`nohup make test &`), and every process
 # below inherits that. Tests send SIGINT to servers and commands, so the default is restored here,
@@ -29,3 +33,29 @@ else:
     # Numbers and strings of whatever is loaded are tried as well: with several processes that would
     # depend on which files each of them has been given before.
     providers._get_local_constants = lambda: providers._local_constants
+
+# ── Workers ──────────────────────────────────────────────────────────────────────────────────
+
+SPARK = "tests/pipeline"  # its files share one Spark session; those in folders below do not
+
+
+class OneSpark(LoadFileScheduling):
+    """Gives each file to one worker, and all files of SPARK to the same one.
+
+    The marks of ``--dist loadgroup`` cannot do this: pytest-xdist 3.8 adds a group's name to an
+    attribute that pytest 9.2 does not read."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return SPARK if file.rpartition("/")[0] == SPARK else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark | None:
+    return OneSpark(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put SPARK first: the longest piece of work must not be the last that is begun."""
+    folder = Path(config.rootpath, SPARK)
+    items.sort(key=lambda item: item.path.parent != folder)

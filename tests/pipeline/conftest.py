@@ -1,8 +1,10 @@
-"""One Spark session for all tests of the pipeline that do not need a process of their own.
+"""One Spark session for the tests of this folder.
 
-A session takes seconds to start and half a gigabyte, so each worker of a run has one, for all files
-that it is given. Tests that start a JVM of their own, or kill one, find the classes of Spark
-archived in the cache folder; that is done once for a machine.
+A session takes many seconds of CPU time to start, half a gigabyte, and its queries get faster with
+every one that ran before, so one worker of a run does all files of this folder
+(``tests/conftest.py``). Tests that start JVMs of their own are in ``processes``; tests that need no
+JVM are in ``tests/unit/pipeline``. Every JVM finds the classes of Spark archived in the cache
+folder; that is done once for a machine.
 """
 
 from __future__ import annotations
@@ -21,6 +23,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WARM_S_MAX = 280.0
+TEST_S_MAX = 900  # the first test waits for the archive and for a JVM
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_ours = Path(__file__).parent in item.path.parents
+        if is_ours and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S_MAX))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import penstock_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOBS = "tests.pipeline.sample_jobs"
 # A process that lives for seconds gains nothing from the second compiler.
 QUICK = [

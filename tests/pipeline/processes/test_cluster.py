@@ -20,7 +20,7 @@ from tests.harness.server import Server, stable_port
 from penstock.pipeline.cluster import Cluster, ClusterFailed
 from penstock.pipeline.lake import Lake
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PENSTOCK = Path(sys.executable).with_name("penstock")
 RECORDS = 60_000
 SHORT = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.harness.server import Server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def demo(folder: Path, endpoint: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
