@@ -27,6 +27,8 @@ case "${1:-}" in
     needs nsenter util-linux
     # The clock that it sets wrong on one node.
     needs faketime faketime
+    # The browser whose requests a server has to tell from those of clients.
+    needs chromium chromium
     ;;
   *)
     echo "usage: $0 python|tests" >&2
