@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run pipeline-demo test quick check fmt lint types imports explore compat faults chaos bench locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test pytest checks quick check fmt lint types imports explore compat faults chaos bench locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -69,11 +69,23 @@ quick: setup  ## the tests that answer in seconds
 explore: setup  ## properties with examples that were not tried before
 	EXPLORE=1 $(BIN)/pytest -q -n 2 tests/unit
 
-# The tests of a file stay together and in order: they share servers, and some go on from others.
-# Three at a time on two cores, for many of them wait: 22 minutes instead of 29.
-test: setup check  ## everything; what CI runs
+# The checks run beside the tests; the failure of either fails the run after the other has ended.
+test: setup  ## everything; what CI runs
 	tools/bootstrap.sh tests
+	@$(MAKE) --no-print-directory -j 2 pytest checks; code=$$?; tail -n 1 $(CHECKS); exit $$code
+
+# The tests of a file stay together and in order: they share servers, and some go on from others.
+# tests/conftest.py spreads the files over the workers. Three workers on two cores, for many tests
+# wait: 22 minutes instead of 29.
+pytest:
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# Printed as a whole when they are finished, so that their lines do not mix with those of pytest.
+CHECKS := .venv/checks.log
+checks:
+	@$(MAKE) --no-print-directory check >$(CHECKS) 2>&1; code=$$?; \
+	test $$code = 0 && said=passed || said="FAILED, see $(CHECKS)"; \
+	echo "checks: $$said" >>$(CHECKS); echo; cat $(CHECKS); exit $$code
 
 compat: setup
 	$(BIN)/pytest -m compat
