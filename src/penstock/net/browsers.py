@@ -57,11 +57,12 @@ class BrowserGuard:
         self._is_open = is_open
         self._acts_on_get = acts_on_get
         self._external = urlsplit(external_url).hostname or ""
-        # HTTP/1.0 has no Host, and no browser speaks HTTP/1.0.
-        self._served: set[str | None] = {None}
+        # Accepted Host values. HTTP/1.0 has no Host, and no browser speaks HTTP/1.0.
+        self.served: set[str | None] = {None}
 
     def refusal(self, headers: Mapping[str, str], url: bytes, parser: Parser) -> str | None:
-        """Return why the request is rejected, or None to serve the request."""
+        """Return why the request is rejected, or None to serve the request. A request needs no
+        check if its Host is in ``served`` and it has no Origin, Sec-Fetch-Site or query string."""
         if "sec-fetch-site" in headers:
             if _is_foreign(headers, url, parser):
                 return "Requests by web pages of other sites are rejected."
@@ -70,35 +71,34 @@ class BrowserGuard:
                 "Actions in the query string are rejected when a browser does not say which page "
                 "sent them: use localhost or an SQS client."
             )
-        if self._is_open:
-            host = headers.get("host")
-            if host not in self._served and not self._serves(host or ""):
+        host = headers.get("host")
+        if host not in self.served:
+            if self._is_open and not self._serves(host or ""):
                 return (
                     f"Host {host} is not served while authentication is off: use localhost or an IP"
                     " address, set http.external_url, or turn authentication on."
                 )
-            if "origin" in headers and not _is_own(headers["origin"], host or ""):
-                return "Requests by web pages are rejected while authentication is off."
+            if len(self.served) < HOSTS_MAX:
+                self.served.add(host)
+        if self._is_open and "origin" in headers and not _is_own(headers["origin"], host or ""):
+            return "Requests by web pages are rejected while authentication is off."
         return None
 
     def _serves(self, host: str) -> bool:
-        host_name = host.strip().lower()
-        if host_name.startswith("["):
-            name = host_name[1:].partition("]")[0]
+        host = host.strip().lower()
+        if host.startswith("["):
+            name = host[1:].partition("]")[0]
         else:
-            name = host_name.partition(":")[0].rstrip(".")
+            name = host.partition(":")[0].rstrip(".")
         try:
-            is_served = _is_dialled(ipaddress.ip_address(name))
+            return _is_dialled(ipaddress.ip_address(name))
         except ValueError:
-            is_served = (
+            return (
                 ("." not in name and "%" not in name)
                 or name.endswith(_PRIVATE)
                 or name == self._external
                 or _SDK.fullmatch(name) is not None
             )
-        if is_served and len(self._served) < HOSTS_MAX:
-            self._served.add(host)
-        return is_served
 
 
 def _is_dialled(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

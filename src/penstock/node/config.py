@@ -156,7 +156,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         note(
             "What clients reach this endpoint by, as it stands in queue URLs; empty: the Host"
-            " header of each request.",
+            " header of each request. While authentication is off, the host of this URL is served"
+            " in addition to addresses and local names.",
             check=_check_url,
         ),
     ] = ""
