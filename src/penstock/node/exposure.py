@@ -60,6 +60,7 @@ def is_auth_on(config: Config) -> bool:
 def check_internal(config: Config) -> None:
     """Calls between nodes carry everything that is secret about a cluster but its messages, and
     whoever makes them may change all of it. Raises ExposureRefused."""
+    check_etcd(config)
     internal = config.internal
     listens = [parse_listen(internal.listen)[0]] if internal.listen else []
     places = (*parse_places(config.metadata.service), *parse_places(config.metadata.members))
@@ -75,6 +76,18 @@ def check_internal(config: Config) -> None:
         raise ExposureRefused(
             "internal.ca and tls.client_ca_file are the same authority: every client that has a"
             " certificate could pass for a node; give nodes an authority of their own"
+        )
+
+
+def check_etcd(config: Config) -> None:
+    """Raise ExposureRefused if etcd is on another machine and is called without TLS: whoever can
+    change those calls can change all metadata of the cluster."""
+    cluster = config.cluster
+    exposed = [str(one) for one in parse_places(cluster.etcd) if not is_loopback(one.host)]
+    if exposed and not cluster.etcd_ca and not config.auth.insecure:
+        raise ExposureRefused(
+            f"etcd at {', '.join(exposed)} is on another machine and there is no TLS to it: give"
+            " cluster.etcd_ca, or say --insecure (setting auth.insecure)"
         )
 
 

@@ -38,6 +38,7 @@ from penstock.node.backup_files import batches_of, definitions_of
 from penstock.node.backup_manifest import BackupUnusable, Manifest, PartitionPart
 from penstock.node.backup_writing import sync_folder
 from penstock.node.config import Config
+from penstock.node.exposure import check_etcd
 from penstock.node.folder import LOCK_NAME, METADATA_NAME, DataFolder, FolderUnusable
 from penstock.node.keyring import KMS_NAME, MASTER_NAME
 from penstock.node.metadata_link import open_etcd
@@ -53,7 +54,9 @@ Told = Callable[[int, int], None]
 
 def restore(backup: Path, manifest: Manifest, config: Config, *, now_ms: int, told: Told) -> None:
     """Into ``node.data``, and where ``cluster.node`` says so into the cluster's etcd. ``told``
-    hears how many bytes are done, of how many. Raises FolderUnusable, BackupUnusable, Conflict."""
+    hears how many bytes are done, of how many. Raises FolderUnusable, BackupUnusable, Conflict,
+    ExposureRefused."""
+    check_etcd(config)
     data = Path(config.node.data)
     _check_welcome(data)
     folder = DataFolder(data)

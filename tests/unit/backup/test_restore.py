@@ -19,6 +19,7 @@ from penstock.node import backup_admin
 from penstock.node import config as node_config
 from penstock.node.backup_files import read_manifest, verify
 from penstock.node.backup_manifest import BackupUnusable
+from penstock.node.exposure import ExposureRefused
 from penstock.node.folder import FolderUnusable
 from penstock.node.restoring import restore
 
@@ -211,6 +212,21 @@ async def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FolderUnusable, match="not empty"):
         await laid_out(backup, data)
     assert (data / "master.key").read_text() == "a key may wait there"
+
+
+async def test_etcd_on_another_machine_is_not_filled_without_tls(tmp_path: Path) -> None:
+    async with on_stage(tmp_path / "old") as stage:
+        backup, _ = await backed_up(stage, tmp_path / "backups")
+    given: dict[str, object] = {
+        "node.data": str(tmp_path / "new"),
+        "cluster.node": 1,
+        "cluster.etcd": "10.0.0.1:2379",
+        "internal.listen": "127.0.0.1:0",
+    }
+    config = node_config.load(given, {}).config
+    with pytest.raises(ExposureRefused, match=r"etcd at 10\.0\.0\.1:2379"):
+        restore(backup, read_manifest(backup), config, now_ms=1, told=lambda _a, _b: None)
+    assert not (tmp_path / "new").exists()
 
 
 async def test_a_restore_that_fails_takes_away_what_it_has_written(tmp_path: Path) -> None:

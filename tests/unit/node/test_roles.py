@@ -86,6 +86,21 @@ def test_only_this_machine_may_do_without_certificates() -> None:
         check_internal(loaded(**flags, internal__certificate="c.pem", internal__ca="ca.pem"))
 
 
+def test_etcd_on_another_machine_needs_tls() -> None:
+    node = {"cluster__node": 1, "internal__listen": "127.0.0.1:9400"}
+    for near in ("127.0.0.1:2379", "localhost:2379,[::1]:2379"):
+        check_internal(loaded(**node, cluster__etcd=near))
+    for far in ("10.0.0.1:2379", "127.0.0.1:2379,etcd.internal:2379", "[2001:db8::1]:2379"):
+        flags = {**node, "cluster__etcd": far}
+        with pytest.raises(ExposureRefused, match=r"etcd at .* is on another machine.*--insecure"):
+            check_internal(loaded(**flags))
+        with pytest.raises(ExposureRefused):
+            # Certificates between nodes do not protect the calls to etcd.
+            check_internal(loaded(**flags, internal__certificate="c.pem", internal__ca="ca.pem"))
+        check_internal(loaded(**flags, cluster__etcd_ca="ca.pem"))
+        check_internal(loaded(**flags, auth__insecure=True))
+
+
 def test_clients_and_nodes_have_authorities_of_their_own(tmp_path: Path) -> None:
     one, copy, other = (tmp_path / name for name in ("one.pem", "copy.pem", "other.pem"))
     one.write_text("authority")
