@@ -64,7 +64,9 @@ def create(session: Session, folder: Path, rate: int | None) -> None:
     """
     from penstock.cli.backup_source import AdminSource
     from penstock.node.backup_writing import Pace, write_backup
+    from penstock.node.private import set_umask
 
+    set_umask()
     quiet = session.settings.quiet
     with Progress("copying", is_quiet=quiet) as progress:
         made, manifest = write_backup(
@@ -148,9 +150,11 @@ def restore(
     from penstock.node import config as node_config
     from penstock.node.backup_files import read_manifest
     from penstock.node.folder import FolderUnusable
+    from penstock.node.private import set_umask
     from penstock.node.restoring import restore as restore_all
     from penstock.node.settings import ConfigInvalid
 
+    set_umask()
     given = {"node.data": data, "cluster.node": node, "cluster.etcd": etcd}
     flags = {key: value for key, value in given.items() if value is not None}
     if node is not None:

@@ -191,6 +191,7 @@ class Folder:
 
     def _write(self, file: Path, value: dict[str, Any]) -> None:
         new = file.with_suffix(".new")
+        new.touch(mode=0o600)
         new.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
         new.replace(file)
 

@@ -77,7 +77,9 @@ def up(
     An etcd and some nodes, with their data and ports kept in a folder for the next time.
     """
     from penstock.cli.cluster_processes import GivenUp, Told
+    from penstock.node import private
 
+    private.set_umask()
     program = None if etcd else shutil.which(ETCD)
     folder = Folder(Path(data))
     if program is None and not etcd and not (folder.is_there and folder.layout().etcd):
@@ -88,6 +90,7 @@ def up(
             exit_code=ExitCode.NOT_FOUND,
         )
     folder.take()
+    private.repair(folder.path, but=folder.master_file.name)
     layout = folder.settle(nodes=nodes, base=port_base, etcd=etcd)
     with Told() as told:
         local = _Local(session, folder, layout, program or ETCD, told, stays=detach)

@@ -25,7 +25,7 @@ class Disk:
 
     def open(self, path: Path) -> int:
         """For reading and writing; made when missing."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -80,7 +80,7 @@ class Disk:
         if folder.is_dir():
             return
         self.make_folder(folder.parent)
-        folder.mkdir(mode=0o750, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         self.sync_folder(folder.parent)
 
     def names(self, folder: Path) -> Sequence[str]:

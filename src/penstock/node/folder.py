@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.model.errors import PenstockError
+from penstock.node.keyring import MASTER_NAME
+from penstock.node.private import repair
 from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
 
 LOCK_NAME = "lock"
@@ -25,8 +27,8 @@ class DataFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FolderUnusable(
                 f"the data folder {path} cannot be used: {error.strerror}"
@@ -39,6 +41,8 @@ class DataFolder:
                 f"the data folder {path} is in use by another penstock process; "
                 "stop it, or choose another folder with --data"
             ) from error
+        # The key ring rejects a master key that others may read: such a key is not a secret.
+        repair(path, but=MASTER_NAME)
 
     @property
     def metadata_path(self) -> Path:

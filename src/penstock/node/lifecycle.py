@@ -18,7 +18,7 @@ import uvloop
 from penstock import __version__
 from penstock.model.errors import PenstockError
 from penstock.node import config as node_config
-from penstock.node import open_files
+from penstock.node import open_files, private
 from penstock.node.allocator import keep_freed_blocks
 from penstock.node.compose import AnyNode, make_node
 from penstock.node.config import Config
@@ -48,6 +48,7 @@ def serve(
         for row in describe(loaded):
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
         return EXIT_OK
+    private.set_umask()
     telemetry = loaded.config.telemetry
     logs.configure(telemetry.level, telemetry.format, node=loaded.config.node.name)
     open_files.raise_limit()
