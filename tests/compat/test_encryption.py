@@ -404,8 +404,8 @@ def change_sealed(folder: Path, which: int) -> None:
     replace_segment(segment, bytes(content))
 
 
-def quarantined(server: Server) -> float:
-    return server.metrics()["penstock_messages_quarantined_total"]
+def quarantined(server: Server, *, token: str = "") -> float:
+    return server.metrics(token=token)["penstock_messages_quarantined_total"]
 
 
 def test_a_changed_message_is_delivered_to_nobody_and_the_others_are(

@@ -275,18 +275,19 @@ class Server:
         """Status and text of the readiness check on the admin port."""
         return self._ask_admin("/readyz")
 
-    def metrics(self) -> dict[str, float]:
-        """Every series, by its name with its labels."""
-        status, text = self._ask_admin("/metrics")
+    def metrics(self, *, token: str = "") -> dict[str, float]:
+        """Every series, by its name with its labels. ``token``: of an operator's log-in."""
+        status, text = self._ask_admin("/metrics", token=token)
         assert status == HTTPStatus.OK, text
         lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
-    def _ask_admin(self, path: str) -> tuple[int, str]:
+    def _ask_admin(self, path: str, *, token: str = "") -> tuple[int, str]:
         host = self.admin_url.removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=10)
         try:
-            connection.request("GET", path)
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            connection.request("GET", path, headers=headers)
             reply = connection.getresponse()
             return reply.status, reply.read().decode("utf-8", "replace")
         finally:

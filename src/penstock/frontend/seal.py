@@ -9,14 +9,15 @@ the nonce are arguments; which key, and for which topics, is decided in ``sealin
 
 What is sealed of a message is its body and its attributes, of a producer's record its value and its
 headers (``record/message.py`` has the layout). What a broker goes by stays in the clear: the key or
-group, ids, times. The key is authenticated all the same: a content put under another key, or into
-another topic or account, does not open.
+group, ids, times. The key is authenticated all the same: a content put under another key does not
+open, nor does one that was sealed for another account.
 
-Topic and key id name the data key, so a sealed content opens wherever it is copied to: a dead
-letter and a moved message travel as they are, and no broker needs a key for it. The message id is
-not authenticated, because a moved message gets a new one; nor is the place in the log, which nobody
-knows yet when a message is sealed. So who can write to the disk can read nothing and change no
-content, but can repeat whole records, leave them out, or add some that were never sealed.
+Topic and key id name the data key, so a sealed content opens in every queue and topic of its
+account: a dead letter and a moved message travel as they are, and no broker needs a key for it. The
+message id is not authenticated, because a moved message gets a new one; nor is the place in the
+log, which nobody knows yet when a message is sealed. So a person who can write to the disk can read
+nothing and change no content, but can move sealed messages between the queues of one tenant, repeat
+whole records, leave them out, or add some that were never sealed.
 
 Another layout takes another version; ``unseal`` then reads both.
 """
