@@ -4,9 +4,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock import __version__
+from penstock.node.config import AuthMode, Config
+from penstock.node.exposure import ExposureRefused, exposed_addresses, is_auth_on
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,7 +22,7 @@ def test_the_readme_stays_short() -> None:
     assert len(read("README.md").splitlines()) <= 150
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_every_path_a_document_names_exists(name: str) -> None:
     named = set(re.findall(r"`((?:src|docs|tests|benchmarks|tools)/[\w./-]+)`", read(name)))
     named |= set(re.findall(r"\]\((?!http)([\w./-]+)\)", read(name)))
@@ -36,6 +39,33 @@ def test_a_messages_path_is_given_in_order_and_every_step_exists() -> None:
 
 def test_the_changelog_knows_this_version() -> None:
     assert f"## [{__version__}]" in read("CHANGELOG.md")
+
+
+def test_the_security_policy_states_the_defaults_of_the_configuration() -> None:
+    config = Config()
+    text = read("SECURITY.md")
+    stated = dict(re.findall(r"^\| `([\w.]+)` \| `?([^`|]+?)`? \|", text, re.MULTILINE))
+    assert {"auth.mode", "http.listen", "tls.cert_file", "auth.insecure"} <= set(stated)
+    for key, value in stated.items():
+        section, _, name = key.partition(".")
+        default = getattr(getattr(config, section), name)
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        assert value == (shown or "empty"), key
+    # "auto" means what the document says of it.
+    assert config.auth.mode is AuthMode.AUTO
+    assert not is_auth_on(config)
+    assert not exposed_addresses(config)
+    open_to_all = msgspec.structs.replace(config.http, listen="0.0.0.0:9324")
+    certificates = msgspec.structs.replace(config.tls, cert_file="cert.pem")
+    assert is_auth_on(msgspec.structs.replace(config, http=open_to_all, tls=certificates))
+    with pytest.raises(ExposureRefused):
+        is_auth_on(msgspec.structs.replace(config, http=open_to_all))
+    assert "no authentication" not in text
+
+
+def test_the_security_policy_supports_this_version() -> None:
+    minor = ".".join(__version__.split(".")[:2])
+    assert f"| {minor} (newest release) | yes |" in read("SECURITY.md")
 
 
 def test_every_make_target_a_document_names_exists() -> None:
