@@ -72,8 +72,8 @@ class Group:
 
     def commit(self, offset: int) -> None:
         place = TopicPartition("work", 0, offset)
-        (done,) = self._consumer.commit(offsets=[place], asynchronous=False) or ()
-        assert done.error is None
+        done = self._consumer.commit(offsets=[place], asynchronous=False) or []
+        assert [one.error for one in done] == [None]
 
     def committed(self) -> int:
         (found,) = self._consumer.committed([TopicPartition("work", 0)], timeout=SECONDS_MAX)
@@ -212,6 +212,10 @@ def test_one_node_names_the_row_and_serves_once_an_operator_has_skipped_it(serve
 
     shown = run_as(server, ROOT, "coordinator", "show", GROUPS, str(partition)).json
     assert (shown["unreadable"]["offset"], shown["unreadable"]["key"]) == (offset, "6b")
+    show = ("coordinator", "show", GROUPS, str(partition), "-o", "table")
+    table = run_as(server, ROOT, *show).out
+    assert f"out of service: the row at offset {offset} is unreadable" in table
+    assert "row of unknown kind, key 6b" in table
     done = run_as(server, ROOT, "coordinator", "skip", GROUPS, str(partition), str(offset))
     assert (done.code, done.json["unreadable"]) == (0, None)
     assert committed_by_all(server.kafka, **SASL) == expected(100)

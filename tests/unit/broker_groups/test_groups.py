@@ -6,9 +6,10 @@ import secrets
 from pathlib import Path
 
 import pytest
-from tests.unit.broker.stage import HandClock, message
+from tests.unit.broker.stage import HandClock
 from tests.unit.broker_groups.hosting import TOPIC_ID, Hosting, Leading, hosting
 
+from penstock.broker.group_log import encode_rows
 from penstock.broker.internal_topic import PARTITION_COUNT
 from penstock.broker.row_keeper import RELOAD_MS_MIN
 from penstock.cursor.group.classic_state import SyncRequest
@@ -17,6 +18,7 @@ from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.group.decision import Decision
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
+from penstock.cursor.group.rows import Row
 from penstock.cursor.group.settings import GroupSettings
 from penstock.model.errors import DiskFull
 from penstock.model.partitioning import partition_of_group
@@ -326,7 +328,8 @@ async def test_a_row_of_another_program_puts_only_its_partition_out_of_service(
     other = next(n for n in names if partition_of_group(n, PARTITION_COUNT) != 0)
     async with hosting(tmp_path) as stage:
         assert await stage.commit(ours, 1) is Code.NONE
-        await stage.stage.broker.append(stage.topic, 0, (message("not a row"),))
+        batches = encode_rows([[Row(b"not a row", b"")]], wall_ms=1)
+        await stage.stage.broker.append_batches(stage.topic, 0, batches, acks=-1)
     async with hosting(tmp_path, settings=GroupSettings(fetch_ms_max=100)) as stage:
         assert await stage.committed(ours) is UNAVAILABLE
         assert await stage.commit(ours, 2) is UNAVAILABLE
