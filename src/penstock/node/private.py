@@ -23,10 +23,14 @@ def set_umask() -> None:
 
 def repair(folder: Path, *, but: str = "") -> None:
     """Take all rights of group and others from ``folder`` and everything in it, except files named
-    ``but``. Symbolic links are not followed. A mode that cannot be changed is logged: the folder
-    may belong to another user, as the root of a mounted volume does."""
+    ``but``. The folder itself comes last: when nobody else may enter it, the rest was repaired
+    before, and a start does not look at every file. Symbolic links are not followed. A mode that
+    cannot be changed is logged: the folder may belong to another user, as the root of a mounted
+    volume does."""
+    if not folder.stat().st_mode & OTHERS:
+        return
     failed: list[tuple[Path, str]] = []
-    for path in _everything(folder):
+    for path in (*_inside(folder), folder):
         try:
             mode = path.stat().st_mode if path == folder else path.lstat().st_mode
             if mode & OTHERS and not stat.S_ISLNK(mode) and (path.name != but or path == folder):
@@ -43,8 +47,7 @@ def repair(folder: Path, *, but: str = "") -> None:
         )
 
 
-def _everything(folder: Path) -> Iterator[Path]:
-    yield folder
+def _inside(folder: Path) -> Iterator[Path]:
     for below, folders, files in os.walk(folder):
         for name in (*folders, *files):
             yield Path(below, name)
