@@ -29,7 +29,7 @@ from penstock.model.ports import (
     StreamEnds,
 )
 from penstock.model.stream import settings_of
-from penstock.model.topic import QueueStats, Topic
+from penstock.model.topic import Kind, QueueStats, Topic
 
 RECORD_OVERHEAD_BYTES = 192  # batch header, record framing and system fields, generously
 
@@ -111,7 +111,7 @@ class Broker:
         self._admit(size)
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
-        if not topic.is_queue:  # no path of a client may write messages into the server's own rows
+        if topic.kind is Kind.STREAM:  # no path of a client may write messages into the server's own rows
             raise InvalidRequest(f"{topic.name} is not a queue: messages are sent to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         owner = queue.partitions.get(partition) or await self._partition(topic, partition)
