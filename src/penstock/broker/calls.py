@@ -111,7 +111,8 @@ class Broker:
         self._admit(size)
         if topic.source_id is not None:
             raise InvalidRequest(f"{topic.name} is a share: send to the topic that it reads.")
-        if topic.kind is Kind.STREAM:  # no path of a client may write messages into the server's own rows
+        # No path of a client may write messages into the server's own rows.
+        if topic.kind is Kind.STREAM:
             raise InvalidRequest(f"{topic.name} is not a queue: messages are sent to queues only.")
         queue = self.partitions.find(topic) or await self.partitions.open(topic)
         owner = queue.partitions.get(partition) or await self._partition(topic, partition)
