@@ -5,6 +5,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Tests start hundreds of servers. Where this variable forbids Python to keep compiled modules, each
+# server compiles what changed since `make setup`: up to 2.0 s of CPU time per start instead of 0.7.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
