@@ -39,7 +39,7 @@ else:
 SPARK = "tests/pipeline"  # its files share one Spark session; those in folders below do not
 
 
-class OneSpark(LoadFileScheduling):
+class OneSpark(LoadFileScheduling):  # type: ignore[misc]
     """Gives each file to one worker, and all files of SPARK to the same one.
 
     The marks of ``--dist loadgroup`` cannot do this: pytest-xdist 3.8 adds a group's name to an
