@@ -31,6 +31,9 @@ START_S_MAX = 240.0  # with every core busy elsewhere
 # reads the end of the stream, or it had sent bytes that the planner never read (the kernel then
 # resets the connection), or it wrote again after that.
 LOST_PLANNER = r"java\.io\.EOFException|java\.net\.SocketException: (Connection reset|Broken pipe)"
+# Spark gives a new Python process ten seconds to connect. On a busy machine it may need longer, and
+# the job tries again.
+SLOW_START = "Python worker failed to connect back"
 
 
 class Place:
@@ -273,24 +276,24 @@ def test_a_killed_planner_and_a_killed_jvm_are_replaced_and_nothing_is_lost(plac
     assert planner is not None
     os.kill(planner, signal.SIGKILL)
     count_to(9)
-    eventually(lambda: has(9), seconds=60, what="the query was started again")
-    assert place.status("numbers")["restarts"] == 1
+    eventually(lambda: has(9), seconds=START_S_MAX, what="the query was started again")
 
     jvm = child(process.pid, "org.apache.spark.deploy.SparkSubmit")
     assert jvm is not None
     os.kill(jvm, signal.SIGKILL)
     count_to(12)
     eventually(lambda: has(12), seconds=START_S_MAX, what="a new JVM took over")
-    assert place.status("numbers")["restarts"] == 2
 
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=START_S_MAX)
     assert process.returncode == 143
     said = [line for line in err.splitlines() if "trying again in" in line]
-    assert re.match(rf"({LOST_PLANNER}).*; trying again in 1 s \(1 of 5\)", said[0]), said
-    assert len(said) == 2, said
+    kills = [line for line in said if SLOW_START not in line]
+    assert len(kills) == 2, said
+    assert re.match(rf"({LOST_PLANNER}).*; trying again in 1 s \(1 of 5\)", kills[0]), said
     assert "Traceback" not in err
-    assert place.status("numbers")["state"] == "stopped"
+    status = place.status("numbers")
+    assert (status["state"], status["restarts"]) == ("stopped", len(said))
 
 
 def test_a_killed_job_is_seen_as_dead_and_a_follower_of_its_log_ends_with_it(place: Place) -> None:
