@@ -29,6 +29,7 @@ from penstock.frontend.kafka.permissions import (
     Operation,
 )
 from penstock.frontend.kafka.refusal import Refusal
+from penstock.model.errors import AccessDenied
 from penstock.model.identity import Caller, User
 from penstock.model.names import queue_arn
 from penstock.wire.kafka.faults import ErrorCode
@@ -145,12 +146,9 @@ def user_of(principal: str) -> str:
 
 def check_may_change(caller: Caller, user: User) -> None:
     """Check that ``caller`` may change the rules of ``user``: an operator's rules are changed by
-    operators only. Raises Refusal."""
+    operators only. Raises AccessDenied."""
     if user.is_operator and not caller.is_operator:
-        raise Refusal(
-            ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-            f"{user.name} is an operator: only an operator may change these rules.",
-        )
+        raise AccessDenied(f"{user.name} is an operator: only an operator may change these rules.")
 
 
 def _invalid(reason: str) -> Refusal:
