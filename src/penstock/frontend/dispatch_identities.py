@@ -28,6 +28,7 @@ class DispatchedIdentities:
         self.keys = identities.keys
         self.secret = identities.secret
         self.scram = identities.scram
+        self.iteration_counts = identities.iteration_counts
         self.note_used = identities.note_used
         self.free_account = identities.free_account
         self.mechanisms = identities.mechanisms

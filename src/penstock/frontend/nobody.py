@@ -1,6 +1,6 @@
 """The identities of a node that asks nobody who they are: there are none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.model.errors import NotFound
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
@@ -34,6 +34,9 @@ class Nobody:
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:  # noqa: ARG002
         return None
+
+    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:  # noqa: ARG002
+        return {}
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         pass

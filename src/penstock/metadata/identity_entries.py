@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import AccessKey, Limits, Rate, ScramCredential, Tenant, User
-from penstock.model.limits import KIB
+from penstock.model.limits import KIB, SCRAM_ITERATIONS_MAX, SCRAM_ITERATIONS_MIN
 from penstock.model.names import is_account
 
 TENANTS_PREFIX = "/tenants/"
@@ -49,8 +49,6 @@ KEY_ID_ENTROPY_BYTES = 10  # sixteen characters of base32
 SECRET_ENTROPY_BYTES = 30  # forty characters of base64
 
 KEY_BYTES_BY_MECHANISM = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
-ITERATIONS_MIN = 4_096  # below it the RFC calls a password badly kept
-ITERATIONS_MAX = 1_000_000  # what a client has to compute at each log-in
 SALT_BYTES_MIN = 8
 SALT_BYTES_MAX = 255
 
@@ -186,8 +184,11 @@ def check_scram(credential: ScramCredential) -> None:
     if key_bytes is None:
         known = " or ".join(KEY_BYTES_BY_MECHANISM)
         raise InvalidRequest(f"The mechanism is {known}.")
-    if not ITERATIONS_MIN <= credential.iterations <= ITERATIONS_MAX:
-        raise InvalidRequest(f"The iterations are {ITERATIONS_MIN} to {ITERATIONS_MAX}.")
+    if not SCRAM_ITERATIONS_MIN <= credential.iterations <= SCRAM_ITERATIONS_MAX:
+        raise InvalidRequest(
+            f"iterations is {credential.iterations}; {SCRAM_ITERATIONS_MIN} to"
+            f" {SCRAM_ITERATIONS_MAX} are allowed."
+        )
     if not SALT_BYTES_MIN <= len(credential.salt) <= SALT_BYTES_MAX:
         raise InvalidRequest(f"The salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes.")
     if len(credential.stored_key) != key_bytes or len(credential.server_key) != key_bytes:

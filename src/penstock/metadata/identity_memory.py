@@ -5,7 +5,7 @@ that decisions remembered elsewhere are void within the time a watch takes. What
 here, too, and is opened for whoever asks. Changes are in ``identities.py``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.metadata.identity_entries import (
 )
 from penstock.metadata.store import Store
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
+from penstock.model.limits import SCRAM_ITERATIONS_MAX
 from penstock.model.ports import KeyRing
 
 
@@ -53,6 +54,8 @@ class IdentityMemory:
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
         self._live_keys: dict[str, AccessKey] = {}  # those that their user names
+        # By mechanism, account and iterations: the number of users.
+        self._iteration_counts: dict[str, dict[str, dict[int, int]]] = {}
         self._epoch = 1
 
     async def start(self) -> None:
@@ -121,6 +124,9 @@ class IdentityMemory:
         entry = self._users.get(user_key(account, user))
         return () if entry is None else entry.mechanisms
 
+    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
+        return self._iteration_counts.get(mechanism, {})
+
     # ── Following: own changes and those of others, each once ────────────────────────────────
 
     def _on_tenant_change(
@@ -150,9 +156,22 @@ class IdentityMemory:
             self._epoch += 1
 
     def _on_scram_change(
-        self, _at: str, _before: ScramCredential | None, _after: ScramCredential | None
+        self, _at: str, before: ScramCredential | None, after: ScramCredential | None
     ) -> None:
         self._epoch += 1
+        for credential, change in ((before, -1), (after, 1)):
+            if credential is not None and credential.iterations <= SCRAM_ITERATIONS_MAX:
+                self._count_iterations(credential, change)
+
+    def _count_iterations(self, credential: ScramCredential, change: int) -> None:
+        by_account = self._iteration_counts.setdefault(credential.mechanism, {})
+        counts = by_account.setdefault(credential.account, {})
+        iterations = credential.iterations
+        counts[iterations] = counts.get(iterations, 0) + change
+        if not counts[iterations]:
+            del counts[iterations]
+        if not counts:
+            del by_account[credential.account]
 
     def _look_at_key(self, key_id: str) -> None:
         """A key counts while its user names it."""

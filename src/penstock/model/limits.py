@@ -50,6 +50,11 @@ HEADER_BYTES_MAX = 16 * KIB
 REQUEST_BYTES_MAX = 8 * MIB
 CONNECTIONS_MAX = 20_000
 BODIES_BYTES_MAX = 256 * MIB  # of request bodies under way; those that come in one piece are free
+# Of a password, as Kafka's tools allow. The server computes as many for each PLAIN login: 16,384
+# take 10 to 20 ms of a processor. Larger counts that were stored earlier still work.
+SCRAM_ITERATIONS_MIN = 4_096  # RFC 7677
+SCRAM_ITERATIONS_MAX = 16_384
+DERIVATIONS_MAX = 4  # at once, in threads: more would take the processor from other requests
 HEADER_SECONDS_MAX = 10.0
 BODY_SECONDS_MAX = 30.0
 IDLE_SECONDS_MAX = 75.0

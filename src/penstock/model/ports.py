@@ -383,6 +383,11 @@ class Identities(Protocol):
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None: ...
 
+    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
+        """The number of users by account and by the iterations of their password; counts above
+        SCRAM_ITERATIONS_MAX, which older versions stored, are left out."""
+        ...
+
     @property
     def epoch(self) -> int:
         """Raised by every change: decisions remembered under an older one are void."""

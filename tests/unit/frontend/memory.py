@@ -4,7 +4,7 @@ time, no disk, no order beyond arrival. What queues really do is tested against 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -263,6 +263,9 @@ class MemoryIdentities:
         return self._secrets[key.key_id]
 
     def scram(self, account: str, user: str, mechanism: str) -> ScramCredential | None:
+        raise AssertionError("no HTTP client has a password")
+
+    def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         raise AssertionError("no HTTP client has a password")
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:

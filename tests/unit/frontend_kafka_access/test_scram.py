@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scramp import ScramClient, ScramMechanism  # type: ignore[import-untyped]
 
 from penstock.model.identity import ScramCredential
+from penstock.model.limits import SCRAM_ITERATIONS_MIN
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import (
     DIGESTS,
@@ -25,6 +26,7 @@ from penstock.wire.kafka.scram import (
 
 ENTROPY = bytes(range(24))
 SEED = b"s" * 32
+COUNTS = {4_096: 1}
 BARE = "n=ann,r=12345678"
 FIRST = f"n,,{BARE}".encode()
 NAMES = st.text(
@@ -136,15 +138,32 @@ def test_a_proof_is_good_for_one_exchange_and_once() -> None:
 
 def test_one_who_does_not_exist_has_always_the_same_salt_and_no_password() -> None:
     one, two = (
-        invented("", "nobody", SHA_512, seed=SEED),
-        invented("", "nobody", SHA_512, seed=SEED),
+        invented("", "nobody", SHA_512, seed=SEED, counts=COUNTS),
+        invented("", "nobody", SHA_512, seed=SEED, counts=COUNTS),
     )
     assert one == two
-    assert one.salt != invented("", "nobodY", SHA_512, seed=SEED).salt
-    assert one.salt != invented("", "nobody", SHA_512, seed=b"t" * 32).salt
+    assert one.salt != invented("", "nobodY", SHA_512, seed=SEED, counts=COUNTS).salt
+    assert one.salt != invented("", "nobody", SHA_512, seed=b"t" * 32, counts=COUNTS).salt
     exchange, last = proven(one, "nobody")
     with pytest.raises(ScramRefused):
         exchange.finish(last.encode(), one)
+
+
+def test_made_up_users_have_each_count_as_often_as_existing_ones() -> None:
+    counts = {4_096: 30, 8_192: 50, 16_384: 20}
+    names = [f"name-{number}" for number in range(4_000)]
+
+    def drawn(of: dict[int, int]) -> list[int]:
+        return [invented("", each, SHA_256, seed=SEED, counts=of).iterations for each in names]
+
+    found = drawn(counts)
+    for iterations, weight in counts.items():
+        assert abs(found.count(iterations) / len(names) - weight / 100) < 0.03
+    # One user more changes what few names show: a change would tell that a name is made up.
+    after = drawn({**counts, 8_192: 51})
+    assert sum(one != other for one, other in zip(found, after, strict=True)) < len(names) / 50
+    assert set(drawn({12_345: 1})) == {12_345}
+    assert set(drawn({})) == {scram.ITERATIONS_DEFAULT}
 
 
 @pytest.mark.parametrize(
@@ -231,4 +250,4 @@ def test_few_iterations_cannot_be_shown() -> None:
     credential = made(iterations=1_000)
     with pytest.raises(AssertionError):
         begun(credential, FIRST)
-    assert scram.ITERATIONS_DEFAULT >= scram.ITERATIONS_MIN == 4_096
+    assert scram.ITERATIONS_DEFAULT >= SCRAM_ITERATIONS_MIN == 4_096

@@ -5,7 +5,6 @@ A user that is not there is made, with no rights: Kafka knows users by their pas
 operator's password is for operators to change: who got hold of it would be one."""
 
 from collections import Counter
-from typing import Final
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.identity_changes import IdentityChanges
@@ -14,6 +13,7 @@ from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.scram_mechanisms import MECHANISMS
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
 from penstock.model.identity import User
+from penstock.model.limits import SCRAM_ITERATIONS_MAX, SCRAM_ITERATIONS_MIN
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -22,10 +22,9 @@ from penstock.wire.kafka.generated.alter_user_scram_credentials import (
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from penstock.wire.kafka.scram import ITERATIONS_MIN, credential_of
+from penstock.wire.kafka.scram import credential_of
 
 KEY = 51
-ITERATIONS_MAX: Final = 16_384  # what a client can make the others compute at each log-in
 
 Change = ScramCredentialUpsertion | ScramCredentialDeletion
 
@@ -79,10 +78,12 @@ def _check(context: KafkaContext, call: KafkaCall, change: Change, count: int) -
 
 def _check_upsertion(change: ScramCredentialUpsertion) -> None:
     unacceptable = ErrorCode.UNACCEPTABLE_CREDENTIAL
-    if change.iterations < ITERATIONS_MIN:
-        raise Refusal(unacceptable, f"Too few iterations: at least {ITERATIONS_MIN} are needed.")
-    if change.iterations > ITERATIONS_MAX:
-        raise Refusal(unacceptable, f"Too many iterations: at most {ITERATIONS_MAX} are allowed.")
+    if change.iterations < SCRAM_ITERATIONS_MIN:
+        few = f"Too few iterations: at least {SCRAM_ITERATIONS_MIN} are needed."
+        raise Refusal(unacceptable, few)
+    if change.iterations > SCRAM_ITERATIONS_MAX:
+        many = f"Too many iterations: at most {SCRAM_ITERATIONS_MAX} are allowed."
+        raise Refusal(unacceptable, many)
 
 
 def _no_credential() -> Refusal:

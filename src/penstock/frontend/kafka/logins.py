@@ -207,7 +207,7 @@ class Logins:
             return TokenReply(ErrorCode.ILLEGAL_SASL_STATE, ErrorCode.ILLEGAL_SASL_STATE.message)
         try:
             if mechanism == PLAIN:
-                return self._let_in(connection, login, await self._plain(token), b"")
+                return self._let_in(connection, login, await self._plain(connection, token), b"")
             if login.exchange is None:
                 login.exchange = self._scram_begun(mechanism, token)
                 return TokenReply(token=login.exchange.server_first)
@@ -227,9 +227,9 @@ class Logins:
             code = ErrorCode.SASL_AUTHENTICATION_FAILED
             return TokenReply(code, told or code.message)
 
-    async def _plain(self, token: bytes) -> Proven:
+    async def _plain(self, connection: KafkaConnection, token: bytes) -> Proven:
         if self._config.is_auth_on:
-            return await self._passwords.plain(token)
+            return await self._passwords.plain(token, peer=connection.peer)
         name = self._passwords.name_in(token)
         account = name if is_account(name) else self._config.account
         return Proven(Caller(account, name, is_trusted=True), None)

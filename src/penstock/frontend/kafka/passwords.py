@@ -4,25 +4,26 @@ Two kinds of names can log in. An access key, with its secret as the password; a
 been given a password, of which the server keeps only what SCRAM needs. Users of other accounts than
 the node's write theirs in front: ``123456789012/ann``.
 
-A name that does not exist is treated as one that does: it has a salt, always the same, and its
-password takes as long to be found wrong. Deriving keys from a password is work on purpose, so it is
-done in threads, a few at a time.
+A name that does not exist is treated as one that does: it has a salt, always the same, as many
+iterations as an existing user might have, and its password takes as long to be found wrong.
+Deriving keys from a password is work on purpose, so it is done in threads (``derivations.py``).
 """
 
-import asyncio
 import hmac
-from collections.abc import Callable
+import ipaddress
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from penstock.frontend.kafka.derivations import Derivations
 from penstock.model.identity import AccessKey, Caller, KeyStatus, ScramCredential
 from penstock.model.ports import Identities
-from penstock.model.tenancy import split_scoped
+from penstock.model.tenancy import scoped_id, split_scoped
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import DIGESTS, NONCE_BYTES, ScramExchange
 
-DERIVING_MAX: Final = 4  # at once: more would take the processor away from those who are in
 DERIVED_MAX: Final = 1_000  # of access keys, remembered
 NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
@@ -56,8 +57,9 @@ class Passwords:
         self._entropy = entropy
         self._given_seed = seed
         self._epoch = identities.epoch
-        self._derived: dict[tuple[str, str], ScramCredential] = {}  # by key id and mechanism
-        self._deriving = asyncio.Semaphore(DERIVING_MAX)
+        # By key id, mechanism and iterations:
+        self._derived: dict[tuple[str, str, int], ScramCredential] = {}
+        self._derivations = Derivations()
 
     # ── PLAIN ────────────────────────────────────────────────────────────────────────────────
 
@@ -65,8 +67,8 @@ class Passwords:
         """Of a client that is believed. Raises PasswordRefused."""
         return _read_plain(token)[0]
 
-    async def plain(self, token: bytes) -> Proven:
-        """Raises PasswordRefused."""
+    async def plain(self, token: bytes, *, peer: str) -> Proven:
+        """``peer``: the client's address. Raises PasswordRefused."""
         name, password = _read_plain(token)
         key = self._identities.key(name)
         if key is not None:
@@ -75,8 +77,10 @@ class Passwords:
                 raise PasswordRefused("not the secret of the key")
             return self._by_key(key)
         account, user = split_scoped(name, own_account=self._own_account)
-        credential = self._stored(account, user) or self._invented(name, scram.SHA_512)
-        salted = await self._salted(credential, password)
+        stored = self._stored(account, user)
+        credential = stored or self._invented(account, user, scram.SHA_512)
+        payer = account if stored is not None else _network_of(peer)
+        salted = await self._salted(credential, password, payer=payer)
         if not scram.is_password(credential, salted):
             raise PasswordRefused("not the password of the user")
         return self._by_user(credential)
@@ -95,7 +99,7 @@ class Passwords:
         first = scram.read_client_first(token)
         account, user = split_scoped(first.user, own_account=self._own_account)
         stored = self._identities.scram(account, user, mechanism)
-        shown = stored or self._invented(first.user, mechanism)
+        shown = stored or self._invented(account, user, mechanism)
         exchange = ScramExchange(
             mechanism,
             first,
@@ -115,29 +119,31 @@ class Passwords:
             return self._by_user(stored), last
         key = self._identities.key(name)
         if key is None:
-            exchange.finish(token, self._invented(name, mechanism))
+            exchange.finish(token, self._invented(account, user, mechanism))
             raise PasswordRefused("there is no such user")  # nor a proof that could have fitted
-        last = exchange.finish(token, await self._of_key(key, mechanism))
+        last = exchange.finish(token, await self._of_key(key, mechanism, exchange.iterations))
         return self._by_key(key), last
 
-    async def _of_key(self, key: AccessKey, mechanism: str) -> ScramCredential:
+    async def _of_key(self, key: AccessKey, mechanism: str, iterations: int) -> ScramCredential:
         """A key's secret is known here, so SCRAM can be done with it as well: under the salt that
-        the name would have if it did not exist."""
+        the name would have if it did not exist, and the iterations that the client was told."""
         if self._epoch != self._identities.epoch:
             self._epoch = self._identities.epoch
             self._derived.clear()
-        place = (key.key_id, mechanism)
+        place = (key.key_id, mechanism, iterations)
         found = self._derived.get(place)
         if found is None:
-            salt = self._invented(key.key_id, mechanism)
-            salted = await self._salted(salt, self._identities.secret(key))
+            made_up = self._invented(self._own_account, key.key_id, mechanism)
+            shown = msgspec.structs.replace(made_up, iterations=iterations)
+            secret = self._identities.secret(key)
+            salted = await self._salted(shown, secret, payer=key.account)
             found = scram.credential_of(
                 key.account,
                 key.user,
                 mechanism,
                 salted=salted,
-                salt=salt.salt,
-                iterations=salt.iterations,
+                salt=shown.salt,
+                iterations=iterations,
             )
             if len(self._derived) >= DERIVED_MAX:
                 self._derived.clear()
@@ -165,21 +171,45 @@ class Passwords:
 
     # ── Work ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _salted(self, credential: ScramCredential, password: bytes) -> bytes:
-        async with self._deriving:
-            return await asyncio.to_thread(
-                scram.salted_password,
-                credential.mechanism,
-                password,
-                salt=credential.salt,
-                iterations=credential.iterations,
-            )
+    async def _salted(self, credential: ScramCredential, password: bytes, *, payer: str) -> bytes:
+        work = partial(
+            scram.salted_password,
+            credential.mechanism,
+            password,
+            salt=credential.salt,
+            iterations=credential.iterations,
+        )
+        return await self._derivations.run(payer, work)
 
-    def _invented(self, name: str, mechanism: str) -> ScramCredential:
+    def _invented(self, account: str, user: str, mechanism: str) -> ScramCredential:
         assert mechanism in DIGESTS
         if not self._given_seed:
             self._given_seed = self._entropy(SEED_BYTES)
-        return scram.invented("", name, mechanism, seed=self._given_seed)
+        name = scoped_id(account, user, own_account=self._own_account)
+        counts = self._counts(account, mechanism)
+        return scram.invented("", name, mechanism, seed=self._given_seed, counts=counts)
+
+    def _counts(self, account: str, mechanism: str) -> Mapping[int, int]:
+        """The iterations in use in the tenant. A tenant that does not exist, or has no passwords,
+        looks like one that has: it takes the counts of a tenant chosen by keyed hash."""
+        by_account = self._identities.iteration_counts(mechanism)
+        found = by_account.get(account)
+        if found is not None or not by_account:
+            return found or {}
+        drawn = hmac.digest(self._given_seed, f"tenant/{account}".encode(), "sha256")
+        accounts = sorted(by_account)  # the same on every node
+        return by_account[accounts[scram.scaled(drawn, len(accounts))]]
+
+
+def _network_of(address: str) -> str:
+    """The address, or the /64 network of an IPv6 address: a client may use all of one."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if parsed.version == 4 or parsed.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((int(parsed), 64), strict=False))
 
 
 def _read_plain(token: bytes) -> tuple[str, bytes]:

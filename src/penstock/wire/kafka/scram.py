@@ -23,11 +23,11 @@ from typing import Final
 import msgspec
 
 from penstock.model.identity import ScramCredential
+from penstock.model.limits import SCRAM_ITERATIONS_MIN
 
 SHA_256: Final = "SCRAM-SHA-256"
 SHA_512: Final = "SCRAM-SHA-512"
 DIGESTS: Final[Mapping[str, str]] = MappingProxyType({SHA_256: "sha256", SHA_512: "sha512"})
-ITERATIONS_MIN: Final = 4_096
 ITERATIONS_DEFAULT: Final = 8_192
 SALT_BYTES: Final = 16
 NONCE_BYTES: Final = 24  # of the server's own part, before base64
@@ -81,20 +81,40 @@ def is_password(credential: ScramCredential, salted: bytes) -> bool:
     return hmac.compare_digest(stored_key, credential.stored_key)
 
 
-def invented(account: str, user: str, mechanism: str, *, seed: bytes) -> ScramCredential:
-    """For a user that is not there: always the same salt, and keys that nobody can meet, so that
-    asking does not tell who exists."""
+def invented(
+    account: str, user: str, mechanism: str, *, seed: bytes, counts: Mapping[int, int]
+) -> ScramCredential:
+    """Return the credential of a user that does not exist: always the same salt, and keys that no
+    password has, so that a client cannot tell who exists. ``counts`` is the number of existing
+    users by their iterations: made-up users have each count as often as existing ones."""
     digest = DIGESTS[mechanism]
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")
+    drawn = hmac.digest(seed, b"iterations/" + place, digest)
     return ScramCredential(
         account=account,
         user=user,
         mechanism=mechanism,
-        iterations=ITERATIONS_DEFAULT,
+        iterations=_chosen(counts, drawn),
         salt=hmac.digest(seed, b"salt/" + place, digest)[:SALT_BYTES],
         stored_key=hmac.digest(seed, b"stored/" + place, digest),
         server_key=hmac.digest(seed, b"server/" + place, digest),
     )
+
+
+def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
+    """Choose one of ``counts`` by its weight. A user more or less changes the choice for few
+    values of ``drawn``, because these are scaled to the sum of the weights."""
+    at = scaled(drawn, sum(counts.values()))
+    for iterations in sorted(counts):
+        at -= counts[iterations]
+        if at < 0:
+            return iterations
+    return ITERATIONS_DEFAULT  # nobody has a password
+
+
+def scaled(drawn: bytes, size: int) -> int:
+    """Return a number from 0 to ``size`` - 1, in proportion to the value of ``drawn``."""
+    return int.from_bytes(drawn, "big") * size >> 8 * len(drawn)
 
 
 # ── The exchange ─────────────────────────────────────────────────────────────────────────────
@@ -125,7 +145,14 @@ def read_client_first(message: bytes) -> ClientFirst:
 class ScramExchange:
     """One attempt of one client. Good for one proof: there is no second try with the same nonce."""
 
-    __slots__ = ("_client_first", "_is_over", "_nonce", "_server_first", "mechanism")
+    __slots__ = (
+        "_client_first",
+        "_is_over",
+        "_nonce",
+        "_server_first",
+        "iterations",
+        "mechanism",
+    )
 
     def __init__(
         self,
@@ -138,8 +165,9 @@ class ScramExchange:
     ) -> None:
         """``entropy``: fresh for each exchange, the server's half of the nonce."""
         assert len(entropy) >= NONCE_BYTES, "a nonce that can be guessed can be replayed"
-        assert iterations >= ITERATIONS_MIN
+        assert iterations >= SCRAM_ITERATIONS_MIN
         self.mechanism = mechanism
+        self.iterations = iterations
         self._client_first = client_first
         self._nonce = client_first.nonce + base64.b64encode(entropy).decode("ascii")
         shown = base64.b64encode(salt).decode("ascii")

@@ -12,16 +12,16 @@ import hashlib
 import hmac
 from typing import Final
 
+from penstock.model.limits import SCRAM_ITERATIONS_MIN
 from penstock.wire.kafka.scram import (
     DIGESTS,
-    ITERATIONS_MIN,
     NONCE_CHARS_MAX,
     NONCE_CHARS_MIN,
     ScramRefused,
     salted_password,
 )
 
-ITERATIONS_MAX: Final = 1_000_000  # half a second of work; Kafka's own tools stop far below
+ITERATIONS_MAX: Final = 1_000_000  # half a second of work; older servers stored up to as many
 SALT_BYTES_MAX: Final = 1_024
 
 _GS2_HEADER: Final = "n,,"  # no channel binding, nobody acts as somebody else
@@ -94,10 +94,10 @@ def _read_server_first(text: str) -> tuple[str, bytes, int]:
     if not count.isascii() or not count.isdigit() or len(count) > 10:
         raise ScramRefused("the server's count of iterations is not a number")
     iterations = int(count)
-    if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
+    if not SCRAM_ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ScramRefused(
             f"the server asks for {iterations} iterations,"
-            f" {ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed"
+            f" {SCRAM_ITERATIONS_MIN} to {ITERATIONS_MAX} are allowed"
         )
     return nonce, salt, iterations
 
