@@ -68,12 +68,14 @@ def test_every_api_has_the_same_bound_of_iterations(locked: Server, operator: Op
         for iterations, is_taken in ((16_384, True), (16_385, False)):
             status = put_password(operator, f"users/{user}/password", iterations)
             assert status == (200 if is_taken else 400)
+            name = f"{user}-{iterations}"  # made if the password is taken
             asked = ScramCredentialUpsertion(
-                user, mechanism=1, iterations=iterations, salt=bytes(16), salted_password=bytes(32)
+                name, mechanism=1, iterations=iterations, salt=bytes(16), salted_password=bytes(32)
             )
             reply = wire.ask("AlterUserScramCredentials", 0, upsertions=[asked])
             code = reply.results[0].error_code
             assert code == (0 if is_taken else ErrorCode.UNACCEPTABLE_CREDENTIAL)
+            assert operator.try_("GET", f"users/{name}")[0] == (200 if is_taken else 404)
 
 
 @pytest.fixture

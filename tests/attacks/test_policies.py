@@ -82,7 +82,7 @@ def denied(locked: Server, operator: Operator, root: Any) -> Denied:
 # ── The admin API ────────────────────────────────────────────────────────────────────────────
 # What a route of the admin API names by the segment before a name.
 QUEUES = {"queues"}
-NOT_QUEUES = {"backups", "keys", "nodes", "policies", "quotas", "tenants", "users"}
+NOT_QUEUES = {"backups", "coordinators", "keys", "nodes", "policies", "quotas", "tenants", "users"}
 
 
 def kinds_named(route: Route) -> set[str]:
@@ -115,7 +115,7 @@ def test_the_admin_api_follows_the_policy_of_a_queue(
     route = ROUTES[name]
     queue = denied.share if is_share else denied.queue
     path = "/".join(queue if part == ANY else part for part in route.path[2:])
-    body = None if route.method == "GET" else {}
+    body: dict[str, str] | None = None if route.method == "GET" else {}
     for more in ("", f"?account={OWN}", f"?region={REGION}"):
         status, answer = denied.of_denied.try_(route.method, path + more, body)
         assert status == 403, f"{status} {answer!r}"
@@ -262,7 +262,7 @@ def test_a_deny_on_a_topic_applies_to_a_share_that_another_tenant_may_use(
 # ── Rules about an operator ──────────────────────────────────────────────────────────────────
 ALL_TOPICS = {"resource_type": 2, "resource_name": "*", "resource_pattern_type": 3, "host": "*"}
 ALL_GROUPS = {**ALL_TOPICS, "resource_type": 3}
-EVERY_RULE = {
+EVERY_RULE: dict[str, Any] = {
     "resource_type_filter": 1,
     "resource_name_filter": None,
     "pattern_type_filter": 1,

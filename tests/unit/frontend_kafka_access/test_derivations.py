@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -37,7 +38,7 @@ class Logins:
 
     async def begin(self, payer: str, *names: str) -> None:
         for name in names:
-            run = self.derivations.run(payer, lambda name=name: self.gate.work(name))
+            run = self.derivations.run(payer, partial(self.gate.work, name))
             self.tasks[name] = asyncio.create_task(run)
         await asyncio.sleep(0)
 

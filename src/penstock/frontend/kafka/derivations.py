@@ -22,7 +22,7 @@ class Derivations:
 
     async def run(self, payer: str, work: Work) -> bytes:
         """Return the result of ``work``, which a thread calls when it is the payer's turn."""
-        waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(payer, {})[waiter] = work
         self._start()
         try:
