@@ -60,6 +60,14 @@ def commit_somewhere(nodes: list[Tenant], group: str) -> tuple[int, int]:
     return found
 
 
+def await_used(nodes: list[Tenant], count: int) -> None:
+    eventually(
+        lambda: [tenant.used("partitions_max") for tenant in nodes] == [count] * 3,
+        seconds=10,
+        what=f"{count} partitions, as all nodes see it",
+    )
+
+
 def test_partitions_count_for_all_nodes(cluster: PenstockCluster) -> None:
     greedy = Tenant(cluster.nodes[1], Operator(cluster.nodes[1]))
     nodes = seen_from_all(cluster, greedy)
@@ -72,14 +80,7 @@ def test_partitions_count_for_all_nodes(cluster: PenstockCluster) -> None:
     for number, tenant in enumerate(nodes):
         with tenant.wire() as wire:
             assert tenant.topic(wire, f"t{number}", 2).error_code == 0
-        eventually(
-            lambda count=number: all(
-                t.used("partitions_max") == 2 * (count + 1)  # type: ignore[operator]
-                for t in nodes
-            ),
-            seconds=10,
-            what="the count on all nodes",
-        )
+        await_used(nodes, 2 * (number + 1))
     for tenant in nodes:
         with tenant.wire() as wire:
             refused = tenant.topic(wire, "more", 2)

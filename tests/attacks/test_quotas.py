@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from typing import Any
 import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
-from tests.attacks.frames import Wire
+from tests.attacks.frames import KEYS, Wire
 from tests.attacks.kit import EVERYTHING, ROOT, Operator, signed, sqs_as
 from tests.harness.patience import eventually
 from tests.harness.raw_http import RawConnection
 from tests.harness.server import Server
 
+from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
+from penstock.wire.kafka.frame import parse_response_header
 from penstock.wire.kafka.generated import (
     create_topics,
     incremental_alter_configs,
@@ -104,6 +108,21 @@ class Tenant:
             transaction_timeout_ms=60_000,
         )
         return int(made.error_code)
+
+    def fetch_session(self, wire: Wire, topic: str) -> int:
+        """The id of a new session, 0 if there is none."""
+        places = [FetchPartition(0, 0, 1_000)]
+        asked = FetchRequest(
+            0, 0, [FetchTopic(topic, bytes(16), places)], session_id=0, session_epoch=0
+        )
+        api, version = APIS[KEYS["Fetch"]], 11
+        wire.send(wire.frame("Fetch", version, api.codec().encode_request(asked, version)))
+        reply = wire.read_frame()
+        assert reply is not None
+        _, at = parse_response_header(reply, api.response_header_version(version))
+        made: Any = api.codec().decode_response(reply, at, version)
+        assert made.error_code == 0
+        return int(made.session_id)
 
     def configure(self, wire: Wire, group: str) -> int:
         config = incremental_alter_configs.AlterableConfig(
@@ -305,6 +324,29 @@ def test_long_polls(shared: Server, greedy: Tenant, other_is_served: Callable[[]
             assert reply.statuses == [403]
             assert b"5 of 5 receive calls" in reply.data
         other_is_served()
+
+
+def test_fetch_sessions(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    """A tenth of 1,000. Beyond its share a tenant is served without a session."""
+    greedy.sqs.create_queue(QueueName="q")
+    with greedy.wire() as wire:
+        ids = [greedy.fetch_session(wire, "q") for _ in range(101)]
+        assert all(ids[:100])
+        assert ids[100] == 0
+        other_is_served()
+
+
+def test_tails(greedy: Tenant, other_is_served: Callable[[], None]) -> None:
+    """Eight of 64."""
+    greedy.sqs.create_queue(QueueName="q")
+    operator = Operator(greedy.server, greedy.credentials)
+    path = "queues/q/messages?wait_ms=3000"
+    with ThreadPoolExecutor(9) as pool:
+        replies = list(pool.map(lambda _: operator.try_("GET", path), range(9)))
+    assert sorted(status for status, _ in replies) == [200] * 8 + [429]
+    (refused,) = (body for status, body in replies if status == 429)
+    assert b"8 of 8 tails of this tenant" in refused
+    other_is_served()
 
 
 def test_stored_bytes(greedy: Tenant, other_is_served: Callable[[], None]) -> None:

@@ -272,7 +272,7 @@ async def test_bodies_under_way_are_bounded_over_all_connections() -> None:
         for _, writer in pairs[:2]:
             writer.write(head + bytes(MIB - 1))
         async with asyncio.timeout(5):
-            while listener.bodies_bytes < 2 * MIB - 2:
+            while listener.bodies.total < 2 * MIB - 2:
                 await asyncio.sleep(0.01)
         third_reader, third = pairs[2]
         third.write(head + bytes(64 * KIB))
@@ -280,7 +280,38 @@ async def test_bodies_under_way_are_bounded_over_all_connections() -> None:
         for reader, writer in pairs[:2]:
             writer.write(b"x")
             assert str(MIB).encode() in await asyncio.wait_for(reader.readuntil(b"048576"), 5)
-        assert listener.bodies_bytes == 0
+        assert listener.bodies.total == 0
+        for _, writer in pairs:
+            writer.close()
+
+
+async def test_one_address_has_a_share_of_the_bodies_under_way() -> None:
+    async def answer(request: HttpRequest) -> HttpReply:
+        return HttpReply(200, str(len(request.body)).encode())
+
+    listener = http_listener(answer, bodies_bytes_max=8 * MIB, bodies_per_address_percent=25)
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % MIB
+    async with listening(listener) as port:
+        pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in pairs[:2]:
+            writer.write(head + bytes(MIB - 1))
+        async with asyncio.timeout(5):
+            while listener.bodies.total < 2 * MIB - 2:
+                await asyncio.sleep(0.01)
+        pairs[2][1].write(head + bytes(64 * KIB))
+        refusal = await asyncio.wait_for(pairs[2][0].read(), 5)
+        assert refusal.startswith(b"HTTP/1.1 503")
+        assert b"of 2,097,152 bytes" in refusal
+        other, writer = await asyncio.open_connection(
+            "127.0.0.1", port, local_addr=("127.0.0.2", 0)
+        )
+        pairs.append((other, writer))
+        writer.write(head + bytes(MIB - 1))
+        async with asyncio.timeout(5):
+            while listener.bodies.total < 3 * MIB - 3:
+                await asyncio.sleep(0.01)
+        writer.write(b"x")
+        assert str(MIB).encode() in await asyncio.wait_for(other.readuntil(b"048576"), 5)
         for _, writer in pairs:
             writer.close()
 

@@ -8,7 +8,8 @@ be something missing shows, because a start that follows no stop is a crash. A s
 everything first.
 
 Denied requests are the exception: anybody can make millions of them. Of each sort a few in a
-minute are noted, and how many were not is noted at the end of it.
+minute are noted, of each tenant no more than its share, and how many were not is noted at the end
+of the minute, in one row per tenant.
 
 The chain is the node's own: others write to the same partition, and neither waits for what they are
 about to write. What a record looks like and how the chain is made is in ``wire/facts/audit.py``;
@@ -27,8 +28,9 @@ from penstock.frontend.fact_log import Fact, FactLog
 from penstock.frontend.fact_writer import STOP_SECONDS_MAX
 from penstock.model.errors import Damaged, Draining, PenstockError
 from penstock.model.identity import Caller
-from penstock.model.limits import MIB, MINUTE_MS
+from penstock.model.limits import MIB, MINUTE_MS, TENANT_FACTS_PERCENT
 from penstock.model.ports import Clock
+from penstock.model.quotas import Shares
 from penstock.wire.facts.audit import (
     NAME_MAX,
     OK,
@@ -49,6 +51,7 @@ BATCH_MAX: Final = 200  # entries of one write
 BATCH_BYTES_MAX: Final = 4 * MIB  # closed behind the entry that exceeds this
 DENIED_PER_SORT_MAX: Final = 5  # in a minute
 DENIED_MAX: Final = 300  # in a minute, of all sorts
+LEFT_OUT_ROWS_MAX: Final = 100  # tenants of which it is said how many were left out
 RETRY_SECONDS: Final = 1.0
 # A chain without a record younger than the retention would have lost its end.
 QUIET_SECONDS_MAX: Final = 24 * 3_600.0
@@ -63,46 +66,66 @@ DENIALS_LEFT_OUT: Final = "penstock:DenialsLeftOut"
 class Denials:
     """Which denied requests of a minute are noted. Pure."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_account: str | None = None) -> None:
+        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
         self._minute = -1
         self._noted: dict[tuple[str, ...], int] = {}
-        self._count = 0
-        self._left_out = 0
+        self._shares = Shares(DENIED_MAX, TENANT_FACTS_PERCENT, own_account=own_account)
+        self._left_out: dict[str, int] = {}  # by tenant; "" for callers that nobody knows
 
     @property
     def has_left_out(self) -> bool:
-        return self._left_out > 0
+        return bool(self._left_out)
 
-    def is_noted(self, sort: tuple[str, ...], *, now_ms: int, has_room: bool = True) -> bool:
-        """Ask ``left_out`` first: it ends the minute."""
+    def is_noted(
+        self,
+        sort: tuple[str, ...],
+        *,
+        now_ms: int,
+        has_room: bool = True,
+        tenant: str = "",
+        address: str = "",
+    ) -> bool:
+        """Ask ``left_out`` first: it ends the minute. ``address`` has the share of a caller that
+        nobody knows."""
         self._minute = now_ms // MINUTE_MS
-        noted = self._noted.get(sort, 0)
-        if not has_room or noted >= DENIED_PER_SORT_MAX or self._count >= DENIED_MAX:
-            self._left_out += 1
+        noted, holder = self._noted.get(sort, 0), tenant or address
+        if (
+            not has_room
+            or noted >= DENIED_PER_SORT_MAX
+            or self._shares.is_full()
+            or self._shares.is_used_up(holder)
+        ):
+            if tenant not in self._left_out and len(self._left_out) >= LEFT_OUT_ROWS_MAX:
+                tenant = ""
+            self._left_out[tenant] = self._left_out.get(tenant, 0) + 1
             return False
         self._noted[sort] = noted + 1
-        self._count += 1
+        self._shares.add(holder)
         return True
 
-    def left_out(self, *, now_ms: int) -> int:
-        """How many were not noted in a minute that is over; told once."""
+    def left_out(self, *, now_ms: int) -> Mapping[str, int]:
+        """How many were not noted in a minute that is over, by tenant; told once."""
         if now_ms // MINUTE_MS == self._minute:
-            return 0
-        count, self._left_out = self._left_out, 0
+            return {}
+        counts, self._left_out = self._left_out, {}
         self._noted.clear()
-        self._count = 0
-        return count
+        self._shares.clear()
+        return counts
 
 
 class AuditTrail:
-    def __init__(self, log: FactLog, *, node: str, clock: Clock) -> None:
+    def __init__(
+        self, log: FactLog, *, node: str, clock: Clock, own_account: str | None = None
+    ) -> None:
+        """``own_account``: of the node's own tenant; others have a share of the denials."""
         self._log = log
         self._node = node
         self._clock = clock
         self._queue: deque[AuditEntry] = deque()
         self._link: Link | None = None  # None: the end of the chain has not been read yet
         self._in_hand: tuple[int, Link] | None = None  # how many are offered, the link behind them
-        self._denials = Denials()
+        self._denials = Denials(own_account=own_account)
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -175,7 +198,13 @@ class AuditTrail:
         """A request that was refused before it did anything: noted if few like it were."""
         self._tell_left_out()
         sort = (entry.principal, entry.source_ip, entry.action, entry.error_code)
-        if self._denials.is_noted(sort, now_ms=entry.at_ms, has_room=self._has_room):
+        if self._denials.is_noted(
+            sort,
+            now_ms=entry.at_ms,
+            has_room=self._has_room,
+            tenant=entry.tenant,
+            address=entry.source_ip,
+        ):
             self.add(entry)
         else:
             self._wake.set()  # it is told at the end of the minute that there were more
@@ -217,9 +246,10 @@ class AuditTrail:
         if not self._has_room:
             return  # it can wait
         now_ms = self._clock.wall_ms()
-        count = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
-        if count:
-            self.add(self._own(DENIALS_LEFT_OUT, {"count": count}))
+        counts = self._denials.left_out(now_ms=now_ms + MINUTE_MS if is_end else now_ms)
+        for tenant, count in counts.items():
+            whose = {"tenant": tenant} if tenant else {}
+            self.add(self._own(DENIALS_LEFT_OUT, {"count": count, **whose}))
 
     # ── Writing ──────────────────────────────────────────────────────────────────────────────
 

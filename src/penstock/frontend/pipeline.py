@@ -34,7 +34,10 @@ from penstock.frontend.throttle import Throttler
 from penstock.frontend.throttling import samples_of, throttle
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError, Throttled
-from penstock.model.ports import Backend, Catalog, Clock, Identities, Shares
+from penstock.model.limits import TENANT_HELD_PERCENT
+from penstock.model.ports import Backend, Catalog, Clock, Identities
+from penstock.model.ports import Shares as SharePort
+from penstock.model.quotas import Shares
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
@@ -56,7 +59,9 @@ WAITING: Final = frozenset(("ReceiveMessage",))
 
 OK = "OK"
 UNKNOWN_API = "unknown"
-HELD_MAX: Final = 2_000  # refusals that are answered late; others are answered at once
+# Refusals that are answered late; others are answered at once. The share of a tenant is as many as
+# it has connections by default: none of these asks again without a pause.
+HELD_MAX: Final = 10_000
 OWN_API = "own"
 RESET = "penstock:Reset"
 RETRY_AFTER_MS = "x-amz-retry-after"  # newer SDKs wait for so long; Retry-After is in seconds
@@ -68,7 +73,7 @@ class Frontend:
         *,
         backend: Backend,
         catalog: Catalog,
-        shares: Shares,
+        shares: SharePort,
         clock: Clock,
         config: FrontendConfig,
         meter: Meter,
@@ -106,7 +111,7 @@ class Frontend:
         )
         self._meter = meter
         self._perf = perf
-        self._held_count = 0
+        self._held = Shares(HELD_MAX, TENANT_HELD_PERCENT, own_account=config.account)
         self.outlives = outlives  # for the listener
 
     def samples(self) -> Iterator[tuple[Family, Sample]]:
@@ -167,8 +172,8 @@ class Frontend:
             self._metering.answered(call, seconds)
         else:
             tally.clear()
-        if held_ms and self._held_count < HELD_MAX:
-            await self._hold(held_ms)
+        if held_ms:
+            await self._hold(call.caller.account, held_ms)
         return reply
 
     def forbid(self, request: HttpRequest, reason: str) -> HttpReply:
@@ -178,12 +183,15 @@ class Frontend:
         self._meter.request(UNKNOWN_API, codec.name, refusal.code, 0.0)
         return codec.refusal(refusal, request.request_id)
 
-    async def _hold(self, held_ms: int) -> None:
-        self._held_count += 1
+    async def _hold(self, account: str, held_ms: int) -> None:
+        held = self._held
+        if held.is_full() or held.is_used_up(account):
+            return
+        held.add(account)
         try:
             await asyncio.sleep(held_ms / 1_000)
         finally:
-            self._held_count -= 1
+            held.add(account, -1)
 
     def _note(self, call: Call, code: str, audit: AuditTrail | None, seconds: float) -> None:
         """The rare ends: of what changes something, and of what was refused."""

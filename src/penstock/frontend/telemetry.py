@@ -5,13 +5,16 @@ Nothing is counted a second time for this. Requests are counted where usage is (
 what is taken from there passes by here on its way; the hot path adds one number, to the bucket of
 the request's duration.
 
-The number of rows has a bound. What comes beyond it is added to one row whose resource and
-operation are ``*``: details are lost then, totals never.
+The number of rows has a bound, and each tenant a share of it. What comes beyond the share is added
+to one row of the tenant whose resource and operation are ``*``, beyond the bound to one of all:
+details are lost then, totals never.
 """
 
 from typing import Final
 
 from penstock.frontend.usage import Counts, Key
+from penstock.model.limits import TENANT_FACTS_PERCENT
+from penstock.model.quotas import Shares
 from penstock.wire.facts.telemetry import CALLS, FOLDED, TelemetryColumns, packed
 
 CALL_ROWS_MAX: Final = 5_000
@@ -31,8 +34,9 @@ class _Sums:
 
 
 class CallSums:
-    def __init__(self, *, rows_max: int = CALL_ROWS_MAX) -> None:
-        self._rows_max = rows_max
+    def __init__(self, *, rows_max: int = CALL_ROWS_MAX, own_account: str | None = None) -> None:
+        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        self._rows = Shares(rows_max, TENANT_FACTS_PERCENT, own_account=own_account)
         self._sums: dict[Key, _Sums] = {}
 
     def absorb(self, key: Key, counts: Counts) -> None:
@@ -41,8 +45,12 @@ class CallSums:
             return
         sums = self._sums.get(key)
         if sums is None:
-            if len(self._sums) >= self._rows_max:
-                key = _FOLDED_KEY
+            if self._rows.is_used_up(key[0]):
+                key = (key[0], "", FOLDED, FOLDED)
+            if key not in self._sums:
+                if self._rows.is_full():
+                    key = _FOLDED_KEY
+                self._rows.add(key[0])
             sums = self._sums.setdefault(key, _Sums())
         sums.requests += counts.requests
         sums.errors += counts.throttled + counts.denied + counts.failed
@@ -55,6 +63,7 @@ class CallSums:
     def take(self, to: TelemetryColumns) -> None:
         """As rows, and begin again."""
         taken, self._sums = self._sums, {}
+        self._rows.clear()
         for (account, region, resource, op), sums in taken.items():
             to.add(
                 CALLS,

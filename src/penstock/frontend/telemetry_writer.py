@@ -120,7 +120,7 @@ class TelemetryWriter(FactWriter):
         self._leads = leads
         self._flush_ms = flush_ms
         self._is_only_reader = is_only_reader
-        self._calls = CallSums()
+        self._calls = CallSums(own_account=account)
         table.on_taken = self._calls.absorb
         self._incarnation = entropy(INCARNATION_BYTES).hex()
         self._flush = 0

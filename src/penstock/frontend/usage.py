@@ -6,9 +6,9 @@ Counting is one look-up and some additions per request, whatever a batch holds. 
 minute; ``take`` hands out what was added since the last time, so that adding up all that was ever
 taken gives all that was ever counted.
 
-A minute has a bounded number of rows. What comes beyond them is counted in one row of its tenant,
-whose resource and operation are ``*``, and with too many tenants in one of all: details are lost
-then, totals never.
+A minute has a bounded number of rows, and each tenant a share of them. What comes beyond is counted
+in one row of its tenant, whose resource and operation are ``*``, and with too many tenants in one
+of all: details are lost then, totals never.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-from penstock.model.limits import KIB, MIB, MINUTE_MS
+from penstock.model.limits import KIB, MIB, MINUTE_MS, TENANT_FACTS_PERCENT
+from penstock.model.quotas import Shares
 from penstock.wire.facts.telemetry import BOUNDS_SECONDS
 from penstock.wire.facts.usage import CALLS, STORAGE, UsageColumns
 
@@ -84,8 +85,20 @@ class Counts:
 
 
 class UsageTable:
-    def __init__(self, *, now_ms: int, keys_max: int = KEYS_MAX, is_timed: bool = False) -> None:
-        """``is_timed``: note also how long requests took."""
+    def __init__(
+        self,
+        *,
+        now_ms: int,
+        keys_max: int = KEYS_MAX,
+        is_timed: bool = False,
+        own_account: str | None = None,
+    ) -> None:
+        """``is_timed``: note also how long requests took. ``own_account``: of the node's own
+        tenant; others have a share of the rows. None: all have all."""
+        percent = TENANT_FACTS_PERCENT
+        self._rows = Shares(keys_max, percent, own_account=own_account)
+        self._chars = Shares(KEY_CHARS_MAX, percent, own_account=own_account)
+        self._stored_rows = Shares(keys_max, percent, own_account=own_account)
         self._is_timed = is_timed
         # Told of each row that is taken, before it begins again from nothing.
         self.on_taken: Callable[[Key, Counts], None] | None = None
@@ -95,7 +108,6 @@ class UsageTable:
         self._folded: dict[str, Counts] = {}  # by tenant
         # By whatever a caller knows it by that is at hand sooner than a key; ``remember``.
         self.found: dict[tuple[str | None, ...], Counts] = {}
-        self._key_chars = 0
         self._stored: dict[tuple[str, str, str], int] = {}
         self._stored_folded: dict[str, int] = {}
 
@@ -139,7 +151,10 @@ class UsageTable:
 
     def store(self, tenant: str, region: str, resource: str, size_bytes: int) -> None:
         """What a queue or topic holds now."""
-        if len(self._stored) < self._keys_max:
+        rows = self._stored_rows
+        if not (rows.is_full() or rows.is_used_up(tenant)):
+            if (tenant, region, resource) not in self._stored:
+                rows.add(tenant)
             self._stored[tenant, region, resource] = size_bytes
             return
         if tenant not in self._stored_folded and len(self._stored_folded) >= self._keys_max:
@@ -167,22 +182,29 @@ class UsageTable:
         for tenant, size_bytes in self._stored_folded.items():
             _emit_stored(columns, tenant, "", FOLDED, size_bytes)
         self._stored.clear()
+        self._stored_rows.clear()
         self._stored_folded.clear()
         if _minute_of(now_ms) != minute_ms:
             self.minute_ms = _minute_of(now_ms)
             self._counts.clear()
             self._folded.clear()
             self.found.clear()
-            self._key_chars = 0
+            self._rows.clear()
+            self._chars.clear()
         return minute_ms, columns
 
     def _open(self, key: Key) -> Counts:
-        size = sum(map(len, key))
-        if len(self._counts) < self._keys_max and self._key_chars + size <= KEY_CHARS_MAX:
-            self._key_chars += size
+        size, tenant, rows, chars = sum(map(len, key)), key[0], self._rows, self._chars
+        if not (
+            rows.is_full()
+            or rows.is_used_up(tenant)
+            or chars.is_full(size)
+            or chars.is_used_up(tenant, size)
+        ):
+            rows.add(tenant)
+            chars.add(tenant, size)
             counts = self._counts[key] = Counts(is_timed=self._is_timed)
             return counts
-        tenant = key[0]
         if tenant not in self._folded and len(self._folded) >= self._keys_max:
             tenant = FOLDED
         return self._folded.setdefault(tenant, Counts(is_timed=self._is_timed))

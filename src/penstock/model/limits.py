@@ -73,6 +73,12 @@ TENANT_OFFSET_BYTES_MAX = 16 * MIB  # committed offsets in memory: about 130,000
 TENANT_TRANSACTIONAL_IDS_MAX = 1_000
 TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
+# Percent of a bound that all tenants have in common, for what has no quota.
+TENANT_BODIES_PERCENT = 25  # of request bodies under way, by address: nobody knows the tenant yet
+TENANT_HELD_PERCENT = 10  # of refusals that are answered late
+TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
+TENANT_FACTS_PERCENT = 10  # of denials in the audit trail, of rows of usage and telemetry
+TENANT_TAILS_PERCENT = 12.5  # of tails that wait: eight of 64
 TENANT_REQUESTS_PER_SECOND = 2_000.0  # divided among the frontends
 TENANT_REQUESTS_BURST = 4_000.0
 TENANT_WAITS_MAX = 2_000  # parked long polls, divided among the frontends

@@ -70,9 +70,9 @@ def requests_of(tenant: Tenant, *, own_account: str) -> Rate:
     return Rate() if tenant.account == own_account else REQUESTS
 
 
-def share_of(bound: int, percent: int) -> int:
+def share_of(bound: int, percent: float) -> int:
     """Return the largest share of one tenant: at least 1, so that every tenant is served."""
-    return max(1, bound * percent // 100)
+    return max(1, int(bound * percent / 100))
 
 
 def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int = NO_LIMIT) -> int:
@@ -88,3 +88,41 @@ def most_of(tenant: Tenant | None, quota: Quota, *, own_account: str, bound: int
     if tenant.account == own_account:
         return NO_LIMIT
     return min(quota.default, share_of(bound, quota.percent))
+
+
+class Shares:
+    """What each holder has of one bound: a tenant's account, or the address of a client that nobody
+    knows yet. A holder may have its share, the node's own tenant all of it."""
+
+    __slots__ = ("_counts", "_own_account", "bound", "most", "total")
+
+    def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
+        """``own_account`` None: every holder may have all."""
+        self.bound = bound
+        self.most = bound if own_account is None else share_of(bound, percent)
+        self.total = 0
+        self._own_account = own_account
+        self._counts: dict[str, int] = {}
+
+    def of(self, holder: str) -> int:
+        return self._counts.get(holder, 0)
+
+    def is_full(self, added: int = 1) -> bool:
+        """Whether so many more do not fit, whoever asks."""
+        return self.total + added > self.bound
+
+    def is_used_up(self, holder: str, added: int = 1) -> bool:
+        """Whether so many more are beyond the share of the holder."""
+        return holder != self._own_account and self.of(holder) + added > self.most
+
+    def add(self, holder: str, change: int = 1) -> None:
+        self.total += change
+        count = self._counts.get(holder, 0) + change
+        if count:
+            self._counts[holder] = count
+        else:
+            self._counts.pop(holder, None)
+
+    def clear(self) -> None:
+        self.total = 0
+        self._counts.clear()

@@ -17,10 +17,11 @@ from typing import Any, cast
 import httptools
 
 from penstock.model import limits
+from penstock.model.quotas import Shares
 from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http_head import Refused, body_behind_upgrade, check_head
-from penstock.net.listener import Connection, Listener
+from penstock.net.listener import Connection, Listener, source_of
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
 Forbid = Callable[[HttpRequest, str], HttpReply]
@@ -65,6 +66,7 @@ class HttpConfig:
     idle_seconds_max: float = limits.IDLE_SECONDS_MAX
     connections_per_address_max: int = 0  # 0: no limit but that of all together
     bodies_bytes_max: int = limits.BODIES_BYTES_MAX  # arriving in pieces, over all connections
+    bodies_per_address_percent: int = 100  # of these bytes, for one address
     write_stall_seconds_max: float = limits.WRITE_STALL_SECONDS_MAX
 
 
@@ -90,7 +92,9 @@ class HttpListener(Listener):
             connections_max=config.connections_max,
             per_address_max=config.connections_per_address_max,
         )
-        self.bodies_bytes = 0
+        self.bodies = Shares(
+            config.bodies_bytes_max, config.bodies_per_address_percent, own_account=""
+        )
         self.answer = answer
         self.guard = guard
         self.forbid = forbid
@@ -424,15 +428,22 @@ class _HttpConnection(Connection):
 
     def _hold(self) -> None:
         """A body that has not arrived whole is counted with those of all other connections."""
-        listener = self._listener
-        listener.bodies_bytes += self._body_bytes - self._held_bytes
+        bodies, address = self._listener.bodies, source_of(self._peer)
+        bodies.add(address, self._body_bytes - self._held_bytes)
         self._held_bytes = self._body_bytes
-        if listener.bodies_bytes > self._config.bodies_bytes_max:
+        if bodies.is_full(0):
             self._refuse(503, "too many request bodies are arriving, try again later")
+        elif bodies.is_used_up(address, 0):
+            self._refuse(
+                503,
+                f"{bodies.of(address):,} of {bodies.most:,} bytes of request bodies are arriving"
+                " from this address, try again later",
+            )
 
     def _let_go(self) -> None:
-        self._listener.bodies_bytes -= self._held_bytes
-        self._held_bytes = 0
+        if self._held_bytes:
+            self._listener.bodies.add(source_of(self._peer), -self._held_bytes)
+            self._held_bytes = 0
 
     def _close(self) -> None:
         """Once what was written is read; but nobody can make us wait for that."""

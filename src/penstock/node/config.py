@@ -180,6 +180,15 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=1_000_000,
         ),
     ] = 0
+    bodies_per_ip_percent: Annotated[
+        int,
+        note(
+            "Percent of the memory for request bodies under way that one address may use, with"
+            " authentication on. Behind a proxy all clients have the address of the proxy.",
+            ge=1,
+            le=100,
+        ),
+    ] = limits.TENANT_BODIES_PERCENT
     header_ms_max: Annotated[
         int, note("Time a client has to send the head of a request.", ge=100, le=600_000)
     ] = int(limits.HEADER_SECONDS_MAX * 1_000)

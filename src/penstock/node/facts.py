@@ -58,7 +58,11 @@ class Facts:
         self._writer: UsageWriter | None = None
         self._telemetry: TelemetryWriter | None = None
         if config.usage.enabled or config.telemetry.enabled:
-            self.usage = UsageTable(now_ms=clock.wall_ms(), is_timed=config.telemetry.enabled)
+            self.usage = UsageTable(
+                now_ms=clock.wall_ms(),
+                is_timed=config.telemetry.enabled,
+                own_account=config.node.account,
+            )
         if config.usage.enabled:
             assert self.usage is not None, "made above"
             self._writer = UsageWriter(
@@ -90,7 +94,10 @@ class Facts:
             )
         if config.audit.enabled:
             self.audit = AuditTrail(
-                log_of(AUDIT_TOPIC, config.audit.retention_ms), node=node, clock=clock
+                log_of(AUDIT_TOPIC, config.audit.retention_ms),
+                node=node,
+                clock=clock,
+                own_account=config.node.account,
             )
 
     def start(self) -> None:

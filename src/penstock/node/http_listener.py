@@ -33,6 +33,7 @@ def make_listener(
             request_bytes_max=request_bytes_max or http.request_bytes_max,
             connections_max=http.connections_max,
             connections_per_address_max=http.connections_per_ip_max,
+            bodies_per_address_percent=100 if is_open else http.bodies_per_ip_percent,
             header_seconds_max=http.header_ms_max / 1_000,
             body_seconds_max=http.body_ms_max / 1_000,
             idle_seconds_max=http.idle_ms_max / 1_000,

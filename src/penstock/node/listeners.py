@@ -13,7 +13,9 @@ from penstock.frontend.context import FrontendConfig
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
+from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
 from penstock.net.http import HttpListener
@@ -191,6 +193,8 @@ class Listeners:
             login_seed=vault.ring.derive(b"kafka log-in"),
             throttler=calls.throttler,
             quotas=calls.quotas,
+            fetch_sessions=FetchSessions(own_account=node.account),
+            share_sessions=ShareSessions(own_account=node.account),
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),

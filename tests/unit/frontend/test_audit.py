@@ -301,9 +301,9 @@ def test_of_each_sort_of_denial_a_few_are_noted_and_the_rest_counted() -> None:
     noted_count = sum(denials.is_noted(("ann", "send"), now_ms=5) for _ in range(100))
     assert noted_count == audit_module.DENIED_PER_SORT_MAX
     assert denials.is_noted(("bob", "send"), now_ms=6)
-    assert denials.left_out(now_ms=MINUTE_MS - 1) == 0
-    assert denials.left_out(now_ms=MINUTE_MS) == 100 - noted_count
-    assert denials.left_out(now_ms=MINUTE_MS) == 0
+    assert denials.left_out(now_ms=MINUTE_MS - 1) == {}
+    assert denials.left_out(now_ms=MINUTE_MS) == {"": 100 - noted_count}
+    assert denials.left_out(now_ms=MINUTE_MS) == {}
     assert denials.is_noted(("ann", "send"), now_ms=MINUTE_MS)
 
 
@@ -312,7 +312,26 @@ def test_many_sorts_of_denials_are_bounded_together() -> None:
     noted_count = sum(denials.is_noted((str(n),), now_ms=5) for n in range(5_000))
     assert noted_count == audit_module.DENIED_MAX
     assert len(denials._noted) == audit_module.DENIED_MAX
-    assert denials.left_out(now_ms=MINUTE_MS) == 5_000 - noted_count
+    assert denials.left_out(now_ms=MINUTE_MS) == {"": 5_000 - noted_count}
+
+
+def test_a_tenant_and_an_address_have_a_share_of_the_denials_and_the_nodes_own_has_all() -> None:
+    def noted(count: int, tenant: str, address: str = "") -> int:
+        sorts = [(tenant, address, str(number)) for number in range(count)]
+        return sum(
+            denials.is_noted(sort, now_ms=5, tenant=tenant, address=address) for sort in sorts
+        )
+
+    own = "000000000000"
+    denials = Denials(own_account=own)
+    assert noted(200, tenant="1", address="10.0.0.1") == 30
+    assert noted(200, tenant="", address="10.0.0.1") == 30, "of a caller that nobody knows"
+    assert noted(10, tenant="2", address="10.0.0.1") == 10
+    assert noted(500, tenant=own) == audit_module.DENIED_MAX - 70
+    assert denials.left_out(now_ms=MINUTE_MS) == {"1": 170, "": 170, own: 270}
+    for number in range(200):
+        noted(31, tenant=f"t{number}")
+    assert len(denials.left_out(now_ms=2 * MINUTE_MS)) <= audit_module.LEFT_OUT_ROWS_MAX + 1
 
 
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -253,6 +254,21 @@ def test_calls_beyond_the_bound_are_added_to_one_row() -> None:
     again = TelemetryColumns()
     sums.take(again)
     assert len(again) == 0
+
+
+def test_calls_beyond_the_share_of_a_tenant_are_added_to_one_row_of_the_tenant() -> None:
+    own = "000000000000"
+    sums = CallSums(rows_max=30, own_account=own)
+    for tenant, count in (("1", 20), ("2", 2), (own, 10)):
+        for number in range(count):
+            counts = Counts()
+            counts.add(1, 10, 0)
+            sums.absorb((tenant, "r", f"q{number}", "op"), counts)
+    columns = TelemetryColumns()
+    sums.take(columns)
+    assert Counter(columns.account) == {"1": 4, "2": 2, own: 10}
+    folded = columns.resource.index(FOLDED)
+    assert (columns.account[folded], columns.requests[folded]) == ("1", 17)
 
 
 def test_what_usage_takes_passes_by_once() -> None:

@@ -199,6 +199,24 @@ async def test_who_floods_waits_for_each_refusal_and_holds_up_nobody() -> None:
     assert code_of(await asyncio.wait_for(late, 5)) == "RequestThrottled"
 
 
+async def test_a_tenant_has_a_share_of_the_refusals_that_are_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.frontend.pipeline.HELD_MAX", 10)
+    rig, identities = locked()
+    client = Client(rig)
+    identities.enter(tenant(tenant_requests=Rate(1, 1)))
+    for _ in range(REFUSED_AT_ONCE_MAX + 1):
+        await client.ask("ListQueues")
+    late = asyncio.create_task(client.ask("ListQueues"))
+    await asyncio.wait((late,), timeout=HELD_MS / 4_000)
+    assert rig.frontend._held.of(OWN) == 1
+    assert code_of(await asyncio.wait_for(client.ask("ListQueues"), 5)) == "RequestThrottled"
+    assert not late.done(), "answered at once: its share is used up"
+    assert not rig.frontend._held.is_used_up(OTHER)
+    await asyncio.wait_for(late, 5)
+
+
 async def test_a_client_that_leaves_while_its_refusal_is_held_back_leaves_nothing_behind() -> None:
     rig, identities = locked()
     client = Client(rig)
@@ -208,7 +226,7 @@ async def test_a_client_that_leaves_while_its_refusal_is_held_back_leaves_nothin
         await client.ask("ListQueues")
     late = asyncio.create_task(client.ask("ListQueues"))
     await asyncio.wait((late,), timeout=HELD_MS / 4_000)
-    assert rig.frontend._held_count == 1
+    assert rig.frontend._held.total == 1
     late.cancel()
     await asyncio.wait((late,), timeout=5)
-    assert rig.frontend._held_count == 0
+    assert rig.frontend._held.total == 0

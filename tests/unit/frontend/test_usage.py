@@ -86,6 +86,25 @@ def test_what_has_no_room_is_counted_for_its_tenant() -> None:
     ]
 
 
+def test_a_tenant_has_a_share_of_the_rows_and_the_nodes_own_has_all() -> None:
+    own = "000000000000"
+    table = UsageTable(now_ms=NOW_MS, keys_max=50, own_account=own)
+    for tenant, count in (("1", 30), ("2", 3), (own, 30)):
+        for number in range(count):
+            table.find((tenant, "r", f"q{number}", "op")).add(1, 10, 0)
+            table.store(tenant, "r", f"q{number}", 7)
+    found = rows(table.take(now_ms=NOW_MS + MINUTE_MS)[1])
+    calls = Counter(row.tenant for row in found if row.kind == CALLS)
+    stored = Counter(row.tenant for row in found if row.kind == STORAGE)
+    assert calls == stored == {"1": 6, "2": 3, own: 30}
+    [folded] = [row for row in found if row.resource == FOLDED and row.kind == CALLS]
+    assert (folded.tenant, folded.requests) == ("1", 25)
+    assert sum(row.stored_bytes for row in found if row.tenant == "1") == 30 * 7
+    table.find(("1", "r", "another", "op")).add(1, 10, 0)
+    [row] = rows(table.take(now_ms=NOW_MS + MINUTE_MS)[1])
+    assert row.resource == "another", "the next minute begins anew"
+
+
 def test_a_minute_that_was_full_leaves_room_for_the_next() -> None:
     table = UsageTable(now_ms=NOW_MS, keys_max=1)
     table.find(("1", "r", "a", "op")).add(1, 0, 0)

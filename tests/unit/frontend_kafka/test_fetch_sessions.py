@@ -54,14 +54,22 @@ def request(
 class Table:
     """Sessions, a clock and ids that count up."""
 
-    def __init__(self, sessions_max: int = 3, partitions_max: int = 100) -> None:
-        self.sessions = FetchSessions(sessions_max=sessions_max, partitions_max=partitions_max)
+    def __init__(
+        self, sessions_max: int = 3, partitions_max: int = 100, own_account: str | None = None
+    ) -> None:
+        self.sessions = FetchSessions(
+            sessions_max=sessions_max, partitions_max=partitions_max, own_account=own_account
+        )
+        self.account = ""  # who asks
         self.now_ms = 1_000_000
         self._ids = itertools.count(500)
 
     def ask(self, asked: FetchRequest, *, is_by_id: bool = False) -> FetchSession | ErrorCode:
         """A request and its answer. Whether anything is found does not matter here."""
-        found = self.sessions.open(asked, nowhere, is_by_id=is_by_id, now_ms=self.now_ms)
+        owner = (self.account, "user")
+        found = self.sessions.open(
+            asked, nowhere, is_by_id=is_by_id, now_ms=self.now_ms, owner=owner
+        )
         if isinstance(found, FetchSession):
             if not found.is_kept:
                 self.sessions.keep(found, now_ms=self.now_ms, chance=lambda: next(self._ids))
@@ -320,3 +328,29 @@ class SessionsMachine(RuleBasedStateMachine):
 
 SessionsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestSessions = SessionsMachine.TestCase
+
+
+def test_a_tenant_has_a_share_of_sessions_and_partitions_and_the_nodes_own_has_all() -> None:
+    table = Table(sessions_max=30, partitions_max=300, own_account="own")
+    table.account = "1"
+    kept = [table.begin().is_kept for _ in range(5)]
+    assert kept == [True, True, True, False, False]
+    table.account = "2"
+    assert not table.begin(31).is_kept, "more partitions than its share"
+    larger = table.begin(29)
+    assert larger.is_kept
+    grown = table.ask(request(larger.session_id, 1, [100, 101]))
+    assert grown is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    table.account = "own"
+    assert sum(table.begin().is_kept for _ in range(40)) == 27
+    assert table.sessions.partition_count == 30
+
+
+def test_beyond_its_share_a_tenant_loses_sessions_of_its_own_only() -> None:
+    table = Table(sessions_max=20, partitions_max=1_000, own_account="own")
+    theirs = table.begin()
+    table.account = "1"
+    first, second = table.begin(), table.begin()
+    table.now_ms += IDLE_MS_MAX + 1
+    assert table.begin().is_kept
+    assert (theirs.is_kept, first.is_kept, second.is_kept) == (True, False, True)

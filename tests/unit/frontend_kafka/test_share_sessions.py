@@ -80,6 +80,25 @@ def test_a_closed_session_makes_room() -> None:
     assert sessions.find("g", "m") is newer
 
 
+def test_a_tenant_has_a_share_of_the_sessions_and_the_nodes_own_has_all() -> None:
+    own = "000000000000"
+    sessions = ShareSessions(sessions_max=20, own_account=own)
+
+    def opened_by(account: str, count: int) -> int:
+        found = (
+            sessions.open("g", str(n), OWNER, lock_ms=1, account=account) for n in range(count)
+        )
+        return sum(isinstance(each, ShareSession) for each in found)
+
+    assert opened_by("1", 5) == 2
+    assert opened_by("2", 1) == 1
+    assert opened_by(own, 30) == 17
+    mine = sessions.find("g", "0", account="1")
+    assert mine is not None
+    sessions.close(mine)
+    assert isinstance(sessions.open("g", "x", OWNER, lock_ms=1, account="1"), ShareSession)
+
+
 # ── What it reads ────────────────────────────────────────────────────────────────────────────
 def test_no_partition_is_always_served_last() -> None:
     session = opened(ShareSessions())

@@ -10,7 +10,8 @@ without its content.
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -20,10 +21,11 @@ from penstock.frontend.admin.reply import json_reply
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.rights import may_use_queue
 from penstock.model.errors import InvalidRequest, Throttled
-from penstock.model.limits import MIB, WAIT_MS_MAX
+from penstock.model.limits import MIB, TENANT_TAILS_PERCENT, WAIT_MS_MAX
 from penstock.model.message import Attribute
 from penstock.model.names import uuid_text
 from penstock.model.ports import Peeked
+from penstock.model.quotas import Shares
 from penstock.model.topic import Topic
 from penstock.net.exchange import HttpReply
 
@@ -65,7 +67,7 @@ class Messages:
     """The resource, with the tally of tails that are waiting."""
 
     def __init__(self) -> None:
-        self._tail_count = 0
+        self._tails: Shares | None = None  # by account, once somebody waits
 
     async def __call__(self, context: Context, call: Call) -> HttpReply:
         call.only(("account", "region", "partition", "start", "count", "wait_ms"))
@@ -76,7 +78,8 @@ class Messages:
         window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
-            starts = await self._tail(context, call, topic, starts, window, wait_ms)
+            with self._one_more_tail(context, call.caller.account):
+                starts = await _tail(context, call, topic, starts, window, wait_ms)
         return json_reply(
             200,
             {
@@ -85,30 +88,44 @@ class Messages:
             },
         )
 
-    async def _tail(
-        self,
-        context: Context,
-        call: Call,
-        topic: Topic,
-        starts: dict[int, int],
-        window: Window,
-        wait_ms: int,
-    ) -> dict[int, int]:
-        if self._tail_count == TAILS_MAX:
+    @contextmanager
+    def _one_more_tail(self, context: Context, account: str) -> Iterator[None]:
+        tails = self._tails
+        if tails is None:
+            own_account = context.info.account
+            tails = Shares(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
+            self._tails = tails
+        if tails.is_full():
             raise Throttled(f"{TAILS_MAX} tails are waiting on this node.")
-        deadline_ms = context.clock.mono_ms() + wait_ms
-        self._tail_count += 1
+        if tails.is_used_up(account):
+            waiting = tails.of(account)
+            raise Throttled(
+                f"{waiting} of {tails.most} tails of this tenant are waiting on this node."
+            )
+        tails.add(account)
         try:
-            while not window.messages and context.health.state is not State.DRAINING:
-                left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
-                if left_seconds <= 0:
-                    break
-                await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
-                may_use_queue(context, call, RECEIVE, topic.name)  # rights may have changed
-                starts = await _fill(context, topic, starts, window)
+            yield
         finally:
-            self._tail_count -= 1
-        return starts
+            tails.add(account, -1)
+
+
+async def _tail(
+    context: Context,
+    call: Call,
+    topic: Topic,
+    starts: dict[int, int],
+    window: Window,
+    wait_ms: int,
+) -> dict[int, int]:
+    deadline_ms = context.clock.mono_ms() + wait_ms
+    while not window.messages and context.health.state is not State.DRAINING:
+        left_seconds = (deadline_ms - context.clock.mono_ms()) / 1_000
+        if left_seconds <= 0:
+            break
+        await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
+        may_use_queue(context, call, RECEIVE, topic.name)  # rights may have changed
+        starts = await _fill(context, topic, starts, window)
+    return starts
 
 
 def _starts(call: Call, topic: Topic) -> dict[int, int]:

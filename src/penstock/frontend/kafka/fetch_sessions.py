@@ -15,11 +15,13 @@ at least that old, smaller than the newcomer and not of a replica.
 
 Pure: time and chance are arguments. What a session holds is in ``sought.py``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.frontend.kafka.sought import Find, SoughtSet
+from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
+from penstock.model.quotas import Shares
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch_request import FetchRequest
@@ -71,6 +73,11 @@ class FetchSession:
         return self.session_id != NO_SESSION
 
     @property
+    def account(self) -> str:
+        """Of the tenant that the session belongs to."""
+        return self.owner[0] if isinstance(self.owner, tuple) else ""
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """What it is worth when there is no room for all."""
         return self.is_of_replica, self.size
@@ -78,18 +85,27 @@ class FetchSession:
 
 class FetchSessions:
     def __init__(
-        self, *, sessions_max: int = SESSIONS_MAX, partitions_max: int = PARTITIONS_MAX
+        self,
+        *,
+        sessions_max: int = SESSIONS_MAX,
+        partitions_max: int = PARTITIONS_MAX,
+        own_account: str | None = None,
     ) -> None:
-        self._sessions_max = sessions_max
-        self._partitions_max = partitions_max
+        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        percent = TENANT_SESSIONS_PERCENT
+        self._sessions = Shares(sessions_max, percent, own_account=own_account)
+        self._partitions = Shares(partitions_max, percent, own_account=own_account)
         self._kept: dict[int, FetchSession] = {}  # longest unused first
         self._catalog: Catalog | None = None
         self._catalog_turn = 0
-        self.partition_count = 0
         self.evicted_count = 0
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    @property
+    def partition_count(self) -> int:
+        return self._partitions.total
 
     def attend(self, catalog: Catalog) -> None:
         """Be told of its changes from now on."""
@@ -157,11 +173,12 @@ class FetchSessions:
         if (session.catalog_turn, session.rights_turn) != turns:
             session.catalog_turn, session.rights_turn = turns
             wanted.find_again(find)
-        self.partition_count += wanted.count - session.size
+        self._partitions.add(session.account, wanted.count - session.size)
         session.size = wanted.count
         session.used_at_ms = now_ms
         self._kept[session.session_id] = self._kept.pop(session.session_id)
-        if self.partition_count > self._partitions_max:
+        partitions = self._partitions
+        if partitions.is_full(0) or partitions.is_used_up(session.account, 0):
             # Its client begins anew, and then it is decided who is worth the room.
             self.drop(session)
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -174,14 +191,18 @@ class FetchSessions:
     def keep(self, session: FetchSession, *, now_ms: int, chance: Callable[[], int]) -> None:
         """Give the session an id if there is room for it. ``chance`` makes ids hard to guess."""
         size = session.wanted.count
-        if not session.wants_id or not size or size > self._partitions_max:
+        if not session.wants_id or not size or size > self._partitions.bound:
             return
         session.size = size
-        while (
-            len(self._kept) >= self._sessions_max
-            or self.partition_count + size > self._partitions_max
-        ):
-            victim = self._victim(session.rank, now_ms=now_ms, is_replica=session.is_of_replica)
+        account = session.account
+        while True:
+            if self._sessions.is_used_up(account) or self._partitions.is_used_up(account, size):
+                among = [each for each in self._kept.values() if each.account == account]
+            elif self._sessions.is_full() or self._partitions.is_full(size):
+                among = list(self._kept.values())
+            else:
+                break
+            victim = _victim(among, session, now_ms=now_ms)
             if victim is None:
                 return
             self.evicted_count += 1
@@ -193,24 +214,8 @@ class FetchSessions:
         session.epoch = next_epoch(INITIAL_EPOCH)
         session.begun_at_ms = session.used_at_ms = now_ms
         self._kept[session_id] = session
-        self.partition_count += size
-
-    def _victim(
-        self, rank: tuple[bool, int], *, now_ms: int, is_replica: bool
-    ) -> FetchSession | None:
-        oldest = next(iter(self._kept.values()), None)
-        if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
-            return oldest
-        worth_least = min(
-            (
-                each
-                for each in self._kept.values()
-                if now_ms - each.begun_at_ms > IDLE_MS_MAX or (is_replica > each.is_of_replica)
-            ),
-            key=lambda each: each.rank,
-            default=None,
-        )
-        return None if worth_least is None or rank <= worth_least.rank else worth_least
+        self._sessions.add(account)
+        self._partitions.add(account, size)
 
     def _drop_id(self, session_id: int, owner: object) -> None:
         session = self._kept.get(session_id)
@@ -220,7 +225,8 @@ class FetchSessions:
     def drop(self, session: FetchSession) -> None:
         """A fetch that waits under it is answered, and its client told that the session is over."""
         del self._kept[session.session_id]
-        self.partition_count -= session.size
+        self._sessions.add(session.account, -1)
+        self._partitions.add(session.account, -session.size)
         session.session_id = NO_SESSION
         session.wants_id = False
         wanted = session.wanted
@@ -233,3 +239,23 @@ class FetchSessions:
 def next_epoch(epoch: int) -> int:
     """Epochs begin again behind the largest, and not with the one that begins a session."""
     return 1 if epoch == EPOCH_MAX else epoch + 1
+
+
+def _victim(
+    among: Sequence[FetchSession], newcomer: FetchSession, *, now_ms: int
+) -> FetchSession | None:
+    """Which of these sessions, longest unused first, makes room for another one."""
+    oldest = next(iter(among), None)
+    if oldest is None or now_ms - oldest.used_at_ms > IDLE_MS_MAX:
+        return oldest
+    worth_least = min(
+        (
+            each
+            for each in among
+            if now_ms - each.begun_at_ms > IDLE_MS_MAX
+            or newcomer.is_of_replica > each.is_of_replica
+        ),
+        key=lambda each: each.rank,
+        default=None,
+    )
+    return None if worth_least is None or newcomer.rank <= worth_least.rank else worth_least

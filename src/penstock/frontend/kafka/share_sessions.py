@@ -15,7 +15,9 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.message import Claim
+from penstock.model.quotas import Shares
 from penstock.wire.kafka.faults import ErrorCode
 
 Place: TypeAlias = tuple[bytes, int]  # topic id, partition
@@ -191,8 +193,10 @@ class ShareSession:
 
 
 class ShareSessions:
-    def __init__(self, sessions_max: int = SESSIONS_MAX) -> None:
-        self._sessions_max = sessions_max
+    def __init__(self, sessions_max: int = SESSIONS_MAX, *, own_account: str | None = None) -> None:
+        """``own_account``: of the node's own tenant; others have a share. None: all have all."""
+        percent = TENANT_SESSIONS_PERCENT
+        self._shares = Shares(sessions_max, percent, own_account=own_account)
         self._sessions: dict[tuple[str, str, str], ShareSession] = {}  # account, group, member
 
     def __len__(self) -> int:
@@ -210,8 +214,9 @@ class ShareSessions:
         """The member's older session, if it has one, has been closed."""
         place = (account, group_id, member_id)
         assert place not in self._sessions, "closed before"
-        if len(self._sessions) >= self._sessions_max:
+        if self._shares.is_full() or self._shares.is_used_up(account):
             return ErrorCode.SHARE_SESSION_LIMIT_REACHED
+        self._shares.add(account)
         session = ShareSession(group_id, member_id, owner, lock_ms, account)
         self._sessions[place] = session
         return session
@@ -236,3 +241,4 @@ class ShareSessions:
         key = (session.account, session.group_id, session.member_id)
         if self._sessions.get(key) is session:
             del self._sessions[key]
+            self._shares.add(session.account, -1)
