@@ -22,8 +22,9 @@ from typing import Any, Final, TypeVar
 
 from penstock.frontend.breaker import OPEN_MS_MAX, Breaker, BreakerState
 from penstock.model.errors import Overloaded, PenstockError, Throttled
-from penstock.model.limits import FAILING_PARTITIONS_MAX
+from penstock.model.limits import FAILING_PARTITIONS_MAX, TENANT_CALLS_PERCENT
 from penstock.model.ports import Clock
+from penstock.model.quotas import Shares
 from penstock.model.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Bulkhead:
         "_deadline_s",
         "_failing",
         "_has_failed",
+        "_is_counting",
         "_late",
         "_loop",
         "_lost",
@@ -92,6 +94,7 @@ class Bulkhead:
         "name",
         "parked_max",
         "refused_count",
+        "shares",
     )
 
     def __init__(
@@ -104,9 +107,13 @@ class Bulkhead:
         deadline_ms: int | None = None,
         lost: tuple[type[PenstockError], ...] = (),
         late: tuple[type[PenstockError], ...] = (),
+        own_account: str | None = None,
     ) -> None:
         """``lost``: errors of the connection to a callee that is elsewhere, and not of the callee.
-        ``late``: errors that say that the callee did not answer in time."""
+        ``late``: errors that say that the callee did not answer in time. ``own_account``: of the
+        node's own tenant; the calls of others are bounded by their share. None: by all."""
+        self.shares = Shares(calls_max, TENANT_CALLS_PERCENT, own_account=own_account)
+        self._is_counting = False  # calls by tenant, in these shares
         self.name = name
         self._lost = lost
         self._late = late
@@ -214,6 +221,8 @@ class Bulkhead:
         if place > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(place)
+            if self._is_counting and topic is not None:
+                self.shares.add(topic.account, -1)
         else:
             task, _, topic, partition = self._parked.pop(place)
         if self._has_failed:
@@ -228,6 +237,8 @@ class Bulkhead:
         if place > 0:
             self.in_use -= 1
             task, _, topic, partition = self._calls.pop(place)
+            if self._is_counting and topic is not None:
+                self.shares.add(topic.account, -1)
         else:
             task, _, topic, partition = self._parked.pop(place)
         # Cut off by the sweep, and by nobody else at the same time.
@@ -265,6 +276,30 @@ class Bulkhead:
         if self.in_use >= self.calls_max:
             self._refuse_full()
         self._look_closer(topic, partition)
+        if self._is_counting or self.in_use >= self.shares.most:
+            self._take_share(topic)
+
+    def _take_share(self, topic: Topic | None) -> None:
+        """Refuse a tenant that has its share of the calls. A tenant can have it only while as many
+        calls are under way, so calls are counted by tenant from then on, until there are fewer."""
+        shares = self.shares
+        if not self._is_counting:
+            self._is_counting = True
+            self._room = 0  # so that every call comes here
+            shares.clear()
+            for _, _, each, _ in self._calls.values():
+                if each is not None:
+                    shares.add(each.account)
+        if topic is None:
+            return
+        if shares.is_used_up(topic.account):
+            self.refused_count += 1
+            raise Throttled(
+                f"This tenant has {shares.of(topic.account):,} of {shares.most:,} calls to"
+                f" {self.name} under way.",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        shares.add(topic.account)
 
     def _look_closer(self, topic: Topic | None, partition: int) -> None:
         if self._loop is None:
@@ -272,7 +307,7 @@ class Bulkhead:
             self._now = self._loop.time()
             self._loop.call_later(self._sweep_s, self._sweep)
         if not self._has_failed:
-            self._room = self.calls_max
+            self._room = 0 if self._is_counting else self.shares.most
             return
         now_ms = self._clock.mono_ms()
         failing = self._failing_one(topic, partition)
@@ -345,8 +380,12 @@ class Bulkhead:
         if not self._calls and not self._parked:
             self._loop = None
             self._room = 0  # so that the next call starts another
+            self._is_counting = False
             return
         self._now = now = self._loop.time()
+        if self._is_counting and self.in_use < self.shares.most // 2:
+            self._is_counting = False
+            self._room = 0  # until the next call looks closer
         late = []
         for place, (task, since, _, _) in self._calls.items():
             # Its beginning was read from a clock that may have been an interval behind.

@@ -51,7 +51,10 @@ class Callees:
         backend_deadline_ms: int = BACKEND_DEADLINE_MS,
         coordinator_calls_max: int = COORDINATOR_CALLS_MAX,
         metadata_deadline_ms: int = METADATA_DEADLINE_MS,
+        own_account: str | None = None,
     ) -> None:
+        """``own_account``: of the node's own tenant; other tenants have a share of the calls."""
+        self._own_account = own_account
         self._clock = clock
         self._backend_calls_max = backend_calls_max
         self._backend_deadline_ms = backend_deadline_ms
@@ -63,6 +66,7 @@ class Callees:
             deadline_ms=metadata_deadline_ms,
             lost=(Unreachable,),
             late=(DeadlineExceeded,),
+            own_account=own_account,
         )
         # By node: as many as a cluster has.
         self._backends: dict[str, Bulkhead] = {}
@@ -78,6 +82,7 @@ class Callees:
                 self._clock,
                 calls_max=self._backend_calls_max,
                 deadline_ms=self._backend_deadline_ms,
+                own_account=self._own_account,
             )
         return found
 
@@ -90,6 +95,7 @@ class Callees:
                 self._clock,
                 calls_max=self._backend_calls_max,
                 deadline_ms=self._backend_deadline_ms,
+                own_account=self._own_account,
                 lost=(Unreachable,),
                 late=(DeadlineExceeded,),
             )
@@ -110,6 +116,7 @@ class Callees:
                 self._clock,
                 calls_max=self._coordinator_calls_max,
                 deadline_ms=self._backend_deadline_ms,
+                own_account=self._own_account,
             )
         return found
 

@@ -13,6 +13,7 @@ coroutine more would cost as much as all of it."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Final
 
 from penstock.frontend.bulkhead import Bulkhead
 from penstock.frontend.callees import Callees
@@ -20,6 +21,8 @@ from penstock.frontend.quotas import TenantQuotas
 from penstock.model.message import Appended, Claim, Delivery, Message
 from penstock.model.ports import Backend, Catalog, LeaseRequest, MoveTask, Peeked
 from penstock.model.topic import QueueStats, Topic
+
+CHANGES: Final = "changes of queues and topics under way"
 
 # Which node serves a partition of a topic; None: the topic as a whole.
 NodeOf = Callable[[Topic, int | None], str]
@@ -159,13 +162,16 @@ class DispatchedCatalog:
         self.on_change = catalog.on_change
 
     async def create(self, topic: Topic) -> Topic:
-        with self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count):
+        with (
+            self._metadata.shares.holding(topic.account, CHANGES),
+            self._quotas.adding(topic.account, topics=1, partitions=topic.partition_count),
+        ):
             return await self._metadata.call(lambda: self._catalog.create(topic))
 
     async def change(
         self, account: str, region: str, name: str, change: Callable[[Topic], Topic]
     ) -> Topic:
-        with ExitStack() as room:
+        with self._metadata.shares.holding(account, CHANGES), ExitStack() as room:
 
             def checked(before: Topic) -> Topic:
                 after = change(before)
@@ -179,9 +185,10 @@ class DispatchedCatalog:
             )
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        return await self._metadata.call(
-            lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
-        )
+        with self._metadata.shares.holding(account, CHANGES):
+            return await self._metadata.call(
+                lambda: self._catalog.delete(account, region, name, now_ms=now_ms)
+            )
 
 
 def _size_of(messages: Sequence[Message]) -> int:

@@ -11,6 +11,7 @@ that is moving. At one that has just failed nobody begins to wait before it has 
 the wait would be what everybody waits for."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final, TypeVar
 
 from penstock.cursor.group.assignors import TopicPartition
@@ -37,12 +38,14 @@ from penstock.frontend.kafka.context import ProducerIds
 from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.model.errors import Overloaded
+from penstock.model.tenancy import split_scoped
 
 T = TypeVar("T")
 
 REBALANCE_MS_MAX: Final = GroupSettings().rebalance_ms_max
 FETCH_MS_MAX: Final = GroupSettings().fetch_ms_max
 _AWAY: Final = Code.COORDINATOR_NOT_AVAILABLE
+CALLS: Final = "calls to a coordinator under way"
 _WHY: Final = "The coordinator does not answer in time."
 
 
@@ -54,18 +57,26 @@ class _Behind:
     def __init__(self, bulkhead: Bulkhead) -> None:
         self._bulkhead = bulkhead
 
-    async def _ask(self, failed: T, work: Callable[[], Awaitable[T]]) -> T:
+    async def _ask(self, scoped_id: str, failed: T, work: Callable[[], Awaitable[T]]) -> T:
+        """``scoped_id``: of the group or transaction, which tells whose call it is."""
         try:
-            return await self._bulkhead.call(work)
+            with self._holding(scoped_id):
+                return await self._bulkhead.call(work)
         except Overloaded:
             return failed
 
-    async def _look(self, failed: T, work: Callable[[], Awaitable[T]]) -> T:
+    async def _look(self, scoped_id: str, failed: T, work: Callable[[], Awaitable[T]]) -> T:
         """For what changes nothing."""
         try:
-            return await self._bulkhead.read(work)
+            with self._holding(scoped_id):
+                return await self._bulkhead.read(work)
         except Overloaded:
             return failed
+
+    def _holding(self, scoped_id: str) -> AbstractContextManager[None]:
+        shares = self._bulkhead.shares
+        account, _ = split_scoped(scoped_id, own_account=shares.own_account or "")
+        return shares.holding(account, CALLS)
 
 
 class DispatchedGroups(_Behind):
@@ -114,6 +125,7 @@ class DispatchedGroups(_Behind):
         self, group_id: str, *, member_id: str, generation: int, instance_id: str | None
     ) -> Reply:
         return await self._ask(
+            group_id,
             Reply(_AWAY),
             lambda: self._calls.heartbeat(
                 group_id, member_id=member_id, generation=generation, instance_id=instance_id
@@ -121,39 +133,49 @@ class DispatchedGroups(_Behind):
         )
 
     async def leave(self, group_id: str, leavers: Sequence[tuple[str, str | None]]) -> LeaveReply:
-        return await self._ask(LeaveReply(_AWAY), lambda: self._calls.leave(group_id, leavers))
+        return await self._ask(
+            group_id, LeaveReply(_AWAY), lambda: self._calls.leave(group_id, leavers)
+        )
 
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
     ) -> ConsumerReply:
         return await self._ask(
+            group_id,
             ConsumerReply(_AWAY, _WHY),
             lambda: self._calls.consumer_heartbeat(group_id, request, sight=sight),
         )
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         return await self._ask(
-            ShareReply(_AWAY, _WHY), lambda: self._calls.share_heartbeat(group_id, request)
+            group_id,
+            ShareReply(_AWAY, _WHY),
+            lambda: self._calls.share_heartbeat(group_id, request),
         )
 
     async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
         return await self._look(
-            (_AWAY, ShareSettings()), lambda: self._calls.share_settings(group_id)
+            group_id, (_AWAY, ShareSettings()), lambda: self._calls.share_settings(group_id)
         )
 
     async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
-        return await self._look((_AWAY, {}), lambda: self._calls.configs(group_id))
+        return await self._look(group_id, (_AWAY, {}), lambda: self._calls.configs(group_id))
 
     async def change_configs(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
-        return await self._ask(Reply(_AWAY), lambda: self._calls.change_configs(group_id, changes))
+        return await self._ask(
+            group_id, Reply(_AWAY), lambda: self._calls.change_configs(group_id, changes)
+        )
 
     async def commit(self, group_id: str, request: CommitRequest) -> CommitReply:
-        return await self._ask(CommitReply(_AWAY), lambda: self._calls.commit(group_id, request))
+        return await self._ask(
+            group_id, CommitReply(_AWAY), lambda: self._calls.commit(group_id, request)
+        )
 
     async def commit_in_transaction(
         self, group_id: str, request: CommitRequest, *, producer_id: int, producer_epoch: int
     ) -> CommitReply:
         return await self._ask(
+            group_id,
             CommitReply(_AWAY),
             lambda: self._calls.commit_in_transaction(
                 group_id, request, producer_id=producer_id, producer_epoch=producer_epoch
@@ -164,6 +186,7 @@ class DispatchedGroups(_Behind):
         self, group_id: str, *, producer_id: int, producer_epoch: int, is_commit: bool
     ) -> Reply:
         return await self._ask(
+            group_id,
             Reply(_AWAY),
             lambda: self._calls.complete_transaction(
                 group_id,
@@ -199,23 +222,25 @@ class DispatchedGroups(_Behind):
         self, group_id: str, partitions: Sequence[tuple[str, str, int]]
     ) -> CommitReply:
         return await self._ask(
-            CommitReply(_AWAY), lambda: self._calls.delete_offsets(group_id, partitions)
+            group_id, CommitReply(_AWAY), lambda: self._calls.delete_offsets(group_id, partitions)
         )
 
     async def list_groups(
         self, *, states: Collection[str], kinds: Collection[str]
     ) -> tuple[Code, Sequence[Listing]]:
         return await self._look(
-            (_AWAY, ()), lambda: self._calls.list_groups(states=states, kinds=kinds)
+            "", (_AWAY, ()), lambda: self._calls.list_groups(states=states, kinds=kinds)
         )
 
     async def describe(self, group_id: str) -> Description:
         return await self._look(
-            Description(_AWAY, group_id, state=State.DEAD), lambda: self._calls.describe(group_id)
+            group_id,
+            Description(_AWAY, group_id, state=State.DEAD),
+            lambda: self._calls.describe(group_id),
         )
 
     async def delete_group(self, group_id: str) -> Reply:
-        return await self._ask(Reply(_AWAY), lambda: self._calls.delete_group(group_id))
+        return await self._ask(group_id, Reply(_AWAY), lambda: self._calls.delete_group(group_id))
 
 
 class DispatchedTransactions(_Behind):
@@ -231,6 +256,7 @@ class DispatchedTransactions(_Behind):
         self, transactional_id: str, *, timeout_ms: int, producer_id: int, producer_epoch: int
     ) -> TxnReply:
         return await self._ask(
+            transactional_id,
             TxnReply(_AWAY),
             lambda: self._calls.init(
                 transactional_id,
@@ -249,6 +275,7 @@ class DispatchedTransactions(_Behind):
         partitions: Sequence[Place],
     ) -> Code:
         return await self._ask(
+            transactional_id,
             _AWAY,
             lambda: self._calls.add(
                 transactional_id,
@@ -262,6 +289,7 @@ class DispatchedTransactions(_Behind):
         self, transactional_id: str, *, producer_id: int, producer_epoch: int, group_id: str
     ) -> Code:
         return await self._ask(
+            transactional_id,
             _AWAY,
             lambda: self._calls.add_group(
                 transactional_id,
@@ -281,6 +309,7 @@ class DispatchedTransactions(_Behind):
     ) -> Code:
         # Behind the callee's answer there is no await, so what it says holds for who asked here.
         return await self._look(
+            transactional_id,
             _AWAY,
             lambda: self._calls.verify(
                 transactional_id,
@@ -301,6 +330,7 @@ class DispatchedTransactions(_Behind):
         adds_group: bool,
     ) -> CommitReply:
         return await self._ask(
+            transactional_id,
             CommitReply(_AWAY),
             lambda: self._calls.commit_offsets(
                 transactional_id,
@@ -322,6 +352,7 @@ class DispatchedTransactions(_Behind):
         raises_epoch: bool,
     ) -> TxnReply:
         return await self._ask(
+            transactional_id,
             TxnReply(_AWAY),
             lambda: self._calls.end(
                 transactional_id,
@@ -333,10 +364,12 @@ class DispatchedTransactions(_Behind):
         )
 
     async def describe(self, transactional_id: str) -> tuple[Code, TxnValue | None]:
-        return await self._look((_AWAY, None), lambda: self._calls.describe(transactional_id))
+        return await self._look(
+            transactional_id, (_AWAY, None), lambda: self._calls.describe(transactional_id)
+        )
 
     async def all_ids(self) -> tuple[Code, dict[str, TxnValue]]:
-        return await self._look((_AWAY, {}), lambda: self._calls.all_ids())
+        return await self._look("", (_AWAY, {}), lambda: self._calls.all_ids())
 
 
 class DispatchedProducerIds:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.frontend.bulkhead import Bulkhead
 from penstock.frontend.callees import Callees
-from penstock.frontend.dispatch import NodeOf
+from penstock.frontend.dispatch import CHANGES, NodeOf
 from penstock.frontend.quotas import TenantQuotas
 from penstock.model.message import Claim
 from penstock.model.ports import (
@@ -168,8 +168,12 @@ class DispatchedShares:
         known = self._shares.find_share(source, group)
         if known is not None:
             return known
-        with self._quotas.adding(source.account, topics=1):
-            return await self._callees.metadata.call(
+        metadata = self._callees.metadata
+        with (
+            metadata.shares.holding(source.account, CHANGES),
+            self._quotas.adding(source.account, topics=1),
+        ):
+            return await metadata.call(
                 lambda: self._shares.open_share(
                     source,
                     group,
@@ -181,7 +185,9 @@ class DispatchedShares:
             )
 
     async def close_share(self, source: Topic, group: str) -> bool:
-        return await self._callees.metadata.call(lambda: self._shares.close_share(source, group))
+        metadata = self._callees.metadata
+        with metadata.shares.holding(source.account, CHANGES):
+            return await metadata.call(lambda: self._shares.close_share(source, group))
 
     async def acquire(
         self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int

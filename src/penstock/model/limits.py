@@ -75,6 +75,7 @@ TENANT_STORED_BYTES_MAX = 10_240 * MIB
 TENANT_CONNECTIONS_MAX = 1_000  # SQS and Kafka together, divided among the frontends
 # Percent of a bound that all tenants have in common, for what has no quota.
 TENANT_BODIES_PERCENT = 25  # of request bodies under way, by address: nobody knows the tenant yet
+TENANT_CALLS_PERCENT = 50  # of calls to one callee under way
 TENANT_HELD_PERCENT = 10  # of refusals that are answered late
 TENANT_SESSIONS_PERCENT = 10  # of fetch sessions and share sessions
 TENANT_FACTS_PERCENT = 10  # of denials in the audit trail, of rows of usage and telemetry

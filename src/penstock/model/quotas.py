@@ -5,9 +5,12 @@ A quota that an operator set (``penstock quota set``) replaces the default and t
 stands for "no limit". The node's own tenant has no defaults: a server with a single tenant can use
 all of each bound."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from penstock.model import limits
+from penstock.model.errors import Throttled
 from penstock.model.identity import Rate, Tenant
 
 NO_LIMIT: Final = 1 << 62
@@ -94,14 +97,14 @@ class Shares:
     """What each holder has of one bound: a tenant's account, or the address of a client that nobody
     knows yet. A holder may have its share, the node's own tenant all of it."""
 
-    __slots__ = ("_counts", "_own_account", "bound", "most", "total")
+    __slots__ = ("_counts", "bound", "most", "own_account", "total")
 
     def __init__(self, bound: int, percent: float, *, own_account: str | None) -> None:
         """``own_account`` None: every holder may have all."""
         self.bound = bound
         self.most = bound if own_account is None else share_of(bound, percent)
         self.total = 0
-        self._own_account = own_account
+        self.own_account = own_account
         self._counts: dict[str, int] = {}
 
     def of(self, holder: str) -> int:
@@ -113,7 +116,9 @@ class Shares:
 
     def is_used_up(self, holder: str, added: int = 1) -> bool:
         """Whether so many more are beyond the share of the holder."""
-        return holder != self._own_account and self.of(holder) + added > self.most
+        if self.own_account is None or holder == self.own_account:
+            return False
+        return self._counts.get(holder, 0) + added > self.most
 
     def add(self, holder: str, change: int = 1) -> None:
         self.total += change
@@ -122,6 +127,17 @@ class Shares:
             self._counts[holder] = count
         else:
             self._counts.pop(holder, None)
+
+    @contextmanager
+    def holding(self, holder: str, what: str) -> Iterator[None]:
+        """Count one more for as long as the block runs. Raises Throttled beyond the share."""
+        if self.is_used_up(holder):
+            raise Throttled(f"This tenant has {self.of(holder):,} of {self.most:,} {what}.")
+        self.add(holder)
+        try:
+            yield
+        finally:
+            self.add(holder, -1)
 
     def clear(self) -> None:
         self.total = 0

@@ -74,7 +74,7 @@ def make_calls(
     cluster: ClusterRole | None = None,
 ) -> FrontendCalls:
     """``bounds``: what this node has for all tenants together."""
-    callees = Callees(clock)
+    callees = Callees(clock, own_account=own_account)
     anywhere: BrokerCalls = (
         Joined(broker, broker, broker.shares)
         if cluster is None

@@ -10,6 +10,7 @@ from tests.unit.frontend.memory import MemoryClock
 from penstock.frontend.breaker import FAILURES_MAX, OPEN_MS_MAX, OPEN_MS_MIN, Breaker, BreakerState
 from penstock.frontend.bulkhead import Bulkhead, CalleeUnavailable
 from penstock.model.errors import Overloaded, Throttled, TopicNotFound
+from penstock.model.topic import Kind, Topic
 
 
 class ConnectionLost(Overloaded):
@@ -18,6 +19,10 @@ class ConnectionLost(Overloaded):
 
 async def answer() -> str:
     return "answer"
+
+
+async def nowhere() -> str:
+    raise TopicNotFound("q")
 
 
 async def broken() -> str:
@@ -44,6 +49,67 @@ async def test_a_full_compartment_refuses_at_once_and_leaves_others_alone() -> N
     await asyncio.gather(*held)
     assert await slow.call(answer) == "answer"
     assert slow.in_use == 0
+
+
+def topic_of(account: str) -> Topic:
+    return Topic(
+        topic_id=account,
+        account=account,
+        region="us-east-1",
+        name="q",
+        kind=Kind.STANDARD,
+        partition_count=1,
+        created_at_ms=0,
+        modified_at_ms=0,
+        receipt_key=bytes(32),
+    )
+
+
+async def test_a_tenant_has_half_of_the_calls_and_the_nodes_own_has_all() -> None:
+    bulkhead = Bulkhead("backend:n", MemoryClock(), calls_max=20, own_account="own")
+    free = asyncio.Event()
+    held: list[asyncio.Task[bool]] = []
+
+    async def begin(account: str, count: int) -> int:
+        """How many of so many calls are under way afterwards."""
+        topic, before = topic_of(account), bulkhead.in_use
+        tasks = [asyncio.create_task(bulkhead.call(free.wait, topic, 0)) for _ in range(count)]
+        done, under_way = await asyncio.wait(tasks, timeout=0.01)
+        for task in done:
+            assert isinstance(task.exception(), Throttled)
+        held.extend(under_way)
+        return bulkhead.in_use - before
+
+    assert await begin("greedy", 15) == 10
+    with pytest.raises(Throttled, match="10 of 10 calls to backend:n under way"):
+        await bulkhead.call(answer, topic_of("greedy"), 0)
+    assert await begin("other", 4) == 4
+    assert await begin("own", 9) == 6
+    assert await begin("other", 1) == 0, "full"
+    free.set()
+    await asyncio.gather(*held)
+    assert bulkhead.in_use == 0
+    free.clear()
+    assert await begin("greedy", 10) == 10, "what was counted before is forgotten"
+    free.set()
+    await asyncio.gather(*held)
+
+
+async def test_a_tenant_just_below_its_share_is_never_refused() -> None:
+    bulkhead = Bulkhead("backend:n", MemoryClock(), calls_max=20, own_account="own")
+    free = asyncio.Event()
+    other, greedy = topic_of("other"), topic_of("greedy")
+    held = [asyncio.create_task(bulkhead.call(free.wait, other, 0)) for _ in range(9)]
+    held += [asyncio.create_task(bulkhead.call(free.wait, greedy, 0)) for _ in range(9)]
+    await asyncio.sleep(0)
+    for _ in range(500):
+        assert await bulkhead.call(answer, greedy, 0) == "answer"
+        with pytest.raises(TopicNotFound):
+            await bulkhead.call(nowhere, greedy, 0)
+    assert bulkhead.shares.of("greedy") == 9
+    free.set()
+    await asyncio.gather(*held)
+    assert bulkhead.shares.total == 0
 
 
 async def test_errors_of_the_way_to_a_callee_elsewhere_are_failures_and_its_own_are_not() -> None:

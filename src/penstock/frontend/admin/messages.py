@@ -10,8 +10,7 @@ without its content.
 """
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -78,7 +77,8 @@ class Messages:
         window = Window(count, REPLY_BYTES_MAX)
         starts = await _fill(context, topic, starts, window)
         if not window.messages and wait_ms:
-            with self._one_more_tail(context, call.caller.account):
+            tails = self._tails_of(context)
+            with tails.holding(call.caller.account, "tails waiting on this node"):
                 starts = await _tail(context, call, topic, starts, window, wait_ms)
         return json_reply(
             200,
@@ -88,25 +88,13 @@ class Messages:
             },
         )
 
-    @contextmanager
-    def _one_more_tail(self, context: Context, account: str) -> Iterator[None]:
-        tails = self._tails
-        if tails is None:
+    def _tails_of(self, context: Context) -> Shares:
+        if self._tails is None:
             own_account = context.info.account
-            tails = Shares(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
-            self._tails = tails
-        if tails.is_full():
+            self._tails = Shares(TAILS_MAX, TENANT_TAILS_PERCENT, own_account=own_account)
+        if self._tails.is_full():
             raise Throttled(f"{TAILS_MAX} tails are waiting on this node.")
-        if tails.is_used_up(account):
-            waiting = tails.of(account)
-            raise Throttled(
-                f"{waiting} of {tails.most} tails of this tenant are waiting on this node."
-            )
-        tails.add(account)
-        try:
-            yield
-        finally:
-            tails.add(account, -1)
+        return self._tails
 
 
 async def _tail(
