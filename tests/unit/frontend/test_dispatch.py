@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.unit.broker.stage import on_stage
@@ -95,7 +95,7 @@ class Switched(MemoryBackend):
 class World:
     """Nodes named as the topics that they serve, up to the first dot."""
 
-    def __init__(self, **callees: int) -> None:
+    def __init__(self, **callees: Any) -> None:
         self.clock = MemoryClock()
         self.backend = Switched()
         self.callees = Callees(self.clock, **callees)

@@ -55,7 +55,7 @@ class Stuck:
 
 
 class World:
-    def __init__(self, rig: GroupRig, **callees: int) -> None:
+    def __init__(self, rig: GroupRig, **callees: Any) -> None:
         self.clock = MemoryClock()
         self.callees = Callees(self.clock, **callees)
         self.host = Stuck(rig.host, is_open=True)
