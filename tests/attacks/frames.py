@@ -50,8 +50,10 @@ class Wire(RawConnection):
         return data
 
     def ask(self, name: str, version: int, **fields: Any) -> Any:
+        return self.ask_for(name, version, request_class(name)(**fields))
+
+    def ask_for(self, name: str, version: int, request: Any) -> Any:
         api = APIS[KEYS[name]]
-        request = request_class(name)(**fields)
         self.send(self.frame(name, version, api.codec().encode_request(request, version)))
         reply = self.read_frame()
         if reply is None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
 from penstock.frontend.kafka.topics import find_name, has_partition
 from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
@@ -26,6 +26,8 @@ async def run(
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     topics = []
     for topic, indexes in _chosen(context, asked):
+        if not reaches_topic(context, call, Operation.DESCRIBE, topic):
+            continue  # left out, as a topic that does not exist
         partitions = []
         for index in indexes:
             try:

@@ -2,7 +2,7 @@
 whether what they have read was cut off. There has been one epoch, and it goes to the end."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
 from penstock.frontend.kafka.topics import (
     code_for,
     epoch_refusal,
@@ -30,9 +30,12 @@ async def run(
     is_node = on_cluster(context, call, Operation.CLUSTER_ACTION)
     topics = []
     for each in asked.topics:
+        found = find_name(context, each.topic) if is_node else None
         topic: Topic | ErrorCode
-        if is_node:
-            topic = find_name(context, each.topic) or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if found is not None and reaches_topic(context, call, Operation.DESCRIBE, found):
+            topic = found
+        elif is_node and found is None:
+            topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             topic = locate_name(context, call, Operation.DESCRIBE, each.topic)
         partitions = [await _end(context, topic, one) for one in each.partitions]

@@ -104,6 +104,14 @@ def on_cluster(context: KafkaContext, call: KafkaCall, operation: Operation) -> 
     return _may(context, call, operation, cluster_arn(context), None)
 
 
+def reaches_topic(
+    context: KafkaContext, call: KafkaCall, operation: Operation, topic: Topic
+) -> bool:
+    """Whether a right on the whole cluster holds for this topic: a topic with a policy of its own
+    must allow the operation as well."""
+    return topic.settings.policy is None or on_topic(context, call, operation, topic.name, topic)
+
+
 def may_write_somewhere(context: KafkaContext, call: KafkaCall) -> bool:
     """Whether the caller may write to any topic, there already or not: then it may have a number
     to write with. By what its policies allow; what they deny shows when it writes."""
