@@ -135,7 +135,7 @@ class Someone:
         host = self.server.admin_url.removeprefix("http://")
         text = None if body is None else json.dumps(body)
         status, reply, _ = send(host, method, path, text, headers)
-        return status, reply.decode()
+        return status, reply.decode(errors="replace")
 
     def close(self) -> None:
         if self._wire is not None:

@@ -311,6 +311,11 @@ ADMIN: Mapping[str, AdminRow] = {
         query=lambda has: f"topic_id={has.topic_id.hex()}&partition=0&offset=0",
     ),
     "DELETE backups/*": _OPERATOR,
+    "GET coordinators/*/*": _OPERATOR,
+    # Every row is readable, and only an unreadable one is skipped.
+    "POST coordinators/*/*/skip": AdminRow(
+        For.OPERATOR, body=lambda _: {"offset": 0}, passes=frozenset({400, 409})
+    ),
     "GET queues": AdminRow(For.TENANT, query=_of_account),
     "GET queues/*": _queue(),
     "GET queues/*/messages": _queue(),

@@ -257,6 +257,8 @@ def ask_admin(who: Someone, name: str, has: Holdings, backup: str) -> tuple[int,
         "policies": has.user,
         "nodes": "1",
         "backups": backup,
+        "coordinators": "__groups",
+        "__groups": "0",
         has.user: "p",
     }
     filled: list[str] = []
