@@ -85,8 +85,8 @@ class KafkaRow:
     passes: frozenset[int] = frozenset()
     # Further codes for those without any right.
     also: frozenset[int] = frozenset()
-    # What a queue that denies the caller answers, though everything else is allowed. None: the
-    # request is not about a queue.
+    # What a queue that denies the caller answers, though everything else is allowed: empty for a
+    # list, which leaves the queue out. None: the request is not about a queue.
     denied: frozenset[int] | None = None
     version_min: int = 0
 
@@ -153,7 +153,11 @@ KAFKA: Mapping[str, KafkaRow] = {
     "DeleteAcls": KafkaRow(On.CLUSTER),
     "DescribeConfigs": _topic(),
     "AlterConfigs": _topic(given=_CONFIG),
-    "DescribeLogDirs": KafkaRow(On.NAMES, also=frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED})),
+    "DescribeLogDirs": KafkaRow(
+        On.NAMES,
+        also=frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED}),
+        denied=frozenset(),
+    ),
     "SaslAuthenticate": KafkaRow(On.LOGIN),
     "CreatePartitions": _topic(given={"count": 2, "assignments": None}),
     "DeleteGroups": KafkaRow(On.GROUP),
