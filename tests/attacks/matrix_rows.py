@@ -146,7 +146,9 @@ KAFKA: Mapping[str, KafkaRow] = {
     "EndTxn": KafkaRow(On.TRANSACTION, passes=frozenset({ErrorCode.INVALID_TXN_STATE})),
     "WriteTxnMarkers": KafkaRow(On.CLUSTER, given={"name": _stream}),
     "TxnOffsetCommit": KafkaRow(
-        On.TRANSACTION, denied=TOPIC_DENIED, passes=frozenset({ErrorCode.INVALID_TXN_STATE})
+        On.TRANSACTION,
+        denied=TOPIC_DENIED,
+        passes=frozenset({ErrorCode.INVALID_TXN_STATE, ErrorCode.TRANSACTION_ABORTABLE}),
     ),
     "DescribeAcls": KafkaRow(On.CLUSTER),
     "CreateAcls": KafkaRow(On.CLUSTER),

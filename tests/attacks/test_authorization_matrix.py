@@ -267,7 +267,7 @@ def ask_admin(who: Someone, name: str, has: Holdings, backup: str) -> tuple[int,
     for segment in path:
         filled.append(names[filled[-1]] if segment == "*" else segment)
     query = "" if row.query is None else f"?{row.query(has)}"
-    body = {} if method in ("POST", "PUT", "PATCH") else None
+    body: Any = {} if method in ("POST", "PUT", "PATCH") else None
     if row.body is not None:
         body = row.body(has)
     return who.admin(method, f"/{'/'.join(filled)}{query}", body)
