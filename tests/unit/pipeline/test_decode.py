@@ -174,6 +174,7 @@ def aborted_of(made: Sequence[Made]) -> list[tuple[int, int]]:
     return [(7, parse_header(each.raw).base_offset) for each in made if each.is_aborted]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(logs(), st.data())
 def test_a_chunk_decodes_to_the_records_that_the_record_codec_finds(
