@@ -15,6 +15,7 @@ room for at the last look. A part is one at least, or a tenant would be served a
 only."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,7 @@ class TenantQuotas:
         self._catalog = catalog
         self.rooms: dict[str, int] = {}  # bytes left, of accounts that have a quota of them
         self.refused: dict[tuple[str, str], int] = {}  # by account and the quota's name
+        self._told: dict[tuple[str, str], int] = {}  # of these, in the log
         self._sizes: dict[str, int] = {}  # of topics whose account has a quota, at the last look
         self._stored: dict[str, int] = {}  # by account, at the last look
         self._looks: dict[str, _Look] = {}  # by account, of those in ``rooms``
@@ -108,6 +110,8 @@ class TenantQuotas:
         """So many are alive, this one included. Who is there already stays; room for bytes is
         divided anew with the next look."""
         self._frontend_count = max(1, frontend_count)
+        for look in self._looks.values():
+            look.rounds = LOOK_ROUNDS
 
     def _part_of(self, most: int) -> int:
         return max(1, most // self._frontend_count)
@@ -182,6 +186,7 @@ class TenantQuotas:
         if size_bytes > left:
             self._refuse(account, "stored_bytes")
             look = self._looks[account]
+            look.rounds = LOOK_ROUNDS  # something may have been deleted
             used = self._stored[account] + look.room - left  # what came in elsewhere is not known
             raise QuotaExceeded(
                 f"Storage quota exceeded: {used:,} of {look.most:,} bytes used, {max(0, left):,}"
@@ -234,12 +239,31 @@ class TenantQuotas:
         return look.rounds >= LOOK_ROUNDS
 
     async def _keep_summing(self, streams: Streams) -> None:
-        while True:
+        for number in itertools.count():
             try:
+                if number % LOOK_ROUNDS == 0:
+                    self._tell_refused()
                 await self.refresh(streams, is_due=False)
             except Exception as error:  # of ours; the next round tries again
                 log.error("stored bytes not summed up", exc_info=error)
             await asyncio.sleep(REFRESH_SECONDS)
+
+    def _tell_refused(self) -> None:
+        """Log what was refused since the last time: one line per tenant and quota."""
+        for (account, name), count in self.all_refused():
+            before = self._told.get((account, name), 0)
+            if count != before:
+                self._told[account, name] = count
+                used = self.used(account).get(f"{name}_max")
+                log.warning(
+                    "quota exceeded",
+                    extra={
+                        "tenant": account,
+                        "quota": name,
+                        "used": used,
+                        "refused": count - before,
+                    },
+                )
 
     # ── Parked long polls ────────────────────────────────────────────────────────────────────
 

@@ -231,3 +231,33 @@ def test_a_topic_that_is_made_and_fails_leaves_its_place() -> None:
             raise TopicNotFound("q")
     with quotas.adding(NODE, topics=1):
         pass
+
+
+async def test_a_tenant_far_from_its_quota_is_summed_up_seldom_and_one_that_was_refused_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_stage(tmp_path) as stage:
+        topic = await stage.topic()
+        world = World(stage, stored_bytes_max=100_000)
+        quotas = world.quotas
+        await quotas.refresh(stage.broker, is_due=False)
+        await stage.broker.append(topic, 0, (message(10_000),))  # elsewhere
+        await quotas.refresh(stage.broker, is_due=False)
+        assert quotas.used(NODE)["stored_bytes_max"] == 0, "nothing was due"
+        await world.backend.append(topic, 0, (message(60_000),))
+        await quotas.refresh(stage.broker, is_due=False)
+        assert quotas.used(NODE)["stored_bytes_max"] > 70_000, "half of the room was used"
+        await quotas.refresh(stage.broker, is_due=False)
+        await stage.broker.append(topic, 0, (message(1_000),))
+        with pytest.raises(QuotaExceeded):
+            await world.backend.append(topic, 0, (message(90_000),))
+        await quotas.refresh(stage.broker, is_due=False)
+        assert quotas.used(NODE)["stored_bytes_max"] > 71_000, "somebody was refused"
+        quotas.share_among(2)
+        await quotas.refresh(stage.broker, is_due=False)
+        assert quotas.rooms[NODE] < 15_000, "divided anew"
+        for _ in range(2):
+            quotas._tell_refused()
+        [record] = [record for record in caplog.records if record.message == "quota exceeded"]
+        told = vars(record)
+        assert (told["tenant"], told["quota"], told["refused"]) == (NODE, "stored_bytes", 1)
