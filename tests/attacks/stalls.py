@@ -1,0 +1,231 @@
+"""Measures how long one request keeps the event loop busy.
+
+``LoopServer`` runs the node of ``penstock serve`` in a thread of this process, with real sockets.
+``LoopServer.watch()`` runs a callback in every turn of the loop and records the CPU time of the
+loop's thread between two runs: the length of a turn. CPU time hardly depends on other load on the
+machine. A sampling thread records the stack of a long turn, for the message of a failed test.
+
+``Bystander`` is another process that asks for ``/_penstock/health`` again and again; its longest
+wait is what other tenants see. It is wall-clock time: for figures, not for assertions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import uvloop
+from botocore.credentials import Credentials
+from tests.harness.server import Server
+
+from penstock.node import config as node_config
+from penstock.node import open_files
+from penstock.node.compose import AnyNode, make_node
+from penstock.node.lifecycle import GC_THRESHOLDS
+
+TURN_MS_MAX = 20.0  # the rule: no request keeps the loop busy for longer
+SAMPLED_AFTER_SECONDS = 0.010
+SAMPLE_SECONDS = 0.004
+START_SECONDS_MAX = 30.0
+STACK_LINES = 12
+
+
+class Turns:
+    """The turns of a loop while it is watched."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+        self.longest_ms = 0.0
+        self.where = ""  # the stack of the longest turn that was sampled
+        self._loop = loop
+        self._ident = ident
+        self._clock = time.pthread_getcpuclockid(ident)
+        self._since = 0.0
+        self._sampled = 0.0
+        self._ended = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+
+    def begin(self) -> None:
+        """Called in the loop's thread."""
+        self._since = time.thread_time()
+        self._sampler.start()
+        self._loop.call_soon(self._turn)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._sampler.join()
+
+    def check(self, ms_max: float = TURN_MS_MAX) -> None:
+        where = f":\n{self.where}" if self.where else ""
+        assert self.longest_ms <= ms_max, f"a turn took {self.longest_ms:.1f} ms{where}"
+
+    def _turn(self) -> None:
+        spent_ms = (time.thread_time() - self._since) * 1_000
+        self.longest_ms = max(self.longest_ms, spent_ms)
+        if not self._ended.is_set():
+            self._loop.call_soon(self._turn)
+        self._since = time.thread_time()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            spent = time.clock_gettime(self._clock) - self._since
+            frame = sys._current_frames().get(self._ident)
+            if frame is not None and spent > max(SAMPLED_AFTER_SECONDS, self._sampled):
+                self._sampled = spent
+                self.where = "".join(traceback.format_stack(frame)[-STACK_LINES:])
+
+
+class LoopServer(Server):
+    """The node of ``penstock serve`` in a thread. ``root`` has credentials if authentication is on.
+    One at a time in a process: the garbage collector is set as a server sets it."""
+
+    def __init__(self, data: Path, *, is_auth_on: bool = False, **settings: object) -> None:
+        super().__init__(data, kafka_port=0, fsync="never")
+        self.root = Credentials("", "")
+        self._flags = {
+            "node.data": str(data),
+            "http.listen": f"127.0.0.1:{self.port}",
+            "kafka.listen": f"127.0.0.1:{self.kafka_port}",
+            "admin.listen": "127.0.0.1:0",
+            "log.fsync": self.fsync,
+            "auth.mode": "on" if is_auth_on else "off",
+            **settings,
+        }
+        self._thread = threading.Thread(target=self._serve, name="loop", daemon=True)
+        self._told = threading.Event()  # ready, or failed to start
+        self._failure: BaseException | None = None
+
+    def __enter__(self) -> LoopServer:
+        self.start()
+        return self
+
+    def start(self, *, seconds: float = START_SECONDS_MAX) -> None:
+        self._thread.start()
+        assert self._told.wait(seconds), f"not ready in {seconds} s"
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, *, seconds: float = START_SECONDS_MAX) -> int:
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"still running {seconds} s after the request to stop"
+        if self._failure is not None:
+            raise self._failure
+        return 0
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread.is_alive():
+            self.stop()
+
+    @contextmanager
+    def watch(self) -> Iterator[Turns]:
+        """Record the turns of the loop until the end of the block."""
+        ident = self._thread.ident
+        assert ident is not None
+        turns = Turns(self.loop, ident)
+        self._in_loop(turns.begin)
+        try:
+            yield turns
+        finally:
+            turns.end()
+            self._in_loop(lambda: None)  # the last turn is recorded
+
+    def _in_loop(self, call: object) -> None:
+        done = threading.Event()
+
+        def run() -> None:
+            assert callable(call)
+            call()
+            done.set()
+
+        self.loop.call_soon_threadsafe(run)
+        assert done.wait(START_SECONDS_MAX), "the loop does not run"
+
+    # ── In the thread ────────────────────────────────────────────────────────────────────────
+
+    def _serve(self) -> None:
+        thresholds = gc.get_threshold()
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._run())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            gc.set_threshold(*thresholds)
+            gc.unfreeze()
+            self._told.set()
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        open_files.raise_limit()
+        node = make_node(node_config.load(self._flags, {}))
+        await node.start(self._stop)
+        node.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self._learn(node)
+        self._told.set()
+        await self._stop.wait()
+        await node.drain()
+
+    def _learn(self, node: AnyNode) -> None:
+        words = dict(word.split("=", 1) for word in node.ready_text.split())
+        self.url, self.admin_url = words["http"].rstrip("/"), words["admin"].rstrip("/")
+        self.kafka = words["kafka"]
+        if node.root_key is not None:
+            self.root = Credentials(node.root_key.key.key_id, node.root_key.secret)
+
+
+_ASK = """
+import http.client, sys, threading, time
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+longest = count = 0
+while not ended.is_set() or not count:
+    began = time.perf_counter()
+    connection.request("GET", "/_penstock/health")
+    connection.getresponse().read()
+    longest, count = max(longest, time.perf_counter() - began), count + 1
+    if count == 1:
+        longest = 0
+        print("asking", flush=True)
+    time.sleep(0.001)
+print(longest * 1000)
+"""
+
+
+class Bystander:
+    """``with Bystander(port) as bystander``; after the block ``longest_ms`` is the longest wait."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.longest_ms = 0.0
+
+    def __enter__(self) -> Bystander:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _ASK, str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "asking\n"
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        said, _ = self._process.communicate("", timeout=90)
+        self.longest_ms = float(said)
