@@ -16,6 +16,10 @@ same call. No field is looked up in a table while a request is being read.
 Two habits of the readers make them safe. The position only ever grows, and whatever reads past the
 end either fails or leaves the position behind it, where the last line looks; and an array is held
 against the bytes left before the first element is made.
+
+Readers of requests also check a bound on the elements of each array before the first element is
+made (``bound_of``). A nested array is counted over the whole request: the partitions of all topics.
+Tagged fields are counted likewise.
 """
 
 import argparse
@@ -113,6 +117,38 @@ PYTHON = {
     "bytes": "bytes",
     "records": "bytes | memoryview",
 }
+# The arrays of a request with a bound other than ENTRIES; "*" is every array of the API.
+ENTRIES, PARTITIONS, USERS = "KAFKA_ENTRIES_MAX", "KAFKA_PARTITIONS_MAX", "KAFKA_USERS_MAX"
+BOUNDS = {
+    "AddPartitionsToTxn": {"topics": PARTITIONS, "v3_and_below_topics": PARTITIONS},
+    "AlterPartitionReassignments": {"topics": PARTITIONS},
+    "AlterShareGroupOffsets": {"topics": PARTITIONS},
+    "AlterUserScramCredentials": {"*": USERS},
+    "ConsumerGroupHeartbeat": {"*": PARTITIONS},
+    "DeleteRecords": {"topics": PARTITIONS},
+    "DeleteShareGroupOffsets": {"topics": PARTITIONS},
+    "DescribeConfigs": {"configuration_keys": PARTITIONS},
+    "DescribeLogDirs": {"topics": PARTITIONS},
+    "DescribeProducers": {"topics": PARTITIONS},
+    "DescribeShareGroupOffsets": {"topics": PARTITIONS},
+    "DescribeTopicPartitions": {"topics": PARTITIONS},
+    "ElectLeaders": {"topic_partitions": PARTITIONS},
+    "ListOffsets": {"topics": PARTITIONS},
+    "ListPartitionReassignments": {"topics": PARTITIONS},
+    "Metadata": {"topics": PARTITIONS},
+    "OffsetCommit": {"topics": PARTITIONS},
+    "OffsetDelete": {"topics": PARTITIONS},
+    "OffsetFetch": {"topics": PARTITIONS},
+    "OffsetForLeaderEpoch": {"topics": PARTITIONS},
+    "ShareAcknowledge": {"*": PARTITIONS},
+    "ShareFetch": {"*": PARTITIONS},
+    "ShareGroupHeartbeat": {"*": PARTITIONS},
+    "SyncGroup": {"assignments": ENTRIES},
+    "TxnOffsetCommit": {"topics": PARTITIONS},
+    "WriteTxnMarkers": {"topics": PARTITIONS},
+}
+# These are partitions in every API, or what belongs to one partition.
+OF_PARTITIONS = {"partitions", "partition_indexes", "assignments", "broker_ids", "replicas"}
 TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
 # ── Code ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,7 +184,17 @@ class Code:
         return run
 
 
+def bound_of(api: str, array: str) -> str:
+    """The constant in ``model/limits.py`` that bounds an array of a request."""
+    bounds = BOUNDS.get(api, {})
+    default = PARTITIONS if array in OF_PARTITIONS else ENTRIES
+    return bounds.get(array) or bounds.get("*") or default
+
+
 class Reader(Code):
+    api = ""  # of a request, whose arrays have bounds; empty: none have
+    loops = 0  # that the code is inside of
+
     def flush(self) -> None:
         run = self.take_run()
         if not run:
@@ -221,18 +267,22 @@ class Reader(Code):
             size = struct.calcsize(FIXED[each.type])
             if self.flexible:
                 self.emit("length -= 1")
+            self.check_bound(each, "length")
             self.emit(f"{name} = {TABLES[each.type]}[length].unpack_from(data, position)")
             self.emit(f"position += {size} * length" if size > 1 else "position += length")
         else:
             least = self.least(each)
             left = "end - position" if least == 1 else f"(end - position) // {least}"
             self.emit(f"if {count} > {left}:", f'    raise oversized("{each.name}")')
+            self.check_bound(each, count)
             self.emit(f"{name} = []" if is_nullable else f"{name}: {shape} = []")
             self.emit(f"for _ in range({count}):")
             self.depth += 1
+            self.loops += 1
             item = self.element(each)
             self.flush()
             self.emit(f"{name}.append({item})")
+            self.loops -= 1
             self.depth -= 1
         if is_nullable:
             self.depth -= 1
@@ -240,6 +290,18 @@ class Reader(Code):
         if is_table:
             return name
         return f"None if {name} is None else tuple({name})" if is_nullable else f"tuple({name})"
+
+    def check_bound(self, each: Field, count: str) -> None:
+        if not self.api:
+            return
+        bound = bound_of(self.api, each.name)
+        if self.loops:
+            total = self.name(f"{each.name}_count")
+            self.lines.insert(0, f"    {total} = 0")
+            self.emit(f"{total} += {count}")
+            count = total
+        self.emit(f"if {count} > {bound}:")
+        self.emit(f'    raise TooManyEntries("{each.name}", {count}, {bound})')
 
     def least(self, each: Field) -> int:
         if each.struct:
@@ -274,16 +336,24 @@ class Reader(Code):
         known = tagged(owner.fields, self.version)
         self.run.append(("B", "tag_count"))
         self.flush()
+        if not known and self.api:
+            self.emit("if tag_count:")
+            self.emit("    tags, position = count_tags(data, position - 1, tags)")
+            return {}
         if not known:
             self.emit("if tag_count:", "    position = skip_tags(data, position - 1)")
             return {}
         self.emit("if tag_count > 127:")
         self.emit("    tag_count, position = read_uvarint(data, position - 1)")
+        if self.api:
+            self.emit("tags += tag_count", "if tags > KAFKA_PARTITIONS_MAX:")
+            self.emit('    raise TooManyEntries("tags", tags, KAFKA_PARTITIONS_MAX)')
         names = {each.name: self.name("tagged_" + each.name) for each in known}
         for each in known:
             self.emit(f"{names[each.name]}: {annotation(each)} = {each.default}")
         self.emit("for _ in range(tag_count):")
         self.depth += 1
+        self.loops += 1
         self.emit(
             "tag, position = read_uvarint(data, position)",
             "size, position = read_uvarint(data, position)",
@@ -298,6 +368,7 @@ class Reader(Code):
             self.depth -= 1
         self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
         self.emit('    raise Malformed("a tagged field is not as long as it says")')
+        self.loops -= 1
         self.depth -= 1
         return names
 
@@ -478,11 +549,14 @@ def bodies(schema: Schema, formats: tuple[set[str], set[str]]) -> tuple[dict[int
     for version in range(schema.valid.first, schema.valid.last + 1):
         flexible = version in schema.flexible
         reader = Reader(version, flexible, formats[0])
+        reader.api = schema.name.removesuffix("Request") if schema.is_request else ""
         made = reader.fields(schema.root)
         reader.flush()
         reader.emit("if position > len(data):", "    raise short()", f"return {made}")
         if any("end - position" in line for line in reader.lines):
             reader.lines.insert(0, "    end = len(data)")
+        if any("tags += " in line or ", tags)" in line for line in reader.lines):
+            reader.lines.insert(0, "    tags = 0")
         readers[version] = "\n".join(reader.lines)
         writer = Writer(version, flexible, formats[1])
         writer.is_strict = schema.is_request
@@ -568,6 +642,7 @@ PRIMITIVES = {
     "Message",
     "absent",
     "buffers_encoder",
+    "count_tags",
     "decoder",
     "encoder",
     "inexpressible",
@@ -594,8 +669,10 @@ def imports(content: str) -> str:
     lines = ["from collections.abc import Sequence"] if "Sequence" in words else []
     lines.append("from struct import Struct")
     lines += ["from typing import Annotated", ""] if "Annotated" in words else [""]
-    if "Malformed" in words:
-        lines.append("from penstock.wire.kafka.malformed import Malformed")
+    if limits := ", ".join(sorted({ENTRIES, PARTITIONS, USERS} & words)):
+        lines.append(f"from penstock.model.limits import ({limits})")
+    if malformed := ", ".join(sorted({"Malformed", "TooManyEntries"} & words)):
+        lines.append(f"from penstock.wire.kafka.malformed import ({malformed})")
     lines.append(f"from penstock.wire.kafka.primitives import ({used})")
     return "\n".join(lines) + "\n\n"
 

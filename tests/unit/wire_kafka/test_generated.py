@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.wire_kafka.messages import GENERATED, SHAPES, build, values, vectors
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.apis import APIS, Api
 from penstock.wire.kafka.generated import (
     api_versions,
@@ -155,7 +156,8 @@ def test_the_most_elements_that_fit_take_a_bounded_multiple_of_the_input(
     name: str, version: int, head: bytes, element: bytes
 ) -> None:
     shape = SHAPES[name]
-    count = 20_000
+    bounds = {"MetadataRequest": KAFKA_PARTITIONS_MAX, "FindCoordinatorResponse": 20_000}
+    count = bounds.get(name, KAFKA_ENTRIES_MAX)
     is_compact = version >= 4
     length = encode_uvarint(count + 1) if is_compact else count.to_bytes(4, "big")
     data = head + length + element * count + b"\x00" * 8

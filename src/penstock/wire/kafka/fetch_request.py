@@ -14,11 +14,12 @@ A partition that is asked for, from version 12 on:
 import struct
 from collections.abc import Sequence
 
+from penstock.model.limits import KAFKA_RECORD_PARTITIONS_MAX
 from penstock.wire.kafka.endpoints import (
     encode_tags,
     read_tags,
 )
-from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
+from penstock.wire.kafka.malformed import TooManyEntries, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.pieces import (
     encode_count,
     encode_text,
@@ -36,6 +37,7 @@ from penstock.wire.kafka.primitives import (
     Buffer,
     Message,
     absent,
+    count_tags,
     malformed,
     not_uuid,
     oversized,
@@ -44,7 +46,6 @@ from penstock.wire.kafka.primitives import (
     read_plain_text,
     read_uvarint,
     short,
-    skip_tags,
 )
 
 VERSION_MIN = 4
@@ -186,10 +187,14 @@ def _read_plain_topics(
     if version >= _LEADER_EPOCH_FROM:
         layout = _WANTED_9
     topics = []
+    partition_count = 0
     count, position = read_count(data, position, 6, False)
+    _check_bound("topics", count)
     for _ in range(count):
         name, _, position = read_topic(data, position, is_id=False, is_compact=False)
         count, position = read_count(data, position, layout.size, False)
+        partition_count += count
+        _check_bound("partitions", partition_count)
         partitions = []
         for _ in range(count):
             fields = layout.unpack_from(data, position)
@@ -213,7 +218,9 @@ def _read_compact_topics(
     is_id = version >= _TOPIC_ID_FROM
     end = len(data)
     topics = []
+    partition_count = tag_count = 0
     count, position = read_count(data, position, 3, True)
+    _check_bound("topics", count)
     for _ in range(count):
         name, topic_id, position = read_topic(data, position, is_id=is_id, is_compact=True)
         count = data[position]
@@ -222,6 +229,8 @@ def _read_compact_topics(
             count, position = read_uvarint(data, position - 1)
         if not 1 <= count <= (end - position) // _WANTED_12.size + 1:
             raise oversized("partitions")
+        partition_count += count - 1
+        _check_bound("partitions", partition_count)
         partitions = []
         for _ in range(count - 1):
             # The byte behind the fields is the number of tagged ones, nearly always none.
@@ -231,6 +240,8 @@ def _read_compact_topics(
             position += _WANTED_12.size
             directory, watermark = ZERO_UUID, HIGH_WATERMARK_UNKNOWN
             if tagged:
+                tag_count += tagged
+                _check_bound("tags", tag_count)
                 tags, position = read_tags(memoryview(data), position - 1)
                 directory, watermark = _replica_tags(tags, version)
             partitions.append(
@@ -238,9 +249,17 @@ def _read_compact_topics(
                     index, offset, bytes_max, epoch, last_epoch, start, directory, watermark
                 )
             )
-        position = skip_tags(data, position) if data[position] else position + 1
+        if data[position]:
+            tag_count, position = count_tags(data, position, tag_count)
+        else:
+            position += 1
         topics.append(FetchTopic(name, topic_id, tuple(partitions)))
     return tuple(topics), position
+
+
+def _check_bound(name: str, count: int) -> None:
+    if count > KAFKA_RECORD_PARTITIONS_MAX:
+        raise TooManyEntries(name, count, KAFKA_RECORD_PARTITIONS_MAX)
 
 
 def _replica_tags(tags: dict[int, bytes], version: int) -> tuple[bytes, int]:
@@ -260,16 +279,20 @@ def _read_forgotten(
 ) -> tuple[Sequence[ForgottenTopic], int]:
     is_compact = version >= FLEXIBLE_FROM
     topics = []
+    partition_count = tags = 0
     count, position = read_count(data, position, 3, is_compact)
+    _check_bound("forgotten_topics", count)
     for _ in range(count):
         name, topic_id, position = read_topic(
             data, position, is_id=version >= _TOPIC_ID_FROM, is_compact=is_compact
         )
         count, position = read_count(data, position, 4, is_compact)
+        partition_count += count
+        _check_bound("partitions", partition_count)
         partitions = INT32S[count].unpack_from(data, position)
         position += 4 * count
         if is_compact:
-            position = skip_tags(data, position)
+            tags, position = count_tags(data, position, tags)
         topics.append(ForgottenTopic(name, topic_id, partitions))
     return tuple(topics), position
 

@@ -2,6 +2,7 @@
 
 ValueError
 ├── Malformed            bytes that are not the message they claim to be: a peer's fault
+│   └── TooManyEntries   an array of a request has more elements than its bound
 ├── UnsupportedVersion   a message in a version that we have no layout for, or a value that the
 │                        version asked for cannot carry
 └── Unencodable          a value of ours that does not fit its fields: our own fault
@@ -10,6 +11,14 @@ ValueError
 
 class Malformed(ValueError):
     """The only error a decoder raises for bytes, whatever they are."""
+
+
+class TooManyEntries(Malformed):
+    def __init__(self, name: str, count: int, bound: int) -> None:
+        super().__init__(f"{name} has {count} elements; {bound} are allowed in one request")
+        self.name = name
+        self.count = count
+        self.bound = bound
 
 
 class UnsupportedVersion(ValueError):

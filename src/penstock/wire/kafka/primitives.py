@@ -14,7 +14,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import (
+    Malformed,
+    TooManyEntries,
+    Unencodable,
+    UnsupportedVersion,
+)
 
 Buffer = bytes | bytearray | memoryview
 Add = Callable[[bytes | memoryview], None]
@@ -95,12 +101,21 @@ def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
 
 def skip_tags(data: Buffer, position: int) -> int:
     """Past a section of tagged fields none of which is known; ``position`` is its count."""
+    return count_tags(data, position, 0)[1]
+
+
+def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
+    """The same for a message with many sections: the number of tagged fields in this section and
+    ``before`` it, and the position after the section. Raises TooManyEntries."""
     count, position = read_uvarint(data, position)
+    before += count
+    if before > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("tags", before, KAFKA_PARTITIONS_MAX)
     for _ in range(count):
         _, position = read_uvarint(data, position)
         size, position = read_uvarint(data, position)
         position += size
-    return position
+    return before, position
 
 
 _I16 = struct.Struct(">h")

@@ -15,6 +15,7 @@ A reply is not sent at all when ``acks`` is 0; that is for those who have the co
 import struct
 from collections.abc import Sequence
 
+from penstock.model.limits import KAFKA_RECORD_PARTITIONS_MAX
 from penstock.wire.kafka.endpoints import (
     Leader,
     NodeEndpoint,
@@ -25,7 +26,7 @@ from penstock.wire.kafka.endpoints import (
     encode_tags,
     read_tags,
 )
-from penstock.wire.kafka.malformed import Unencodable, UnsupportedVersion
+from penstock.wire.kafka.malformed import TooManyEntries, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.pieces import (
     encode_count,
     encode_nullable_text,
@@ -42,6 +43,7 @@ from penstock.wire.kafka.primitives import (
     Buffer,
     Message,
     absent,
+    count_tags,
     malformed,
     oversized,
     read_compact_nullable_text,
@@ -160,7 +162,10 @@ def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
     position += 10
     if not 0 <= topic_count <= (end - position) // 6:
         raise oversized("topics")
+    if topic_count > KAFKA_RECORD_PARTITIONS_MAX:
+        raise TooManyEntries("topics", topic_count, KAFKA_RECORD_PARTITIONS_MAX)
     topics = []
+    partition_count = 0
     for _ in range(topic_count):
         (size,) = _I16.unpack_from(data, position)
         if size < 0:
@@ -172,6 +177,9 @@ def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
         position = stop + 4
         if not 0 <= count <= (end - position) // 8:
             raise oversized("partitions")
+        partition_count += count
+        if partition_count > KAFKA_RECORD_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partition_count, KAFKA_RECORD_PARTITIONS_MAX)
         partitions = []
         for _ in range(count):
             index, size = _INDEX_SIZE.unpack_from(data, position)
@@ -207,7 +215,10 @@ def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceR
         topic_count, position = read_uvarint(data, position - 1)
     if not 1 <= topic_count <= (end - position) // 3 + 1:
         raise oversized("topics")
+    if topic_count - 1 > KAFKA_RECORD_PARTITIONS_MAX:
+        raise TooManyEntries("topics", topic_count - 1, KAFKA_RECORD_PARTITIONS_MAX)
     topics = []
+    partition_count = tags = 0
     for _ in range(topic_count - 1):
         name = ""
         topic_id = ZERO_UUID
@@ -229,6 +240,9 @@ def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceR
             count, position = read_uvarint(data, stop)
         if not 1 <= count <= (end - position) // 6 + 1:
             raise oversized("partitions")
+        partition_count += count - 1
+        if partition_count > KAFKA_RECORD_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partition_count, KAFKA_RECORD_PARTITIONS_MAX)
         partitions = []
         for _ in range(count - 1):
             index, size = _INDEX_BYTE.unpack_from(data, position)
@@ -240,11 +254,20 @@ def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceR
                 stop = position + size - 1
                 records = view[position:stop]
                 position = stop
-            position = skip_tags(data, position) if data[position] else position + 1
+            if data[position]:
+                tags, position = count_tags(data, position, tags)
+            else:
+                position += 1
             partitions.append(ProducePartition(index, records))
-        position = skip_tags(data, position) if data[position] else position + 1
+        if data[position]:
+            tags, position = count_tags(data, position, tags)
+        else:
+            position += 1
         topics.append(ProduceTopic(name, topic_id, partitions))
-    position = skip_tags(data, position) if data[position] else position + 1
+    if data[position]:
+        tags, position = count_tags(data, position, tags)
+    else:
+        position += 1
     if position > end:
         raise short()
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)

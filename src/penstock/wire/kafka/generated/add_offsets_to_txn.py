@@ -13,6 +13,7 @@ from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
+    count_tags,
     decoder,
     encoder,
     read_compact_text,
@@ -59,6 +60,7 @@ def _read_add_offsets_to_txn_request_0(data: bytes, position: int) -> AddOffsets
 
 
 def _read_add_offsets_to_txn_request_3(data: bytes, position: int) -> AddOffsetsToTxnRequest:
+    tags = 0
     transactional_id_, position = read_compact_text(data, position)
     producer_id_, producer_epoch_ = _unpack_qh(data, position)
     position += 10
@@ -66,7 +68,7 @@ def _read_add_offsets_to_txn_request_3(data: bytes, position: int) -> AddOffsets
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AddOffsetsToTxnRequest(transactional_id_, producer_id_, producer_epoch_, group_id_)

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -107,6 +110,7 @@ class AddPartitionsToTxnResponse(Message, frozen=True, gc=False):
 
 def _read_add_partitions_to_txn_request_0(data: bytes, position: int) -> AddPartitionsToTxnRequest:
     end = len(data)
+    partitions_count_ = 0
     v3_and_below_transactional_id_, position = read_plain_text(data, position)
     v3_and_below_producer_id_, v3_and_below_producer_epoch_, length = _unpack_qhi(data, position)
     position += 14
@@ -114,6 +118,8 @@ def _read_add_partitions_to_txn_request_0(data: bytes, position: int) -> AddPart
         raise absent("v3_and_below_topics")
     if length > (end - position) // 6:
         raise oversized("v3_and_below_topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("v3_and_below_topics", length, KAFKA_PARTITIONS_MAX)
     v3_and_below_topics_: list[AddPartitionsToTxnTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -121,6 +127,9 @@ def _read_add_partitions_to_txn_request_0(data: bytes, position: int) -> AddPart
         position += 4
         if length < 0:
             raise absent("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_ = INT32S[length].unpack_from(data, position)
         position += 4 * length
         v3_and_below_topics_.append(AddPartitionsToTxnTopic(name_, partitions_))
@@ -136,7 +145,9 @@ def _read_add_partitions_to_txn_request_0(data: bytes, position: int) -> AddPart
 
 
 def _read_add_partitions_to_txn_request_3(data: bytes, position: int) -> AddPartitionsToTxnRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     v3_and_below_transactional_id_, position = read_compact_text(data, position)
     v3_and_below_producer_id_, v3_and_below_producer_epoch_, length = _unpack_qhB(data, position)
     position += 11
@@ -146,6 +157,8 @@ def _read_add_partitions_to_txn_request_3(data: bytes, position: int) -> AddPart
         raise absent("v3_and_below_topics")
     if length - 1 > (end - position) // 3:
         raise oversized("v3_and_below_topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("v3_and_below_topics", length - 1, KAFKA_PARTITIONS_MAX)
     v3_and_below_topics_: list[AddPartitionsToTxnTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -156,17 +169,20 @@ def _read_add_partitions_to_txn_request_3(data: bytes, position: int) -> AddPart
         if not length:
             raise absent("partitions")
         length -= 1
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_ = INT32S[length].unpack_from(data, position)
         position += 4 * length
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         v3_and_below_topics_.append(AddPartitionsToTxnTopic(name_, partitions_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AddPartitionsToTxnRequest(
@@ -179,7 +195,10 @@ def _read_add_partitions_to_txn_request_3(data: bytes, position: int) -> AddPart
 
 
 def _read_add_partitions_to_txn_request_4(data: bytes, position: int) -> AddPartitionsToTxnRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -188,6 +207,8 @@ def _read_add_partitions_to_txn_request_4(data: bytes, position: int) -> AddPart
         raise absent("transactions")
     if length - 1 > (end - position) // 14:
         raise oversized("transactions")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("transactions", length - 1, KAFKA_ENTRIES_MAX)
     transactions_: list[AddPartitionsToTxnTransaction] = []
     for _ in range(length - 1):
         transactional_id_, position = read_compact_text(data, position)
@@ -199,6 +220,9 @@ def _read_add_partitions_to_txn_request_4(data: bytes, position: int) -> AddPart
             raise absent("topics")
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        topics_count_ += length - 1
+        if topics_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
         topics_: list[AddPartitionsToTxnTopic] = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -209,17 +233,20 @@ def _read_add_partitions_to_txn_request_4(data: bytes, position: int) -> AddPart
             if not length:
                 raise absent("partitions")
             length -= 1
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(AddPartitionsToTxnTopic(name_, partitions_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         transactions_.append(
             AddPartitionsToTxnTransaction(
                 transactional_id_, producer_id_, producer_epoch_, verify_only_, tuple(topics_)
@@ -228,7 +255,7 @@ def _read_add_partitions_to_txn_request_4(data: bytes, position: int) -> AddPart
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AddPartitionsToTxnRequest(tuple(transactions_))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -81,12 +84,15 @@ class AlterConfigsResponse(Message, frozen=True, gc=False):
 
 def _read_alter_configs_request_0(data: bytes, position: int) -> AlterConfigsRequest:
     end = len(data)
+    configs_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("resources")
     if length > (end - position) // 7:
         raise oversized("resources")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length, KAFKA_ENTRIES_MAX)
     resources_: list[AlterConfigsResource] = []
     for _ in range(length):
         (resource_type_,) = _unpack_b(data, position)
@@ -98,6 +104,9 @@ def _read_alter_configs_request_0(data: bytes, position: int) -> AlterConfigsReq
             raise absent("configs")
         if length > (end - position) // 4:
             raise oversized("configs")
+        configs_count_ += length
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[AlterableConfig] = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -112,7 +121,9 @@ def _read_alter_configs_request_0(data: bytes, position: int) -> AlterConfigsReq
 
 
 def _read_alter_configs_request_2(data: bytes, position: int) -> AlterConfigsRequest:
+    tags = 0
     end = len(data)
+    configs_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -121,6 +132,8 @@ def _read_alter_configs_request_2(data: bytes, position: int) -> AlterConfigsReq
         raise absent("resources")
     if length - 1 > (end - position) // 4:
         raise oversized("resources")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length - 1, KAFKA_ENTRIES_MAX)
     resources_: list[AlterConfigsResource] = []
     for _ in range(length - 1):
         (resource_type_,) = _unpack_b(data, position)
@@ -134,6 +147,9 @@ def _read_alter_configs_request_2(data: bytes, position: int) -> AlterConfigsReq
             raise absent("configs")
         if length - 1 > (end - position) // 3:
             raise oversized("configs")
+        configs_count_ += length - 1
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[AlterableConfig] = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -141,17 +157,17 @@ def _read_alter_configs_request_2(data: bytes, position: int) -> AlterConfigsReq
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             configs_.append(AlterableConfig(name_, value_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         resources_.append(AlterConfigsResource(resource_type_, resource_name_, tuple(configs_)))
     validate_only_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AlterConfigsRequest(tuple(resources_), validate_only_)

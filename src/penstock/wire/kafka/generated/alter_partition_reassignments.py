@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -84,7 +87,10 @@ class AlterPartitionReassignmentsResponse(Message, frozen=True, gc=False):
 def _read_alter_partition_reassignments_request_0(
     data: bytes, position: int
 ) -> AlterPartitionReassignmentsRequest:
+    tags = 0
     end = len(data)
+    replicas_count_ = 0
+    partitions_count_ = 0
     timeout_ms_, length = _unpack_iB(data, position)
     position += 5
     if length > 127:
@@ -93,6 +99,8 @@ def _read_alter_partition_reassignments_request_0(
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[ReassignableTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -104,6 +112,9 @@ def _read_alter_partition_reassignments_request_0(
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ReassignablePartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -113,22 +124,25 @@ def _read_alter_partition_reassignments_request_0(
             replicas_: tuple[int, ...] | None = None
             if length:
                 length -= 1
+                replicas_count_ += length
+                if replicas_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries("replicas", replicas_count_, KAFKA_PARTITIONS_MAX)
                 replicas_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(ReassignablePartition(partition_index_, replicas_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(ReassignableTopic(name_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AlterPartitionReassignmentsRequest(timeout_ms_, True, tuple(topics_))
@@ -137,7 +151,10 @@ def _read_alter_partition_reassignments_request_0(
 def _read_alter_partition_reassignments_request_1(
     data: bytes, position: int
 ) -> AlterPartitionReassignmentsRequest:
+    tags = 0
     end = len(data)
+    replicas_count_ = 0
+    partitions_count_ = 0
     timeout_ms_, allow_replication_factor_change_, length = _unpack_itB(data, position)
     position += 6
     if length > 127:
@@ -146,6 +163,8 @@ def _read_alter_partition_reassignments_request_1(
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[ReassignableTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -157,6 +176,9 @@ def _read_alter_partition_reassignments_request_1(
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ReassignablePartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -166,22 +188,25 @@ def _read_alter_partition_reassignments_request_1(
             replicas_: tuple[int, ...] | None = None
             if length:
                 length -= 1
+                replicas_count_ += length
+                if replicas_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries("replicas", replicas_count_, KAFKA_PARTITIONS_MAX)
                 replicas_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(ReassignablePartition(partition_index_, replicas_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(ReassignableTopic(name_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AlterPartitionReassignmentsRequest(

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -89,7 +92,9 @@ class AlterShareGroupOffsetsResponse(Message, frozen=True, gc=False):
 def _read_alter_share_group_offsets_request_0(
     data: bytes, position: int
 ) -> AlterShareGroupOffsetsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_compact_text(data, position)
     length = data[position]
     position += 1
@@ -99,6 +104,8 @@ def _read_alter_share_group_offsets_request_0(
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[AlterShareGroupOffsetsRequestTopic] = []
     for _ in range(length - 1):
         topic_name_, position = read_compact_text(data, position)
@@ -110,24 +117,27 @@ def _read_alter_share_group_offsets_request_0(
             raise absent("partitions")
         if length - 1 > (end - position) // 13:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[AlterShareGroupOffsetsRequestPartition] = []
         for _ in range(length - 1):
             partition_index_, start_offset_, tag_count = _unpack_iqB(data, position)
             position += 13
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 AlterShareGroupOffsetsRequestPartition(partition_index_, start_offset_)
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(AlterShareGroupOffsetsRequestTopic(topic_name_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AlterShareGroupOffsetsRequest(group_id_, tuple(topics_))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_USERS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -77,6 +80,7 @@ class AlterUserScramCredentialsResponse(Message, frozen=True, gc=False):
 def _read_alter_user_scram_credentials_request_0(
     data: bytes, position: int
 ) -> AlterUserScramCredentialsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -86,13 +90,15 @@ def _read_alter_user_scram_credentials_request_0(
         raise absent("deletions")
     if length - 1 > (end - position) // 3:
         raise oversized("deletions")
+    if length - 1 > KAFKA_USERS_MAX:
+        raise TooManyEntries("deletions", length - 1, KAFKA_USERS_MAX)
     deletions_: list[ScramCredentialDeletion] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
         mechanism_, tag_count = _unpack_bB(data, position)
         position += 2
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         deletions_.append(ScramCredentialDeletion(name_, mechanism_))
     length = data[position]
     position += 1
@@ -102,6 +108,8 @@ def _read_alter_user_scram_credentials_request_0(
         raise absent("upsertions")
     if length - 1 > (end - position) // 9:
         raise oversized("upsertions")
+    if length - 1 > KAFKA_USERS_MAX:
+        raise TooManyEntries("upsertions", length - 1, KAFKA_USERS_MAX)
     upsertions_: list[ScramCredentialUpsertion] = []
     for _ in range(length - 1):
         name_2, position = read_compact_text(data, position)
@@ -112,14 +120,14 @@ def _read_alter_user_scram_credentials_request_0(
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         upsertions_.append(
             ScramCredentialUpsertion(name_2, mechanism_2, iterations_, salt_, salted_password_)
         )
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return AlterUserScramCredentialsRequest(tuple(deletions_), tuple(upsertions_))

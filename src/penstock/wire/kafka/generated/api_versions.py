@@ -16,6 +16,7 @@ from penstock.wire.kafka.primitives import (
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -93,12 +94,13 @@ def _read_api_versions_request_0(data: bytes, position: int) -> ApiVersionsReque
 
 
 def _read_api_versions_request_3(data: bytes, position: int) -> ApiVersionsRequest:
+    tags = 0
     client_software_name_, position = read_compact_text(data, position)
     client_software_version_, position = read_compact_text(data, position)
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ApiVersionsRequest(client_software_name_, client_software_version_)

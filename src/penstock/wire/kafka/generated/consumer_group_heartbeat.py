@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -95,7 +98,9 @@ class ConsumerGroupHeartbeatResponse(Message, frozen=True, gc=False):
 def _read_consumer_group_heartbeat_request_0(
     data: bytes, position: int
 ) -> ConsumerGroupHeartbeatRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_compact_text(data, position)
     member_id_, position = read_compact_text(data, position)
     (member_epoch_,) = _unpack_i(data, position)
@@ -110,6 +115,8 @@ def _read_consumer_group_heartbeat_request_0(
     if length:
         if length - 1 > end - position:
             raise oversized("subscribed_topic_names")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("subscribed_topic_names", length - 1, KAFKA_PARTITIONS_MAX)
         subscribed_topic_names_ = []
         for _ in range(length - 1):
             subscribed_topic_names_2, position = read_compact_text(data, position)
@@ -123,6 +130,8 @@ def _read_consumer_group_heartbeat_request_0(
     if length:
         if length - 1 > (end - position) // 18:
             raise oversized("topic_partitions")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topic_partitions", length - 1, KAFKA_PARTITIONS_MAX)
         topic_partitions_ = []
         for _ in range(length - 1):
             topic_id_, length = _unpack_uB(data, position)
@@ -132,19 +141,22 @@ def _read_consumer_group_heartbeat_request_0(
             if not length:
                 raise absent("partitions")
             length -= 1
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topic_partitions_.append(
                 ConsumerGroupHeartbeatRequestTopicPartitions(topic_id_, partitions_)
             )
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ConsumerGroupHeartbeatRequest(
@@ -164,7 +176,9 @@ def _read_consumer_group_heartbeat_request_0(
 def _read_consumer_group_heartbeat_request_1(
     data: bytes, position: int
 ) -> ConsumerGroupHeartbeatRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_compact_text(data, position)
     member_id_, position = read_compact_text(data, position)
     (member_epoch_,) = _unpack_i(data, position)
@@ -179,6 +193,8 @@ def _read_consumer_group_heartbeat_request_1(
     if length:
         if length - 1 > end - position:
             raise oversized("subscribed_topic_names")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("subscribed_topic_names", length - 1, KAFKA_PARTITIONS_MAX)
         subscribed_topic_names_ = []
         for _ in range(length - 1):
             subscribed_topic_names_2, position = read_compact_text(data, position)
@@ -193,6 +209,8 @@ def _read_consumer_group_heartbeat_request_1(
     if length:
         if length - 1 > (end - position) // 18:
             raise oversized("topic_partitions")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topic_partitions", length - 1, KAFKA_PARTITIONS_MAX)
         topic_partitions_ = []
         for _ in range(length - 1):
             topic_id_, length = _unpack_uB(data, position)
@@ -202,19 +220,22 @@ def _read_consumer_group_heartbeat_request_1(
             if not length:
                 raise absent("partitions")
             length -= 1
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topic_partitions_.append(
                 ConsumerGroupHeartbeatRequestTopicPartitions(topic_id_, partitions_)
             )
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ConsumerGroupHeartbeatRequest(

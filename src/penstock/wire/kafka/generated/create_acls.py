@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -81,6 +84,8 @@ def _read_create_acls_request_1(data: bytes, position: int) -> CreateAclsRequest
         raise absent("creations")
     if length > (end - position) // 10:
         raise oversized("creations")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("creations", length, KAFKA_ENTRIES_MAX)
     creations_: list[AclCreation] = []
     for _ in range(length):
         (resource_type_,) = _unpack_b(data, position)
@@ -109,6 +114,7 @@ def _read_create_acls_request_1(data: bytes, position: int) -> CreateAclsRequest
 
 
 def _read_create_acls_request_2(data: bytes, position: int) -> CreateAclsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -118,6 +124,8 @@ def _read_create_acls_request_2(data: bytes, position: int) -> CreateAclsRequest
         raise absent("creations")
     if length - 1 > (end - position) // 8:
         raise oversized("creations")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("creations", length - 1, KAFKA_ENTRIES_MAX)
     creations_: list[AclCreation] = []
     for _ in range(length - 1):
         (resource_type_,) = _unpack_b(data, position)
@@ -130,7 +138,7 @@ def _read_create_acls_request_2(data: bytes, position: int) -> CreateAclsRequest
         operation_, permission_type_, tag_count = _unpack_bbB(data, position)
         position += 3
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         creations_.append(
             AclCreation(
                 resource_type_,
@@ -145,7 +153,7 @@ def _read_create_acls_request_2(data: bytes, position: int) -> CreateAclsRequest
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return CreateAclsRequest(tuple(creations_))

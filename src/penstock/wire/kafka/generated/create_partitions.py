@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -80,12 +83,16 @@ class CreatePartitionsResponse(Message, frozen=True, gc=False):
 
 def _read_create_partitions_request_0(data: bytes, position: int) -> CreatePartitionsRequest:
     end = len(data)
+    broker_ids_count_ = 0
+    assignments_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 10:
         raise oversized("topics")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topics", length, KAFKA_ENTRIES_MAX)
     topics_: list[CreatePartitionsTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -95,12 +102,18 @@ def _read_create_partitions_request_0(data: bytes, position: int) -> CreateParti
         if length >= 0:
             if length > (end - position) // 4:
                 raise oversized("assignments")
+            assignments_count_ += length
+            if assignments_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("assignments", assignments_count_, KAFKA_PARTITIONS_MAX)
             assignments_ = []
             for _ in range(length):
                 (length,) = _unpack_i(data, position)
                 position += 4
                 if length < 0:
                     raise absent("broker_ids")
+                broker_ids_count_ += length
+                if broker_ids_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries("broker_ids", broker_ids_count_, KAFKA_PARTITIONS_MAX)
                 broker_ids_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 assignments_.append(CreatePartitionsAssignment(broker_ids_))
@@ -119,7 +132,10 @@ def _read_create_partitions_request_0(data: bytes, position: int) -> CreateParti
 
 
 def _read_create_partitions_request_2(data: bytes, position: int) -> CreatePartitionsRequest:
+    tags = 0
     end = len(data)
+    broker_ids_count_ = 0
+    assignments_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -128,6 +144,8 @@ def _read_create_partitions_request_2(data: bytes, position: int) -> CreateParti
         raise absent("topics")
     if length - 1 > (end - position) // 7:
         raise oversized("topics")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_ENTRIES_MAX)
     topics_: list[CreatePartitionsTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -139,6 +157,9 @@ def _read_create_partitions_request_2(data: bytes, position: int) -> CreateParti
         if length:
             if length - 1 > (end - position) // 2:
                 raise oversized("assignments")
+            assignments_count_ += length - 1
+            if assignments_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("assignments", assignments_count_, KAFKA_PARTITIONS_MAX)
             assignments_ = []
             for _ in range(length - 1):
                 length = data[position]
@@ -148,17 +169,20 @@ def _read_create_partitions_request_2(data: bytes, position: int) -> CreateParti
                 if not length:
                     raise absent("broker_ids")
                 length -= 1
+                broker_ids_count_ += length
+                if broker_ids_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries("broker_ids", broker_ids_count_, KAFKA_PARTITIONS_MAX)
                 broker_ids_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 assignments_.append(CreatePartitionsAssignment(broker_ids_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(
             CreatePartitionsTopic(
                 name_, count_, None if assignments_ is None else tuple(assignments_)
@@ -167,7 +191,7 @@ def _read_create_partitions_request_2(data: bytes, position: int) -> CreateParti
     timeout_ms_, validate_only_, tag_count = _unpack_itB(data, position)
     position += 6
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return CreatePartitionsRequest(tuple(topics_), timeout_ms_, validate_only_)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
-from penstock.wire.kafka.malformed import Malformed
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import Malformed, TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -18,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -112,12 +114,17 @@ class CreateTopicsResponse(Message, frozen=True, gc=False):
 
 def _read_create_topics_request_2(data: bytes, position: int) -> CreateTopicsRequest:
     end = len(data)
+    configs_count_ = 0
+    broker_ids_count_ = 0
+    assignments_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 16:
         raise oversized("topics")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topics", length, KAFKA_ENTRIES_MAX)
     topics_: list[CreatableTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -127,12 +134,18 @@ def _read_create_topics_request_2(data: bytes, position: int) -> CreateTopicsReq
             raise absent("assignments")
         if length > (end - position) // 8:
             raise oversized("assignments")
+        assignments_count_ += length
+        if assignments_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("assignments", assignments_count_, KAFKA_PARTITIONS_MAX)
         assignments_: list[CreatableReplicaAssignment] = []
         for _ in range(length):
             partition_index_, length = _unpack_ii(data, position)
             position += 8
             if length < 0:
                 raise absent("broker_ids")
+            broker_ids_count_ += length
+            if broker_ids_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("broker_ids", broker_ids_count_, KAFKA_PARTITIONS_MAX)
             broker_ids_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             assignments_.append(CreatableReplicaAssignment(partition_index_, broker_ids_))
@@ -142,6 +155,9 @@ def _read_create_topics_request_2(data: bytes, position: int) -> CreateTopicsReq
             raise absent("configs")
         if length > (end - position) // 4:
             raise oversized("configs")
+        configs_count_ += length
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[CreatableTopicConfig] = []
         for _ in range(length):
             name_2, position = read_plain_text(data, position)
@@ -160,7 +176,11 @@ def _read_create_topics_request_2(data: bytes, position: int) -> CreateTopicsReq
 
 
 def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsRequest:
+    tags = 0
     end = len(data)
+    configs_count_ = 0
+    broker_ids_count_ = 0
+    assignments_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -169,6 +189,8 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
         raise absent("topics")
     if length - 1 > (end - position) // 10:
         raise oversized("topics")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_ENTRIES_MAX)
     topics_: list[CreatableTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -180,6 +202,9 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
             raise absent("assignments")
         if length - 1 > (end - position) // 6:
             raise oversized("assignments")
+        assignments_count_ += length - 1
+        if assignments_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("assignments", assignments_count_, KAFKA_PARTITIONS_MAX)
         assignments_: list[CreatableReplicaAssignment] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -189,12 +214,15 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
             if not length:
                 raise absent("broker_ids")
             length -= 1
+            broker_ids_count_ += length
+            if broker_ids_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("broker_ids", broker_ids_count_, KAFKA_PARTITIONS_MAX)
             broker_ids_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             assignments_.append(CreatableReplicaAssignment(partition_index_, broker_ids_))
         length = data[position]
         position += 1
@@ -204,6 +232,9 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
             raise absent("configs")
         if length - 1 > (end - position) // 3:
             raise oversized("configs")
+        configs_count_ += length - 1
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[CreatableTopicConfig] = []
         for _ in range(length - 1):
             name_2, position = read_compact_text(data, position)
@@ -211,12 +242,12 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             configs_.append(CreatableTopicConfig(name_2, value_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(
             CreatableTopic(
                 name_, num_partitions_, replication_factor_, tuple(assignments_), tuple(configs_)
@@ -225,7 +256,7 @@ def _read_create_topics_request_5(data: bytes, position: int) -> CreateTopicsReq
     timeout_ms_, validate_only_, tag_count = _unpack_itB(data, position)
     position += 6
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return CreateTopicsRequest(tuple(topics_), timeout_ms_, validate_only_)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -96,6 +99,8 @@ def _read_delete_acls_request_1(data: bytes, position: int) -> DeleteAclsRequest
         raise absent("filters")
     if length > (end - position) // 10:
         raise oversized("filters")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("filters", length, KAFKA_ENTRIES_MAX)
     filters_: list[DeleteAclsFilter] = []
     for _ in range(length):
         (resource_type_filter_,) = _unpack_b(data, position)
@@ -124,6 +129,7 @@ def _read_delete_acls_request_1(data: bytes, position: int) -> DeleteAclsRequest
 
 
 def _read_delete_acls_request_2(data: bytes, position: int) -> DeleteAclsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -133,6 +139,8 @@ def _read_delete_acls_request_2(data: bytes, position: int) -> DeleteAclsRequest
         raise absent("filters")
     if length - 1 > (end - position) // 8:
         raise oversized("filters")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("filters", length - 1, KAFKA_ENTRIES_MAX)
     filters_: list[DeleteAclsFilter] = []
     for _ in range(length - 1):
         (resource_type_filter_,) = _unpack_b(data, position)
@@ -145,7 +153,7 @@ def _read_delete_acls_request_2(data: bytes, position: int) -> DeleteAclsRequest
         operation_, permission_type_, tag_count = _unpack_bbB(data, position)
         position += 3
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         filters_.append(
             DeleteAclsFilter(
                 resource_type_filter_,
@@ -160,7 +168,7 @@ def _read_delete_acls_request_2(data: bytes, position: int) -> DeleteAclsRequest
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteAclsRequest(tuple(filters_))

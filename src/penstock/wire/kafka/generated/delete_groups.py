@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -63,6 +66,8 @@ def _read_delete_groups_request_0(data: bytes, position: int) -> DeleteGroupsReq
         raise absent("groups_names")
     if length > (end - position) // 2:
         raise oversized("groups_names")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups_names", length, KAFKA_ENTRIES_MAX)
     groups_names_: list[str] = []
     for _ in range(length):
         groups_names_2, position = read_plain_text(data, position)
@@ -73,6 +78,7 @@ def _read_delete_groups_request_0(data: bytes, position: int) -> DeleteGroupsReq
 
 
 def _read_delete_groups_request_2(data: bytes, position: int) -> DeleteGroupsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -82,6 +88,8 @@ def _read_delete_groups_request_2(data: bytes, position: int) -> DeleteGroupsReq
         raise absent("groups_names")
     if length - 1 > end - position:
         raise oversized("groups_names")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups_names", length - 1, KAFKA_ENTRIES_MAX)
     groups_names_: list[str] = []
     for _ in range(length - 1):
         groups_names_2, position = read_compact_text(data, position)
@@ -89,7 +97,7 @@ def _read_delete_groups_request_2(data: bytes, position: int) -> DeleteGroupsReq
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteGroupsRequest(tuple(groups_names_))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -82,12 +85,15 @@ class DeleteRecordsResponse(Message, frozen=True, gc=False):
 
 def _read_delete_records_request_0(data: bytes, position: int) -> DeleteRecordsRequest:
     end = len(data)
+    partitions_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[DeleteRecordsTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -97,6 +103,9 @@ def _read_delete_records_request_0(data: bytes, position: int) -> DeleteRecordsR
             raise absent("partitions")
         if length > (end - position) // 12:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[DeleteRecordsPartition] = []
         for _ in range(length):
             partition_index_, offset_ = _unpack_iq(data, position)
@@ -111,7 +120,9 @@ def _read_delete_records_request_0(data: bytes, position: int) -> DeleteRecordsR
 
 
 def _read_delete_records_request_2(data: bytes, position: int) -> DeleteRecordsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -120,6 +131,8 @@ def _read_delete_records_request_2(data: bytes, position: int) -> DeleteRecordsR
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[DeleteRecordsTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -131,22 +144,25 @@ def _read_delete_records_request_2(data: bytes, position: int) -> DeleteRecordsR
             raise absent("partitions")
         if length - 1 > (end - position) // 13:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[DeleteRecordsPartition] = []
         for _ in range(length - 1):
             partition_index_, offset_, tag_count = _unpack_iqB(data, position)
             position += 13
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(DeleteRecordsPartition(partition_index_, offset_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(DeleteRecordsTopic(name_, tuple(partitions_)))
     timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteRecordsRequest(tuple(topics_), timeout_ms_)

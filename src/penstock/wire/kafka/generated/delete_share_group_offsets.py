@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -70,6 +73,7 @@ class DeleteShareGroupOffsetsResponse(Message, frozen=True, gc=False):
 def _read_delete_share_group_offsets_request_0(
     data: bytes, position: int
 ) -> DeleteShareGroupOffsetsRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     length = data[position]
@@ -80,18 +84,20 @@ def _read_delete_share_group_offsets_request_0(
         raise absent("topics")
     if length - 1 > (end - position) // 2:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[DeleteShareGroupOffsetsRequestTopic] = []
     for _ in range(length - 1):
         topic_name_, position = read_compact_text(data, position)
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(DeleteShareGroupOffsetsRequestTopic(topic_name_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteShareGroupOffsetsRequest(group_id_, tuple(topics_))

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -82,6 +85,8 @@ def _read_delete_topics_request_1(data: bytes, position: int) -> DeleteTopicsReq
         raise absent("topic_names")
     if length > (end - position) // 2:
         raise oversized("topic_names")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topic_names", length, KAFKA_ENTRIES_MAX)
     topic_names_: list[str] = []
     for _ in range(length):
         topic_names_2, position = read_plain_text(data, position)
@@ -94,6 +99,7 @@ def _read_delete_topics_request_1(data: bytes, position: int) -> DeleteTopicsReq
 
 
 def _read_delete_topics_request_4(data: bytes, position: int) -> DeleteTopicsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -103,6 +109,8 @@ def _read_delete_topics_request_4(data: bytes, position: int) -> DeleteTopicsReq
         raise absent("topic_names")
     if length - 1 > end - position:
         raise oversized("topic_names")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topic_names", length - 1, KAFKA_ENTRIES_MAX)
     topic_names_: list[str] = []
     for _ in range(length - 1):
         topic_names_2, position = read_compact_text(data, position)
@@ -110,13 +118,14 @@ def _read_delete_topics_request_4(data: bytes, position: int) -> DeleteTopicsReq
     timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteTopicsRequest((), tuple(topic_names_), timeout_ms_)
 
 
 def _read_delete_topics_request_6(data: bytes, position: int) -> DeleteTopicsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -126,18 +135,20 @@ def _read_delete_topics_request_6(data: bytes, position: int) -> DeleteTopicsReq
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_ENTRIES_MAX)
     topics_: list[DeleteTopicState] = []
     for _ in range(length - 1):
         name_, position = read_compact_nullable_text(data, position)
         topic_id_, tag_count = _unpack_uB(data, position)
         position += 17
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(DeleteTopicState(name_, topic_id_))
     timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DeleteTopicsRequest(tuple(topics_), (), timeout_ms_)

@@ -15,6 +15,7 @@ from penstock.wire.kafka.primitives import (
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -105,6 +106,7 @@ def _read_describe_acls_request_1(data: bytes, position: int) -> DescribeAclsReq
 
 
 def _read_describe_acls_request_2(data: bytes, position: int) -> DescribeAclsRequest:
+    tags = 0
     (resource_type_filter_,) = _unpack_b(data, position)
     position += 1
     resource_name_filter_, position = read_compact_nullable_text(data, position)
@@ -115,7 +117,7 @@ def _read_describe_acls_request_2(data: bytes, position: int) -> DescribeAclsReq
     operation_, permission_type_, tag_count = _unpack_bbB(data, position)
     position += 3
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeAclsRequest(

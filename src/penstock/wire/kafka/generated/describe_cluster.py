@@ -15,6 +15,7 @@ from penstock.wire.kafka.primitives import (
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -73,32 +74,35 @@ class DescribeClusterResponse(Message, frozen=True, gc=False):
 
 
 def _read_describe_cluster_request_0(data: bytes, position: int) -> DescribeClusterRequest:
+    tags = 0
     include_cluster_authorized_operations_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeClusterRequest(include_cluster_authorized_operations_)
 
 
 def _read_describe_cluster_request_1(data: bytes, position: int) -> DescribeClusterRequest:
+    tags = 0
     include_cluster_authorized_operations_, endpoint_type_, tag_count = _unpack_tbB(data, position)
     position += 3
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeClusterRequest(include_cluster_authorized_operations_, endpoint_type_)
 
 
 def _read_describe_cluster_request_2(data: bytes, position: int) -> DescribeClusterRequest:
+    tags = 0
     include_cluster_authorized_operations_, endpoint_type_, include_fenced_brokers_, tag_count = (
         _unpack_tbtB(data, position)
     )
     position += 4
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeClusterRequest(

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -104,12 +107,15 @@ class DescribeConfigsResponse(Message, frozen=True, gc=False):
 
 def _read_describe_configs_request_1(data: bytes, position: int) -> DescribeConfigsRequest:
     end = len(data)
+    configuration_keys_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("resources")
     if length > (end - position) // 7:
         raise oversized("resources")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length, KAFKA_ENTRIES_MAX)
     resources_: list[DescribeConfigsResource] = []
     for _ in range(length):
         (resource_type_,) = _unpack_b(data, position)
@@ -121,6 +127,11 @@ def _read_describe_configs_request_1(data: bytes, position: int) -> DescribeConf
         if length >= 0:
             if length > (end - position) // 2:
                 raise oversized("configuration_keys")
+            configuration_keys_count_ += length
+            if configuration_keys_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "configuration_keys", configuration_keys_count_, KAFKA_PARTITIONS_MAX
+                )
             configuration_keys_ = []
             for _ in range(length):
                 configuration_keys_2, position = read_plain_text(data, position)
@@ -143,12 +154,15 @@ def _read_describe_configs_request_1(data: bytes, position: int) -> DescribeConf
 
 def _read_describe_configs_request_3(data: bytes, position: int) -> DescribeConfigsRequest:
     end = len(data)
+    configuration_keys_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("resources")
     if length > (end - position) // 7:
         raise oversized("resources")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length, KAFKA_ENTRIES_MAX)
     resources_: list[DescribeConfigsResource] = []
     for _ in range(length):
         (resource_type_,) = _unpack_b(data, position)
@@ -160,6 +174,11 @@ def _read_describe_configs_request_3(data: bytes, position: int) -> DescribeConf
         if length >= 0:
             if length > (end - position) // 2:
                 raise oversized("configuration_keys")
+            configuration_keys_count_ += length
+            if configuration_keys_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "configuration_keys", configuration_keys_count_, KAFKA_PARTITIONS_MAX
+                )
             configuration_keys_ = []
             for _ in range(length):
                 configuration_keys_2, position = read_plain_text(data, position)
@@ -181,7 +200,9 @@ def _read_describe_configs_request_3(data: bytes, position: int) -> DescribeConf
 
 
 def _read_describe_configs_request_4(data: bytes, position: int) -> DescribeConfigsRequest:
+    tags = 0
     end = len(data)
+    configuration_keys_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -190,6 +211,8 @@ def _read_describe_configs_request_4(data: bytes, position: int) -> DescribeConf
         raise absent("resources")
     if length - 1 > (end - position) // 4:
         raise oversized("resources")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length - 1, KAFKA_ENTRIES_MAX)
     resources_: list[DescribeConfigsResource] = []
     for _ in range(length - 1):
         (resource_type_,) = _unpack_b(data, position)
@@ -203,6 +226,11 @@ def _read_describe_configs_request_4(data: bytes, position: int) -> DescribeConf
         if length:
             if length - 1 > end - position:
                 raise oversized("configuration_keys")
+            configuration_keys_count_ += length - 1
+            if configuration_keys_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "configuration_keys", configuration_keys_count_, KAFKA_PARTITIONS_MAX
+                )
             configuration_keys_ = []
             for _ in range(length - 1):
                 configuration_keys_2, position = read_compact_text(data, position)
@@ -210,7 +238,7 @@ def _read_describe_configs_request_4(data: bytes, position: int) -> DescribeConf
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         resources_.append(
             DescribeConfigsResource(
                 resource_type_,
@@ -221,7 +249,7 @@ def _read_describe_configs_request_4(data: bytes, position: int) -> DescribeConf
     include_synonyms_, include_documentation_, tag_count = _unpack_ttB(data, position)
     position += 3
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeConfigsRequest(tuple(resources_), include_synonyms_, include_documentation_)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -88,6 +91,8 @@ def _read_describe_groups_request_0(data: bytes, position: int) -> DescribeGroup
         raise absent("groups")
     if length > (end - position) // 2:
         raise oversized("groups")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length, KAFKA_ENTRIES_MAX)
     groups_: list[str] = []
     for _ in range(length):
         groups_2, position = read_plain_text(data, position)
@@ -105,6 +110,8 @@ def _read_describe_groups_request_3(data: bytes, position: int) -> DescribeGroup
         raise absent("groups")
     if length > (end - position) // 2:
         raise oversized("groups")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length, KAFKA_ENTRIES_MAX)
     groups_: list[str] = []
     for _ in range(length):
         groups_2, position = read_plain_text(data, position)
@@ -117,6 +124,7 @@ def _read_describe_groups_request_3(data: bytes, position: int) -> DescribeGroup
 
 
 def _read_describe_groups_request_5(data: bytes, position: int) -> DescribeGroupsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -126,6 +134,8 @@ def _read_describe_groups_request_5(data: bytes, position: int) -> DescribeGroup
         raise absent("groups")
     if length - 1 > end - position:
         raise oversized("groups")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length - 1, KAFKA_ENTRIES_MAX)
     groups_: list[str] = []
     for _ in range(length - 1):
         groups_2, position = read_compact_text(data, position)
@@ -133,7 +143,7 @@ def _read_describe_groups_request_5(data: bytes, position: int) -> DescribeGroup
     include_authorized_operations_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeGroupsRequest(tuple(groups_), include_authorized_operations_)

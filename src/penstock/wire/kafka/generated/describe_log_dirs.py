@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -93,12 +96,15 @@ class DescribeLogDirsResponse(Message, frozen=True, gc=False):
 
 def _read_describe_log_dirs_request_1(data: bytes, position: int) -> DescribeLogDirsRequest:
     end = len(data)
+    partitions_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     topics_: list[DescribableLogDirTopic] | None = None
     if length >= 0:
         if length > (end - position) // 6:
             raise oversized("topics")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length):
             topic_, position = read_plain_text(data, position)
@@ -106,6 +112,9 @@ def _read_describe_log_dirs_request_1(data: bytes, position: int) -> DescribeLog
             position += 4
             if length < 0:
                 raise absent("partitions")
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             topics_.append(DescribableLogDirTopic(topic_, partitions_))
@@ -117,7 +126,9 @@ def _read_describe_log_dirs_request_1(data: bytes, position: int) -> DescribeLog
 
 
 def _read_describe_log_dirs_request_2(data: bytes, position: int) -> DescribeLogDirsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -126,6 +137,8 @@ def _read_describe_log_dirs_request_2(data: bytes, position: int) -> DescribeLog
     if length:
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             topic_, position = read_compact_text(data, position)
@@ -136,17 +149,20 @@ def _read_describe_log_dirs_request_2(data: bytes, position: int) -> DescribeLog
             if not length:
                 raise absent("partitions")
             length -= 1
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(DescribableLogDirTopic(topic_, partitions_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeLogDirsRequest(None if topics_ is None else tuple(topics_))

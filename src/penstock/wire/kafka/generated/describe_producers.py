@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -75,7 +78,9 @@ class DescribeProducersResponse(Message, frozen=True, gc=False):
 
 
 def _read_describe_producers_request_0(data: bytes, position: int) -> DescribeProducersRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -84,6 +89,8 @@ def _read_describe_producers_request_0(data: bytes, position: int) -> DescribePr
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[TopicRequest] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -94,17 +101,22 @@ def _read_describe_producers_request_0(data: bytes, position: int) -> DescribePr
         if not length:
             raise absent("partition_indexes")
         length -= 1
+        partition_indexes_count_ += length
+        if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries(
+                "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+            )
         partition_indexes_ = INT32S[length].unpack_from(data, position)
         position += 4 * length
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(TopicRequest(name_, partition_indexes_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeProducersRequest(tuple(topics_))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -110,7 +113,10 @@ class DescribeShareGroupOffsetsResponse(Message, frozen=True, gc=False):
 def _read_describe_share_group_offsets_request_0(
     data: bytes, position: int
 ) -> DescribeShareGroupOffsetsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -119,6 +125,8 @@ def _read_describe_share_group_offsets_request_0(
         raise absent("groups")
     if length - 1 > (end - position) // 3:
         raise oversized("groups")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length - 1, KAFKA_ENTRIES_MAX)
     groups_: list[DescribeShareGroupOffsetsRequestGroup] = []
     for _ in range(length - 1):
         group_id_, position = read_compact_text(data, position)
@@ -130,6 +138,9 @@ def _read_describe_share_group_offsets_request_0(
         if length:
             if length - 1 > (end - position) // 3:
                 raise oversized("topics")
+            topics_count_ += length - 1
+            if topics_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
             topics_ = []
             for _ in range(length - 1):
                 topic_name_, position = read_compact_text(data, position)
@@ -140,17 +151,20 @@ def _read_describe_share_group_offsets_request_0(
                 if not length:
                     raise absent("partitions")
                 length -= 1
+                partitions_count_ += length
+                if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
                 partitions_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 topics_.append(DescribeShareGroupOffsetsRequestTopic(topic_name_, partitions_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         groups_.append(
             DescribeShareGroupOffsetsRequestGroup(
                 group_id_, None if topics_ is None else tuple(topics_)
@@ -159,7 +173,7 @@ def _read_describe_share_group_offsets_request_0(
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeShareGroupOffsetsRequest(tuple(groups_))

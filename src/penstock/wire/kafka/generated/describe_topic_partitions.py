@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -115,6 +118,7 @@ class DescribeTopicPartitionsResponse(Message, frozen=True, gc=False):
 def _read_describe_topic_partitions_request_0(
     data: bytes, position: int
 ) -> DescribeTopicPartitionsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -124,13 +128,15 @@ def _read_describe_topic_partitions_request_0(
         raise absent("topics")
     if length - 1 > (end - position) // 2:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[TopicRequest] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(TopicRequest(name_))
     response_partition_limit_, presence = _unpack_ib(data, position)
     position += 5
@@ -140,14 +146,14 @@ def _read_describe_topic_partitions_request_0(
         partition_index_, tag_count = _unpack_iB(data, position)
         position += 5
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         cursor_ = DescribeTopicPartitionsRequestCursor(topic_name_, partition_index_)
     elif presence != -1:
         raise absent("cursor")
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeTopicPartitionsRequest(tuple(topics_), response_partition_limit_, cursor_)

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -66,6 +69,7 @@ class DescribeTransactionsResponse(Message, frozen=True, gc=False):
 def _read_describe_transactions_request_0(
     data: bytes, position: int
 ) -> DescribeTransactionsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -75,6 +79,8 @@ def _read_describe_transactions_request_0(
         raise absent("transactional_ids")
     if length - 1 > end - position:
         raise oversized("transactional_ids")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("transactional_ids", length - 1, KAFKA_ENTRIES_MAX)
     transactional_ids_: list[str] = []
     for _ in range(length - 1):
         transactional_ids_2, position = read_compact_text(data, position)
@@ -82,7 +88,7 @@ def _read_describe_transactions_request_0(
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeTransactionsRequest(tuple(transactional_ids_))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -70,6 +73,7 @@ class DescribeUserScramCredentialsResponse(Message, frozen=True, gc=False):
 def _read_describe_user_scram_credentials_request_0(
     data: bytes, position: int
 ) -> DescribeUserScramCredentialsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -79,18 +83,20 @@ def _read_describe_user_scram_credentials_request_0(
     if length:
         if length - 1 > (end - position) // 2:
             raise oversized("users")
+        if length - 1 > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("users", length - 1, KAFKA_ENTRIES_MAX)
         users_ = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             users_.append(UserName(name_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return DescribeUserScramCredentialsRequest(None if users_ is None else tuple(users_))

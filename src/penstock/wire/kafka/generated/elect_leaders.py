@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -86,12 +89,15 @@ class ElectLeadersResponse(Message, frozen=True, gc=False):
 
 def _read_elect_leaders_request_0(data: bytes, position: int) -> ElectLeadersRequest:
     end = len(data)
+    partitions_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     topic_partitions_: list[TopicPartitions] | None = None
     if length >= 0:
         if length > (end - position) // 6:
             raise oversized("topic_partitions")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topic_partitions", length, KAFKA_PARTITIONS_MAX)
         topic_partitions_ = []
         for _ in range(length):
             topic_, position = read_plain_text(data, position)
@@ -99,6 +105,9 @@ def _read_elect_leaders_request_0(data: bytes, position: int) -> ElectLeadersReq
             position += 4
             if length < 0:
                 raise absent("partitions")
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             topic_partitions_.append(TopicPartitions(topic_, partitions_))
@@ -115,12 +124,15 @@ def _read_elect_leaders_request_0(data: bytes, position: int) -> ElectLeadersReq
 
 def _read_elect_leaders_request_1(data: bytes, position: int) -> ElectLeadersRequest:
     end = len(data)
+    partitions_count_ = 0
     election_type_, length = _unpack_bi(data, position)
     position += 5
     topic_partitions_: list[TopicPartitions] | None = None
     if length >= 0:
         if length > (end - position) // 6:
             raise oversized("topic_partitions")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topic_partitions", length, KAFKA_PARTITIONS_MAX)
         topic_partitions_ = []
         for _ in range(length):
             topic_, position = read_plain_text(data, position)
@@ -128,6 +140,9 @@ def _read_elect_leaders_request_1(data: bytes, position: int) -> ElectLeadersReq
             position += 4
             if length < 0:
                 raise absent("partitions")
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             topic_partitions_.append(TopicPartitions(topic_, partitions_))
@@ -143,7 +158,9 @@ def _read_elect_leaders_request_1(data: bytes, position: int) -> ElectLeadersReq
 
 
 def _read_elect_leaders_request_2(data: bytes, position: int) -> ElectLeadersRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     election_type_, length = _unpack_bB(data, position)
     position += 2
     if length > 127:
@@ -152,6 +169,8 @@ def _read_elect_leaders_request_2(data: bytes, position: int) -> ElectLeadersReq
     if length:
         if length - 1 > (end - position) // 3:
             raise oversized("topic_partitions")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topic_partitions", length - 1, KAFKA_PARTITIONS_MAX)
         topic_partitions_ = []
         for _ in range(length - 1):
             topic_, position = read_compact_text(data, position)
@@ -162,17 +181,20 @@ def _read_elect_leaders_request_2(data: bytes, position: int) -> ElectLeadersReq
             if not length:
                 raise absent("partitions")
             length -= 1
+            partitions_count_ += length
+            if partitions_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
             partitions_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topic_partitions_.append(TopicPartitions(topic_, partitions_))
     timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ElectLeadersRequest(

@@ -13,6 +13,7 @@ from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
+    count_tags,
     decoder,
     encoder,
     read_compact_text,
@@ -63,11 +64,12 @@ def _read_end_txn_request_0(data: bytes, position: int) -> EndTxnRequest:
 
 
 def _read_end_txn_request_3(data: bytes, position: int) -> EndTxnRequest:
+    tags = 0
     transactional_id_, position = read_compact_text(data, position)
     producer_id_, producer_epoch_, committed_, tag_count = _unpack_qhtB(data, position)
     position += 12
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return EndTxnRequest(transactional_id_, producer_id_, producer_epoch_, committed_)

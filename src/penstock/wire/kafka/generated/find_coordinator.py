@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -91,17 +94,19 @@ def _read_find_coordinator_request_1(data: bytes, position: int) -> FindCoordina
 
 
 def _read_find_coordinator_request_3(data: bytes, position: int) -> FindCoordinatorRequest:
+    tags = 0
     key_, position = read_compact_text(data, position)
     key_type_, tag_count = _unpack_bB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return FindCoordinatorRequest(key_, key_type_)
 
 
 def _read_find_coordinator_request_4(data: bytes, position: int) -> FindCoordinatorRequest:
+    tags = 0
     end = len(data)
     key_type_, length = _unpack_bB(data, position)
     position += 2
@@ -111,6 +116,8 @@ def _read_find_coordinator_request_4(data: bytes, position: int) -> FindCoordina
         raise absent("coordinator_keys")
     if length - 1 > end - position:
         raise oversized("coordinator_keys")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("coordinator_keys", length - 1, KAFKA_ENTRIES_MAX)
     coordinator_keys_: list[str] = []
     for _ in range(length - 1):
         coordinator_keys_2, position = read_compact_text(data, position)
@@ -118,7 +125,7 @@ def _read_find_coordinator_request_4(data: bytes, position: int) -> FindCoordina
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return FindCoordinatorRequest("", key_type_, tuple(coordinator_keys_))

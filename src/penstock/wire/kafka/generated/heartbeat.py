@@ -13,6 +13,7 @@ from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -73,6 +74,7 @@ def _read_heartbeat_request_3(data: bytes, position: int) -> HeartbeatRequest:
 
 
 def _read_heartbeat_request_4(data: bytes, position: int) -> HeartbeatRequest:
+    tags = 0
     group_id_, position = read_compact_text(data, position)
     (generation_id_,) = _unpack_i(data, position)
     position += 4
@@ -81,7 +83,7 @@ def _read_heartbeat_request_4(data: bytes, position: int) -> HeartbeatRequest:
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return HeartbeatRequest(group_id_, generation_id_, member_id_, group_instance_id_)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -84,12 +87,15 @@ def _read_incremental_alter_configs_request_0(
     data: bytes, position: int
 ) -> IncrementalAlterConfigsRequest:
     end = len(data)
+    configs_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("resources")
     if length > (end - position) // 7:
         raise oversized("resources")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length, KAFKA_ENTRIES_MAX)
     resources_: list[AlterConfigsResource] = []
     for _ in range(length):
         (resource_type_,) = _unpack_b(data, position)
@@ -101,6 +107,9 @@ def _read_incremental_alter_configs_request_0(
             raise absent("configs")
         if length > (end - position) // 5:
             raise oversized("configs")
+        configs_count_ += length
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[AlterableConfig] = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -119,7 +128,9 @@ def _read_incremental_alter_configs_request_0(
 def _read_incremental_alter_configs_request_1(
     data: bytes, position: int
 ) -> IncrementalAlterConfigsRequest:
+    tags = 0
     end = len(data)
+    configs_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -128,6 +139,8 @@ def _read_incremental_alter_configs_request_1(
         raise absent("resources")
     if length - 1 > (end - position) // 4:
         raise oversized("resources")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("resources", length - 1, KAFKA_ENTRIES_MAX)
     resources_: list[AlterConfigsResource] = []
     for _ in range(length - 1):
         (resource_type_,) = _unpack_b(data, position)
@@ -141,6 +154,9 @@ def _read_incremental_alter_configs_request_1(
             raise absent("configs")
         if length - 1 > (end - position) // 4:
             raise oversized("configs")
+        configs_count_ += length - 1
+        if configs_count_ > KAFKA_ENTRIES_MAX:
+            raise TooManyEntries("configs", configs_count_, KAFKA_ENTRIES_MAX)
         configs_: list[AlterableConfig] = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -150,17 +166,17 @@ def _read_incremental_alter_configs_request_1(
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             configs_.append(AlterableConfig(name_, config_operation_, value_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         resources_.append(AlterConfigsResource(resource_type_, resource_name_, tuple(configs_)))
     validate_only_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return IncrementalAlterConfigsRequest(tuple(resources_), validate_only_)

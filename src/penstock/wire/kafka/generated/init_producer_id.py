@@ -13,6 +13,7 @@ from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -68,22 +69,24 @@ def _read_init_producer_id_request_0(data: bytes, position: int) -> InitProducer
 
 
 def _read_init_producer_id_request_2(data: bytes, position: int) -> InitProducerIdRequest:
+    tags = 0
     transactional_id_, position = read_compact_nullable_text(data, position)
     transaction_timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return InitProducerIdRequest(transactional_id_, transaction_timeout_ms_)
 
 
 def _read_init_producer_id_request_3(data: bytes, position: int) -> InitProducerIdRequest:
+    tags = 0
     transactional_id_, position = read_compact_nullable_text(data, position)
     transaction_timeout_ms_, producer_id_, producer_epoch_, tag_count = _unpack_iqhB(data, position)
     position += 15
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return InitProducerIdRequest(

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -101,6 +104,8 @@ def _read_join_group_request_0(data: bytes, position: int) -> JoinGroupRequest:
         raise absent("protocols")
     if length > (end - position) // 6:
         raise oversized("protocols")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("protocols", length, KAFKA_ENTRIES_MAX)
     protocols_: list[JoinGroupRequestProtocol] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -126,6 +131,8 @@ def _read_join_group_request_1(data: bytes, position: int) -> JoinGroupRequest:
         raise absent("protocols")
     if length > (end - position) // 6:
         raise oversized("protocols")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("protocols", length, KAFKA_ENTRIES_MAX)
     protocols_: list[JoinGroupRequestProtocol] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -158,6 +165,8 @@ def _read_join_group_request_5(data: bytes, position: int) -> JoinGroupRequest:
         raise absent("protocols")
     if length > (end - position) // 6:
         raise oversized("protocols")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("protocols", length, KAFKA_ENTRIES_MAX)
     protocols_: list[JoinGroupRequestProtocol] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -177,6 +186,7 @@ def _read_join_group_request_5(data: bytes, position: int) -> JoinGroupRequest:
 
 
 def _read_join_group_request_6(data: bytes, position: int) -> JoinGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     session_timeout_ms_, rebalance_timeout_ms_ = _unpack_ii(data, position)
@@ -192,6 +202,8 @@ def _read_join_group_request_6(data: bytes, position: int) -> JoinGroupRequest:
         raise absent("protocols")
     if length - 1 > (end - position) // 3:
         raise oversized("protocols")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("protocols", length - 1, KAFKA_ENTRIES_MAX)
     protocols_: list[JoinGroupRequestProtocol] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -199,12 +211,12 @@ def _read_join_group_request_6(data: bytes, position: int) -> JoinGroupRequest:
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         protocols_.append(JoinGroupRequestProtocol(name_, metadata_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return JoinGroupRequest(
@@ -219,6 +231,7 @@ def _read_join_group_request_6(data: bytes, position: int) -> JoinGroupRequest:
 
 
 def _read_join_group_request_8(data: bytes, position: int) -> JoinGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     session_timeout_ms_, rebalance_timeout_ms_ = _unpack_ii(data, position)
@@ -234,6 +247,8 @@ def _read_join_group_request_8(data: bytes, position: int) -> JoinGroupRequest:
         raise absent("protocols")
     if length - 1 > (end - position) // 3:
         raise oversized("protocols")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("protocols", length - 1, KAFKA_ENTRIES_MAX)
     protocols_: list[JoinGroupRequestProtocol] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -241,13 +256,13 @@ def _read_join_group_request_8(data: bytes, position: int) -> JoinGroupRequest:
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         protocols_.append(JoinGroupRequestProtocol(name_, metadata_))
     reason_, position = read_compact_nullable_text(data, position)
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return JoinGroupRequest(

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -87,6 +90,8 @@ def _read_leave_group_request_3(data: bytes, position: int) -> LeaveGroupRequest
         raise absent("members")
     if length > (end - position) // 4:
         raise oversized("members")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("members", length, KAFKA_ENTRIES_MAX)
     members_: list[MemberIdentity] = []
     for _ in range(length):
         member_id_, position = read_plain_text(data, position)
@@ -98,6 +103,7 @@ def _read_leave_group_request_3(data: bytes, position: int) -> LeaveGroupRequest
 
 
 def _read_leave_group_request_4(data: bytes, position: int) -> LeaveGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     length = data[position]
@@ -108,6 +114,8 @@ def _read_leave_group_request_4(data: bytes, position: int) -> LeaveGroupRequest
         raise absent("members")
     if length - 1 > (end - position) // 3:
         raise oversized("members")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("members", length - 1, KAFKA_ENTRIES_MAX)
     members_: list[MemberIdentity] = []
     for _ in range(length - 1):
         member_id_, position = read_compact_text(data, position)
@@ -115,18 +123,19 @@ def _read_leave_group_request_4(data: bytes, position: int) -> LeaveGroupRequest
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         members_.append(MemberIdentity(member_id_, group_instance_id_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return LeaveGroupRequest(group_id_, "", tuple(members_))
 
 
 def _read_leave_group_request_5(data: bytes, position: int) -> LeaveGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     length = data[position]
@@ -137,6 +146,8 @@ def _read_leave_group_request_5(data: bytes, position: int) -> LeaveGroupRequest
         raise absent("members")
     if length - 1 > (end - position) // 4:
         raise oversized("members")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("members", length - 1, KAFKA_ENTRIES_MAX)
     members_: list[MemberIdentity] = []
     for _ in range(length - 1):
         member_id_, position = read_compact_text(data, position)
@@ -145,12 +156,12 @@ def _read_leave_group_request_5(data: bytes, position: int) -> LeaveGroupRequest
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         members_.append(MemberIdentity(member_id_, group_instance_id_, reason_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return LeaveGroupRequest(group_id_, "", tuple(members_))

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -65,16 +68,18 @@ def _read_list_groups_request_0(data: bytes, position: int) -> ListGroupsRequest
 
 
 def _read_list_groups_request_3(data: bytes, position: int) -> ListGroupsRequest:
+    tags = 0
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListGroupsRequest()
 
 
 def _read_list_groups_request_4(data: bytes, position: int) -> ListGroupsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -84,6 +89,8 @@ def _read_list_groups_request_4(data: bytes, position: int) -> ListGroupsRequest
         raise absent("states_filter")
     if length - 1 > end - position:
         raise oversized("states_filter")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("states_filter", length - 1, KAFKA_ENTRIES_MAX)
     states_filter_: list[str] = []
     for _ in range(length - 1):
         states_filter_2, position = read_compact_text(data, position)
@@ -91,13 +98,14 @@ def _read_list_groups_request_4(data: bytes, position: int) -> ListGroupsRequest
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListGroupsRequest(tuple(states_filter_))
 
 
 def _read_list_groups_request_5(data: bytes, position: int) -> ListGroupsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -107,6 +115,8 @@ def _read_list_groups_request_5(data: bytes, position: int) -> ListGroupsRequest
         raise absent("states_filter")
     if length - 1 > end - position:
         raise oversized("states_filter")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("states_filter", length - 1, KAFKA_ENTRIES_MAX)
     states_filter_: list[str] = []
     for _ in range(length - 1):
         states_filter_2, position = read_compact_text(data, position)
@@ -119,6 +129,8 @@ def _read_list_groups_request_5(data: bytes, position: int) -> ListGroupsRequest
         raise absent("types_filter")
     if length - 1 > end - position:
         raise oversized("types_filter")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("types_filter", length - 1, KAFKA_ENTRIES_MAX)
     types_filter_: list[str] = []
     for _ in range(length - 1):
         types_filter_2, position = read_compact_text(data, position)
@@ -126,7 +138,7 @@ def _read_list_groups_request_5(data: bytes, position: int) -> ListGroupsRequest
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListGroupsRequest(tuple(states_filter_), tuple(types_filter_))

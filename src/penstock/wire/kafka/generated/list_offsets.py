@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -96,12 +99,15 @@ class ListOffsetsResponse(Message, frozen=True, gc=False):
 
 def _read_list_offsets_request_1(data: bytes, position: int) -> ListOffsetsRequest:
     end = len(data)
+    partitions_count_ = 0
     replica_id_, length = _unpack_ii(data, position)
     position += 8
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[ListOffsetsTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -111,6 +117,9 @@ def _read_list_offsets_request_1(data: bytes, position: int) -> ListOffsetsReque
             raise absent("partitions")
         if length > (end - position) // 12:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ListOffsetsPartition] = []
         for _ in range(length):
             partition_index_, timestamp_ = _unpack_iq(data, position)
@@ -124,12 +133,15 @@ def _read_list_offsets_request_1(data: bytes, position: int) -> ListOffsetsReque
 
 def _read_list_offsets_request_2(data: bytes, position: int) -> ListOffsetsRequest:
     end = len(data)
+    partitions_count_ = 0
     replica_id_, isolation_level_, length = _unpack_ibi(data, position)
     position += 9
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[ListOffsetsTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -139,6 +151,9 @@ def _read_list_offsets_request_2(data: bytes, position: int) -> ListOffsetsReque
             raise absent("partitions")
         if length > (end - position) // 12:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ListOffsetsPartition] = []
         for _ in range(length):
             partition_index_, timestamp_ = _unpack_iq(data, position)
@@ -152,12 +167,15 @@ def _read_list_offsets_request_2(data: bytes, position: int) -> ListOffsetsReque
 
 def _read_list_offsets_request_4(data: bytes, position: int) -> ListOffsetsRequest:
     end = len(data)
+    partitions_count_ = 0
     replica_id_, isolation_level_, length = _unpack_ibi(data, position)
     position += 9
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[ListOffsetsTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -167,6 +185,9 @@ def _read_list_offsets_request_4(data: bytes, position: int) -> ListOffsetsReque
             raise absent("partitions")
         if length > (end - position) // 16:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ListOffsetsPartition] = []
         for _ in range(length):
             partition_index_, current_leader_epoch_, timestamp_ = _unpack_iiq(data, position)
@@ -181,7 +202,9 @@ def _read_list_offsets_request_4(data: bytes, position: int) -> ListOffsetsReque
 
 
 def _read_list_offsets_request_6(data: bytes, position: int) -> ListOffsetsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     replica_id_, isolation_level_, length = _unpack_ibB(data, position)
     position += 6
     if length > 127:
@@ -190,6 +213,8 @@ def _read_list_offsets_request_6(data: bytes, position: int) -> ListOffsetsReque
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[ListOffsetsTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -201,6 +226,9 @@ def _read_list_offsets_request_6(data: bytes, position: int) -> ListOffsetsReque
             raise absent("partitions")
         if length - 1 > (end - position) // 17:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ListOffsetsPartition] = []
         for _ in range(length - 1):
             partition_index_, current_leader_epoch_, timestamp_, tag_count = _unpack_iiqB(
@@ -208,26 +236,28 @@ def _read_list_offsets_request_6(data: bytes, position: int) -> ListOffsetsReque
             )
             position += 17
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 ListOffsetsPartition(partition_index_, current_leader_epoch_, timestamp_)
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(ListOffsetsTopic(name_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListOffsetsRequest(replica_id_, isolation_level_, tuple(topics_))
 
 
 def _read_list_offsets_request_10(data: bytes, position: int) -> ListOffsetsRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     replica_id_, isolation_level_, length = _unpack_ibB(data, position)
     position += 6
     if length > 127:
@@ -236,6 +266,8 @@ def _read_list_offsets_request_10(data: bytes, position: int) -> ListOffsetsRequ
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[ListOffsetsTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -247,6 +279,9 @@ def _read_list_offsets_request_10(data: bytes, position: int) -> ListOffsetsRequ
             raise absent("partitions")
         if length - 1 > (end - position) // 17:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[ListOffsetsPartition] = []
         for _ in range(length - 1):
             partition_index_, current_leader_epoch_, timestamp_, tag_count = _unpack_iiqB(
@@ -254,19 +289,19 @@ def _read_list_offsets_request_10(data: bytes, position: int) -> ListOffsetsRequ
             )
             position += 17
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 ListOffsetsPartition(partition_index_, current_leader_epoch_, timestamp_)
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(ListOffsetsTopic(name_, tuple(partitions_)))
     timeout_ms_, tag_count = _unpack_iB(data, position)
     position += 5
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListOffsetsRequest(replica_id_, isolation_level_, tuple(topics_), timeout_ms_)

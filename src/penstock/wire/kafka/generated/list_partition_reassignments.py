@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -76,7 +79,9 @@ class ListPartitionReassignmentsResponse(Message, frozen=True, gc=False):
 def _read_list_partition_reassignments_request_0(
     data: bytes, position: int
 ) -> ListPartitionReassignmentsRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
     timeout_ms_, length = _unpack_iB(data, position)
     position += 5
     if length > 127:
@@ -85,6 +90,8 @@ def _read_list_partition_reassignments_request_0(
     if length:
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -95,17 +102,22 @@ def _read_list_partition_reassignments_request_0(
             if not length:
                 raise absent("partition_indexes")
             length -= 1
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(ListPartitionReassignmentsTopics(name_, partition_indexes_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListPartitionReassignmentsRequest(

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT64S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -61,6 +64,7 @@ class ListTransactionsResponse(Message, frozen=True, gc=False):
 
 
 def _read_list_transactions_request_0(data: bytes, position: int) -> ListTransactionsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -70,6 +74,8 @@ def _read_list_transactions_request_0(data: bytes, position: int) -> ListTransac
         raise absent("state_filters")
     if length - 1 > end - position:
         raise oversized("state_filters")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("state_filters", length - 1, KAFKA_ENTRIES_MAX)
     state_filters_: list[str] = []
     for _ in range(length - 1):
         state_filters_2, position = read_compact_text(data, position)
@@ -81,18 +87,21 @@ def _read_list_transactions_request_0(data: bytes, position: int) -> ListTransac
     if not length:
         raise absent("producer_id_filters")
     length -= 1
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("producer_id_filters", length, KAFKA_ENTRIES_MAX)
     producer_id_filters_ = INT64S[length].unpack_from(data, position)
     position += 8 * length
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListTransactionsRequest(tuple(state_filters_), producer_id_filters_)
 
 
 def _read_list_transactions_request_1(data: bytes, position: int) -> ListTransactionsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -102,6 +111,8 @@ def _read_list_transactions_request_1(data: bytes, position: int) -> ListTransac
         raise absent("state_filters")
     if length - 1 > end - position:
         raise oversized("state_filters")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("state_filters", length - 1, KAFKA_ENTRIES_MAX)
     state_filters_: list[str] = []
     for _ in range(length - 1):
         state_filters_2, position = read_compact_text(data, position)
@@ -113,18 +124,21 @@ def _read_list_transactions_request_1(data: bytes, position: int) -> ListTransac
     if not length:
         raise absent("producer_id_filters")
     length -= 1
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("producer_id_filters", length, KAFKA_ENTRIES_MAX)
     producer_id_filters_ = INT64S[length].unpack_from(data, position)
     position += 8 * length
     duration_filter_, tag_count = _unpack_qB(data, position)
     position += 9
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListTransactionsRequest(tuple(state_filters_), producer_id_filters_, duration_filter_)
 
 
 def _read_list_transactions_request_2(data: bytes, position: int) -> ListTransactionsRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -134,6 +148,8 @@ def _read_list_transactions_request_2(data: bytes, position: int) -> ListTransac
         raise absent("state_filters")
     if length - 1 > end - position:
         raise oversized("state_filters")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("state_filters", length - 1, KAFKA_ENTRIES_MAX)
     state_filters_: list[str] = []
     for _ in range(length - 1):
         state_filters_2, position = read_compact_text(data, position)
@@ -145,6 +161,8 @@ def _read_list_transactions_request_2(data: bytes, position: int) -> ListTransac
     if not length:
         raise absent("producer_id_filters")
     length -= 1
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("producer_id_filters", length, KAFKA_ENTRIES_MAX)
     producer_id_filters_ = INT64S[length].unpack_from(data, position)
     position += 8 * length
     (duration_filter_,) = _unpack_q(data, position)
@@ -153,7 +171,7 @@ def _read_list_transactions_request_2(data: bytes, position: int) -> ListTransac
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ListTransactionsRequest(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -131,6 +134,8 @@ def _read_metadata_request_0(data: bytes, position: int) -> MetadataRequest:
         raise absent("topics")
     if length > (end - position) // 2:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[MetadataRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -148,6 +153,8 @@ def _read_metadata_request_1(data: bytes, position: int) -> MetadataRequest:
     if length >= 0:
         if length > (end - position) // 2:
             raise oversized("topics")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -167,6 +174,8 @@ def _read_metadata_request_4(data: bytes, position: int) -> MetadataRequest:
     if length >= 0:
         if length > (end - position) // 2:
             raise oversized("topics")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -188,6 +197,8 @@ def _read_metadata_request_8(data: bytes, position: int) -> MetadataRequest:
     if length >= 0:
         if length > (end - position) // 2:
             raise oversized("topics")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -211,6 +222,7 @@ def _read_metadata_request_8(data: bytes, position: int) -> MetadataRequest:
 
 
 def _read_metadata_request_9(data: bytes, position: int) -> MetadataRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -220,13 +232,15 @@ def _read_metadata_request_9(data: bytes, position: int) -> MetadataRequest:
     if length:
         if length - 1 > (end - position) // 2:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(MetadataRequestTopic(ZERO_UUID, name_))
     (
         allow_auto_topic_creation_,
@@ -236,7 +250,7 @@ def _read_metadata_request_9(data: bytes, position: int) -> MetadataRequest:
     ) = _unpack_tttB(data, position)
     position += 4
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return MetadataRequest(
@@ -248,6 +262,7 @@ def _read_metadata_request_9(data: bytes, position: int) -> MetadataRequest:
 
 
 def _read_metadata_request_10(data: bytes, position: int) -> MetadataRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -257,6 +272,8 @@ def _read_metadata_request_10(data: bytes, position: int) -> MetadataRequest:
     if length:
         if length - 1 > (end - position) // 18:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             (topic_id_,) = _unpack_u(data, position)
@@ -265,7 +282,7 @@ def _read_metadata_request_10(data: bytes, position: int) -> MetadataRequest:
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(MetadataRequestTopic(topic_id_, name_))
     (
         allow_auto_topic_creation_,
@@ -275,7 +292,7 @@ def _read_metadata_request_10(data: bytes, position: int) -> MetadataRequest:
     ) = _unpack_tttB(data, position)
     position += 4
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return MetadataRequest(
@@ -287,6 +304,7 @@ def _read_metadata_request_10(data: bytes, position: int) -> MetadataRequest:
 
 
 def _read_metadata_request_11(data: bytes, position: int) -> MetadataRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -296,6 +314,8 @@ def _read_metadata_request_11(data: bytes, position: int) -> MetadataRequest:
     if length:
         if length - 1 > (end - position) // 18:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             (topic_id_,) = _unpack_u(data, position)
@@ -304,14 +324,14 @@ def _read_metadata_request_11(data: bytes, position: int) -> MetadataRequest:
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(MetadataRequestTopic(topic_id_, name_))
     allow_auto_topic_creation_, include_topic_authorized_operations_, tag_count = _unpack_ttB(
         data, position
     )
     position += 3
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return MetadataRequest(

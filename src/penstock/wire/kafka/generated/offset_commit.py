@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -100,6 +103,7 @@ class OffsetCommitResponse(Message, frozen=True, gc=False):
 
 def _read_offset_commit_request_2(data: bytes, position: int) -> OffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -110,6 +114,8 @@ def _read_offset_commit_request_2(data: bytes, position: int) -> OffsetCommitReq
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -119,6 +125,9 @@ def _read_offset_commit_request_2(data: bytes, position: int) -> OffsetCommitReq
             raise absent("partitions")
         if length > (end - position) // 14:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_ = _unpack_iq(data, position)
@@ -144,6 +153,7 @@ def _read_offset_commit_request_2(data: bytes, position: int) -> OffsetCommitReq
 
 def _read_offset_commit_request_5(data: bytes, position: int) -> OffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -154,6 +164,8 @@ def _read_offset_commit_request_5(data: bytes, position: int) -> OffsetCommitReq
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -163,6 +175,9 @@ def _read_offset_commit_request_5(data: bytes, position: int) -> OffsetCommitReq
             raise absent("partitions")
         if length > (end - position) // 14:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_ = _unpack_iq(data, position)
@@ -183,6 +198,7 @@ def _read_offset_commit_request_5(data: bytes, position: int) -> OffsetCommitReq
 
 def _read_offset_commit_request_6(data: bytes, position: int) -> OffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -193,6 +209,8 @@ def _read_offset_commit_request_6(data: bytes, position: int) -> OffsetCommitReq
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -202,6 +220,9 @@ def _read_offset_commit_request_6(data: bytes, position: int) -> OffsetCommitReq
             raise absent("partitions")
         if length > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -227,6 +248,7 @@ def _read_offset_commit_request_6(data: bytes, position: int) -> OffsetCommitReq
 
 def _read_offset_commit_request_7(data: bytes, position: int) -> OffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -238,6 +260,8 @@ def _read_offset_commit_request_7(data: bytes, position: int) -> OffsetCommitReq
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -247,6 +271,9 @@ def _read_offset_commit_request_7(data: bytes, position: int) -> OffsetCommitReq
             raise absent("partitions")
         if length > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -276,7 +303,9 @@ def _read_offset_commit_request_7(data: bytes, position: int) -> OffsetCommitReq
 
 
 def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_compact_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -290,6 +319,8 @@ def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitReq
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -301,6 +332,9 @@ def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitReq
             raise absent("partitions")
         if length - 1 > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length - 1):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -311,7 +345,7 @@ def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitReq
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 OffsetCommitRequestPartition(
                     partition_index_,
@@ -323,12 +357,12 @@ def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitReq
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(OffsetCommitRequestTopic(name_, ZERO_UUID, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetCommitRequest(
@@ -342,7 +376,9 @@ def _read_offset_commit_request_8(data: bytes, position: int) -> OffsetCommitReq
 
 
 def _read_offset_commit_request_10(data: bytes, position: int) -> OffsetCommitRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_compact_text(data, position)
     (generation_id_or_member_epoch_,) = _unpack_i(data, position)
     position += 4
@@ -356,6 +392,8 @@ def _read_offset_commit_request_10(data: bytes, position: int) -> OffsetCommitRe
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetCommitRequestTopic] = []
     for _ in range(length - 1):
         topic_id_, length = _unpack_uB(data, position)
@@ -366,6 +404,9 @@ def _read_offset_commit_request_10(data: bytes, position: int) -> OffsetCommitRe
             raise absent("partitions")
         if length - 1 > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetCommitRequestPartition] = []
         for _ in range(length - 1):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -376,7 +417,7 @@ def _read_offset_commit_request_10(data: bytes, position: int) -> OffsetCommitRe
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 OffsetCommitRequestPartition(
                     partition_index_,
@@ -388,12 +429,12 @@ def _read_offset_commit_request_10(data: bytes, position: int) -> OffsetCommitRe
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(OffsetCommitRequestTopic("", topic_id_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetCommitRequest(

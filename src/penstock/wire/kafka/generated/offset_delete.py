@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
@@ -71,6 +73,7 @@ class OffsetDeleteResponse(Message, frozen=True, gc=False):
 
 def _read_offset_delete_request_0(data: bytes, position: int) -> OffsetDeleteRequest:
     end = len(data)
+    partitions_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (length,) = _unpack_i(data, position)
     position += 4
@@ -78,6 +81,8 @@ def _read_offset_delete_request_0(data: bytes, position: int) -> OffsetDeleteReq
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetDeleteRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -87,6 +92,9 @@ def _read_offset_delete_request_0(data: bytes, position: int) -> OffsetDeleteReq
             raise absent("partitions")
         if length > (end - position) // 4:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetDeleteRequestPartition] = []
         for _ in range(length):
             (partition_index_,) = _unpack_i(data, position)

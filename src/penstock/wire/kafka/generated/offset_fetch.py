@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -132,6 +135,7 @@ class OffsetFetchResponse(Message, frozen=True, gc=False):
 
 def _read_offset_fetch_request_1(data: bytes, position: int) -> OffsetFetchRequest:
     end = len(data)
+    partition_indexes_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (length,) = _unpack_i(data, position)
     position += 4
@@ -139,6 +143,8 @@ def _read_offset_fetch_request_1(data: bytes, position: int) -> OffsetFetchReque
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetFetchRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -146,6 +152,11 @@ def _read_offset_fetch_request_1(data: bytes, position: int) -> OffsetFetchReque
         position += 4
         if length < 0:
             raise absent("partition_indexes")
+        partition_indexes_count_ += length
+        if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries(
+                "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+            )
         partition_indexes_ = INT32S[length].unpack_from(data, position)
         position += 4 * length
         topics_.append(OffsetFetchRequestTopic(name_, partition_indexes_))
@@ -156,6 +167,7 @@ def _read_offset_fetch_request_1(data: bytes, position: int) -> OffsetFetchReque
 
 def _read_offset_fetch_request_2(data: bytes, position: int) -> OffsetFetchRequest:
     end = len(data)
+    partition_indexes_count_ = 0
     group_id_, position = read_plain_text(data, position)
     (length,) = _unpack_i(data, position)
     position += 4
@@ -163,6 +175,8 @@ def _read_offset_fetch_request_2(data: bytes, position: int) -> OffsetFetchReque
     if length >= 0:
         if length > (end - position) // 6:
             raise oversized("topics")
+        if length > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length):
             name_, position = read_plain_text(data, position)
@@ -170,6 +184,11 @@ def _read_offset_fetch_request_2(data: bytes, position: int) -> OffsetFetchReque
             position += 4
             if length < 0:
                 raise absent("partition_indexes")
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             topics_.append(OffsetFetchRequestTopic(name_, partition_indexes_))
@@ -181,7 +200,9 @@ def _read_offset_fetch_request_2(data: bytes, position: int) -> OffsetFetchReque
 
 
 def _read_offset_fetch_request_6(data: bytes, position: int) -> OffsetFetchRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
     group_id_, position = read_compact_text(data, position)
     length = data[position]
     position += 1
@@ -191,6 +212,8 @@ def _read_offset_fetch_request_6(data: bytes, position: int) -> OffsetFetchReque
     if length:
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -201,24 +224,31 @@ def _read_offset_fetch_request_6(data: bytes, position: int) -> OffsetFetchReque
             if not length:
                 raise absent("partition_indexes")
             length -= 1
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(OffsetFetchRequestTopic(name_, partition_indexes_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetFetchRequest(group_id_, None if topics_ is None else tuple(topics_))
 
 
 def _read_offset_fetch_request_7(data: bytes, position: int) -> OffsetFetchRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
     group_id_, position = read_compact_text(data, position)
     length = data[position]
     position += 1
@@ -228,6 +258,8 @@ def _read_offset_fetch_request_7(data: bytes, position: int) -> OffsetFetchReque
     if length:
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
         topics_ = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -238,17 +270,22 @@ def _read_offset_fetch_request_7(data: bytes, position: int) -> OffsetFetchReque
             if not length:
                 raise absent("partition_indexes")
             length -= 1
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(OffsetFetchRequestTopic(name_, partition_indexes_))
     require_stable_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetFetchRequest(
@@ -257,7 +294,10 @@ def _read_offset_fetch_request_7(data: bytes, position: int) -> OffsetFetchReque
 
 
 def _read_offset_fetch_request_8(data: bytes, position: int) -> OffsetFetchRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -266,6 +306,8 @@ def _read_offset_fetch_request_8(data: bytes, position: int) -> OffsetFetchReque
         raise absent("groups")
     if length - 1 > (end - position) // 3:
         raise oversized("groups")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length - 1, KAFKA_ENTRIES_MAX)
     groups_: list[OffsetFetchRequestGroup] = []
     for _ in range(length - 1):
         group_id_, position = read_compact_text(data, position)
@@ -277,6 +319,9 @@ def _read_offset_fetch_request_8(data: bytes, position: int) -> OffsetFetchReque
         if length:
             if length - 1 > (end - position) // 3:
                 raise oversized("topics")
+            topics_count_ += length - 1
+            if topics_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
             topics_ = []
             for _ in range(length - 1):
                 name_, position = read_compact_text(data, position)
@@ -287,17 +332,22 @@ def _read_offset_fetch_request_8(data: bytes, position: int) -> OffsetFetchReque
                 if not length:
                     raise absent("partition_indexes")
                 length -= 1
+                partition_indexes_count_ += length
+                if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                    )
                 partition_indexes_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 topics_.append(OffsetFetchRequestTopics(name_, ZERO_UUID, partition_indexes_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         groups_.append(
             OffsetFetchRequestGroup(
                 group_id_, None, -1, None if topics_ is None else tuple(topics_)
@@ -306,14 +356,17 @@ def _read_offset_fetch_request_8(data: bytes, position: int) -> OffsetFetchReque
     require_stable_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetFetchRequest("", (), tuple(groups_), require_stable_)
 
 
 def _read_offset_fetch_request_9(data: bytes, position: int) -> OffsetFetchRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -322,6 +375,8 @@ def _read_offset_fetch_request_9(data: bytes, position: int) -> OffsetFetchReque
         raise absent("groups")
     if length - 1 > (end - position) // 8:
         raise oversized("groups")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length - 1, KAFKA_ENTRIES_MAX)
     groups_: list[OffsetFetchRequestGroup] = []
     for _ in range(length - 1):
         group_id_, position = read_compact_text(data, position)
@@ -334,6 +389,9 @@ def _read_offset_fetch_request_9(data: bytes, position: int) -> OffsetFetchReque
         if length:
             if length - 1 > (end - position) // 3:
                 raise oversized("topics")
+            topics_count_ += length - 1
+            if topics_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
             topics_ = []
             for _ in range(length - 1):
                 name_, position = read_compact_text(data, position)
@@ -344,17 +402,22 @@ def _read_offset_fetch_request_9(data: bytes, position: int) -> OffsetFetchReque
                 if not length:
                     raise absent("partition_indexes")
                 length -= 1
+                partition_indexes_count_ += length
+                if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                    )
                 partition_indexes_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 topics_.append(OffsetFetchRequestTopics(name_, ZERO_UUID, partition_indexes_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         groups_.append(
             OffsetFetchRequestGroup(
                 group_id_, member_id_, member_epoch_, None if topics_ is None else tuple(topics_)
@@ -363,14 +426,17 @@ def _read_offset_fetch_request_9(data: bytes, position: int) -> OffsetFetchReque
     require_stable_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetFetchRequest("", (), tuple(groups_), require_stable_)
 
 
 def _read_offset_fetch_request_10(data: bytes, position: int) -> OffsetFetchRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -379,6 +445,8 @@ def _read_offset_fetch_request_10(data: bytes, position: int) -> OffsetFetchRequ
         raise absent("groups")
     if length - 1 > (end - position) // 8:
         raise oversized("groups")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("groups", length - 1, KAFKA_ENTRIES_MAX)
     groups_: list[OffsetFetchRequestGroup] = []
     for _ in range(length - 1):
         group_id_, position = read_compact_text(data, position)
@@ -391,6 +459,9 @@ def _read_offset_fetch_request_10(data: bytes, position: int) -> OffsetFetchRequ
         if length:
             if length - 1 > (end - position) // 18:
                 raise oversized("topics")
+            topics_count_ += length - 1
+            if topics_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
             topics_ = []
             for _ in range(length - 1):
                 topic_id_, length = _unpack_uB(data, position)
@@ -400,17 +471,22 @@ def _read_offset_fetch_request_10(data: bytes, position: int) -> OffsetFetchRequ
                 if not length:
                     raise absent("partition_indexes")
                 length -= 1
+                partition_indexes_count_ += length
+                if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                    )
                 partition_indexes_ = INT32S[length].unpack_from(data, position)
                 position += 4 * length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 topics_.append(OffsetFetchRequestTopics("", topic_id_, partition_indexes_))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         groups_.append(
             OffsetFetchRequestGroup(
                 group_id_, member_id_, member_epoch_, None if topics_ is None else tuple(topics_)
@@ -419,7 +495,7 @@ def _read_offset_fetch_request_10(data: bytes, position: int) -> OffsetFetchRequ
     require_stable_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetFetchRequest("", (), tuple(groups_), require_stable_)

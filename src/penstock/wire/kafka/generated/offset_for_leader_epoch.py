@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -87,12 +90,15 @@ def _read_offset_for_leader_epoch_request_2(
     data: bytes, position: int
 ) -> OffsetForLeaderEpochRequest:
     end = len(data)
+    partitions_count_ = 0
     (length,) = _unpack_i(data, position)
     position += 4
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetForLeaderTopic] = []
     for _ in range(length):
         topic_, position = read_plain_text(data, position)
@@ -102,6 +108,9 @@ def _read_offset_for_leader_epoch_request_2(
             raise absent("partitions")
         if length > (end - position) // 12:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetForLeaderPartition] = []
         for _ in range(length):
             partition_, current_leader_epoch_, leader_epoch_ = _unpack_iii(data, position)
@@ -119,12 +128,15 @@ def _read_offset_for_leader_epoch_request_3(
     data: bytes, position: int
 ) -> OffsetForLeaderEpochRequest:
     end = len(data)
+    partitions_count_ = 0
     replica_id_, length = _unpack_ii(data, position)
     position += 8
     if length < 0:
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetForLeaderTopic] = []
     for _ in range(length):
         topic_, position = read_plain_text(data, position)
@@ -134,6 +146,9 @@ def _read_offset_for_leader_epoch_request_3(
             raise absent("partitions")
         if length > (end - position) // 12:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetForLeaderPartition] = []
         for _ in range(length):
             partition_, current_leader_epoch_, leader_epoch_ = _unpack_iii(data, position)
@@ -150,7 +165,9 @@ def _read_offset_for_leader_epoch_request_3(
 def _read_offset_for_leader_epoch_request_4(
     data: bytes, position: int
 ) -> OffsetForLeaderEpochRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     replica_id_, length = _unpack_iB(data, position)
     position += 5
     if length > 127:
@@ -159,6 +176,8 @@ def _read_offset_for_leader_epoch_request_4(
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[OffsetForLeaderTopic] = []
     for _ in range(length - 1):
         topic_, position = read_compact_text(data, position)
@@ -170,6 +189,9 @@ def _read_offset_for_leader_epoch_request_4(
             raise absent("partitions")
         if length - 1 > (end - position) // 13:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[OffsetForLeaderPartition] = []
         for _ in range(length - 1):
             partition_, current_leader_epoch_, leader_epoch_, tag_count = _unpack_iiiB(
@@ -177,19 +199,19 @@ def _read_offset_for_leader_epoch_request_4(
             )
             position += 13
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 OffsetForLeaderPartition(partition_, current_leader_epoch_, leader_epoch_)
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(OffsetForLeaderTopic(topic_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return OffsetForLeaderEpochRequest(replica_id_, tuple(topics_))

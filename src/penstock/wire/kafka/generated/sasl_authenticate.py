@@ -13,6 +13,7 @@ from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
+    count_tags,
     decoder,
     encoder,
     read_compact_bytes,
@@ -57,11 +58,12 @@ def _read_sasl_authenticate_request_0(data: bytes, position: int) -> SaslAuthent
 
 
 def _read_sasl_authenticate_request_2(data: bytes, position: int) -> SaslAuthenticateRequest:
+    tags = 0
     auth_bytes_, position = read_compact_bytes(data, position)
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return SaslAuthenticateRequest(auth_bytes_)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT8S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -111,7 +114,11 @@ class ShareAcknowledgeResponse(Message, frozen=True, gc=False):
 
 
 def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknowledgeRequest:
+    tags = 0
     end = len(data)
+    acknowledge_types_count_ = 0
+    acknowledgement_batches_count_ = 0
+    partitions_count_ = 0
     group_id_, position = read_compact_nullable_text(data, position)
     member_id_, position = read_compact_nullable_text(data, position)
     share_session_epoch_, length = _unpack_iB(data, position)
@@ -122,6 +129,8 @@ def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknow
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[AcknowledgeTopic] = []
     for _ in range(length - 1):
         topic_id_, length = _unpack_uB(data, position)
@@ -132,6 +141,9 @@ def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknow
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[AcknowledgePartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -142,6 +154,11 @@ def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknow
                 raise absent("acknowledgement_batches")
             if length - 1 > (end - position) // 18:
                 raise oversized("acknowledgement_batches")
+            acknowledgement_batches_count_ += length - 1
+            if acknowledgement_batches_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "acknowledgement_batches", acknowledgement_batches_count_, KAFKA_PARTITIONS_MAX
+                )
             acknowledgement_batches_: list[AcknowledgementBatch] = []
             for _ in range(length - 1):
                 first_offset_, last_offset_, length = _unpack_qqB(data, position)
@@ -151,31 +168,36 @@ def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknow
                 if not length:
                     raise absent("acknowledge_types")
                 length -= 1
+                acknowledge_types_count_ += length
+                if acknowledge_types_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "acknowledge_types", acknowledge_types_count_, KAFKA_PARTITIONS_MAX
+                    )
                 acknowledge_types_ = INT8S[length].unpack_from(data, position)
                 position += length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 acknowledgement_batches_.append(
                     AcknowledgementBatch(first_offset_, last_offset_, acknowledge_types_)
                 )
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 AcknowledgePartition(partition_index_, tuple(acknowledgement_batches_))
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(AcknowledgeTopic(topic_id_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareAcknowledgeRequest(
@@ -184,7 +206,11 @@ def _read_share_acknowledge_request_1(data: bytes, position: int) -> ShareAcknow
 
 
 def _read_share_acknowledge_request_2(data: bytes, position: int) -> ShareAcknowledgeRequest:
+    tags = 0
     end = len(data)
+    acknowledge_types_count_ = 0
+    acknowledgement_batches_count_ = 0
+    partitions_count_ = 0
     group_id_, position = read_compact_nullable_text(data, position)
     member_id_, position = read_compact_nullable_text(data, position)
     share_session_epoch_, is_renew_ack_, length = _unpack_itB(data, position)
@@ -195,6 +221,8 @@ def _read_share_acknowledge_request_2(data: bytes, position: int) -> ShareAcknow
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[AcknowledgeTopic] = []
     for _ in range(length - 1):
         topic_id_, length = _unpack_uB(data, position)
@@ -205,6 +233,9 @@ def _read_share_acknowledge_request_2(data: bytes, position: int) -> ShareAcknow
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[AcknowledgePartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -215,6 +246,11 @@ def _read_share_acknowledge_request_2(data: bytes, position: int) -> ShareAcknow
                 raise absent("acknowledgement_batches")
             if length - 1 > (end - position) // 18:
                 raise oversized("acknowledgement_batches")
+            acknowledgement_batches_count_ += length - 1
+            if acknowledgement_batches_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "acknowledgement_batches", acknowledgement_batches_count_, KAFKA_PARTITIONS_MAX
+                )
             acknowledgement_batches_: list[AcknowledgementBatch] = []
             for _ in range(length - 1):
                 first_offset_, last_offset_, length = _unpack_qqB(data, position)
@@ -224,31 +260,36 @@ def _read_share_acknowledge_request_2(data: bytes, position: int) -> ShareAcknow
                 if not length:
                     raise absent("acknowledge_types")
                 length -= 1
+                acknowledge_types_count_ += length
+                if acknowledge_types_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "acknowledge_types", acknowledge_types_count_, KAFKA_PARTITIONS_MAX
+                    )
                 acknowledge_types_ = INT8S[length].unpack_from(data, position)
                 position += length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 acknowledgement_batches_.append(
                     AcknowledgementBatch(first_offset_, last_offset_, acknowledge_types_)
                 )
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 AcknowledgePartition(partition_index_, tuple(acknowledgement_batches_))
             )
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(AcknowledgeTopic(topic_id_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareAcknowledgeRequest(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -19,6 +21,7 @@ from penstock.wire.kafka.primitives import (
     ZERO_UUID,
     absent,
     buffers_encoder,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -143,7 +146,12 @@ class ShareFetchResponse(Message, frozen=True, gc=False):
 
 
 def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest:
+    tags = 0
     end = len(data)
+    partitions_count_2 = 0
+    acknowledge_types_count_ = 0
+    acknowledgement_batches_count_ = 0
+    partitions_count_ = 0
     group_id_, position = read_compact_nullable_text(data, position)
     member_id_, position = read_compact_nullable_text(data, position)
     (
@@ -162,6 +170,8 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[FetchTopic] = []
     for _ in range(length - 1):
         topic_id_, length = _unpack_uB(data, position)
@@ -172,6 +182,9 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[FetchPartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -182,6 +195,11 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
                 raise absent("acknowledgement_batches")
             if length - 1 > (end - position) // 18:
                 raise oversized("acknowledgement_batches")
+            acknowledgement_batches_count_ += length - 1
+            if acknowledgement_batches_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "acknowledgement_batches", acknowledgement_batches_count_, KAFKA_PARTITIONS_MAX
+                )
             acknowledgement_batches_: list[AcknowledgementBatch] = []
             for _ in range(length - 1):
                 first_offset_, last_offset_, length = _unpack_qqB(data, position)
@@ -191,24 +209,29 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
                 if not length:
                     raise absent("acknowledge_types")
                 length -= 1
+                acknowledge_types_count_ += length
+                if acknowledge_types_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "acknowledge_types", acknowledge_types_count_, KAFKA_PARTITIONS_MAX
+                    )
                 acknowledge_types_ = INT8S[length].unpack_from(data, position)
                 position += length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 acknowledgement_batches_.append(
                     AcknowledgementBatch(first_offset_, last_offset_, acknowledge_types_)
                 )
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(FetchPartition(partition_index_, 0, tuple(acknowledgement_batches_)))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(FetchTopic(topic_id_, tuple(partitions_)))
     length = data[position]
     position += 1
@@ -218,6 +241,8 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
         raise absent("forgotten_topics_data")
     if length - 1 > (end - position) // 18:
         raise oversized("forgotten_topics_data")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("forgotten_topics_data", length - 1, KAFKA_PARTITIONS_MAX)
     forgotten_topics_data_: list[ForgottenTopic] = []
     for _ in range(length - 1):
         topic_id_2, length = _unpack_uB(data, position)
@@ -227,17 +252,20 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
         if not length:
             raise absent("partitions")
         length -= 1
+        partitions_count_2 += length
+        if partitions_count_2 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_2, KAFKA_PARTITIONS_MAX)
         partitions_2 = INT32S[length].unpack_from(data, position)
         position += 4 * length
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         forgotten_topics_data_.append(ForgottenTopic(topic_id_2, partitions_2))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareFetchRequest(
@@ -257,7 +285,12 @@ def _read_share_fetch_request_1(data: bytes, position: int) -> ShareFetchRequest
 
 
 def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest:
+    tags = 0
     end = len(data)
+    partitions_count_2 = 0
+    acknowledge_types_count_ = 0
+    acknowledgement_batches_count_ = 0
+    partitions_count_ = 0
     group_id_, position = read_compact_nullable_text(data, position)
     member_id_, position = read_compact_nullable_text(data, position)
     (
@@ -278,6 +311,8 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
         raise absent("topics")
     if length - 1 > (end - position) // 18:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[FetchTopic] = []
     for _ in range(length - 1):
         topic_id_, length = _unpack_uB(data, position)
@@ -288,6 +323,9 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
             raise absent("partitions")
         if length - 1 > (end - position) // 6:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[FetchPartition] = []
         for _ in range(length - 1):
             partition_index_, length = _unpack_iB(data, position)
@@ -298,6 +336,11 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
                 raise absent("acknowledgement_batches")
             if length - 1 > (end - position) // 18:
                 raise oversized("acknowledgement_batches")
+            acknowledgement_batches_count_ += length - 1
+            if acknowledgement_batches_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "acknowledgement_batches", acknowledgement_batches_count_, KAFKA_PARTITIONS_MAX
+                )
             acknowledgement_batches_: list[AcknowledgementBatch] = []
             for _ in range(length - 1):
                 first_offset_, last_offset_, length = _unpack_qqB(data, position)
@@ -307,24 +350,29 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
                 if not length:
                     raise absent("acknowledge_types")
                 length -= 1
+                acknowledge_types_count_ += length
+                if acknowledge_types_count_ > KAFKA_PARTITIONS_MAX:
+                    raise TooManyEntries(
+                        "acknowledge_types", acknowledge_types_count_, KAFKA_PARTITIONS_MAX
+                    )
                 acknowledge_types_ = INT8S[length].unpack_from(data, position)
                 position += length
                 tag_count = data[position]
                 position += 1
                 if tag_count:
-                    position = skip_tags(data, position - 1)
+                    tags, position = count_tags(data, position - 1, tags)
                 acknowledgement_batches_.append(
                     AcknowledgementBatch(first_offset_, last_offset_, acknowledge_types_)
                 )
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(FetchPartition(partition_index_, 0, tuple(acknowledgement_batches_)))
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(FetchTopic(topic_id_, tuple(partitions_)))
     length = data[position]
     position += 1
@@ -334,6 +382,8 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
         raise absent("forgotten_topics_data")
     if length - 1 > (end - position) // 18:
         raise oversized("forgotten_topics_data")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("forgotten_topics_data", length - 1, KAFKA_PARTITIONS_MAX)
     forgotten_topics_data_: list[ForgottenTopic] = []
     for _ in range(length - 1):
         topic_id_2, length = _unpack_uB(data, position)
@@ -343,17 +393,20 @@ def _read_share_fetch_request_2(data: bytes, position: int) -> ShareFetchRequest
         if not length:
             raise absent("partitions")
         length -= 1
+        partitions_count_2 += length
+        if partitions_count_2 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_2, KAFKA_PARTITIONS_MAX)
         partitions_2 = INT32S[length].unpack_from(data, position)
         position += 4 * length
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         forgotten_topics_data_.append(ForgottenTopic(topic_id_2, partitions_2))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareFetchRequest(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -90,6 +93,7 @@ class ShareGroupDescribeResponse(Message, frozen=True, gc=False):
 
 
 def _read_share_group_describe_request_1(data: bytes, position: int) -> ShareGroupDescribeRequest:
+    tags = 0
     end = len(data)
     length = data[position]
     position += 1
@@ -99,6 +103,8 @@ def _read_share_group_describe_request_1(data: bytes, position: int) -> ShareGro
         raise absent("group_ids")
     if length - 1 > end - position:
         raise oversized("group_ids")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("group_ids", length - 1, KAFKA_ENTRIES_MAX)
     group_ids_: list[str] = []
     for _ in range(length - 1):
         group_ids_2, position = read_compact_text(data, position)
@@ -106,7 +112,7 @@ def _read_share_group_describe_request_1(data: bytes, position: int) -> ShareGro
     include_authorized_operations_, tag_count = _unpack_tB(data, position)
     position += 2
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareGroupDescribeRequest(tuple(group_ids_), include_authorized_operations_)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
@@ -17,6 +19,7 @@ from penstock.wire.kafka.primitives import (
     UVARINT,
     ZERO_UUID,
     absent,
+    count_tags,
     decoder,
     encoder,
     not_uuid,
@@ -72,6 +75,7 @@ class ShareGroupHeartbeatResponse(Message, frozen=True, gc=False):
 
 
 def _read_share_group_heartbeat_request_1(data: bytes, position: int) -> ShareGroupHeartbeatRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     member_id_, position = read_compact_text(data, position)
@@ -86,6 +90,8 @@ def _read_share_group_heartbeat_request_1(data: bytes, position: int) -> ShareGr
     if length:
         if length - 1 > end - position:
             raise oversized("subscribed_topic_names")
+        if length - 1 > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("subscribed_topic_names", length - 1, KAFKA_PARTITIONS_MAX)
         subscribed_topic_names_ = []
         for _ in range(length - 1):
             subscribed_topic_names_2, position = read_compact_text(data, position)
@@ -93,7 +99,7 @@ def _read_share_group_heartbeat_request_1(data: bytes, position: int) -> ShareGr
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return ShareGroupHeartbeatRequest(

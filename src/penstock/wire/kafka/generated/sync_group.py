@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -82,6 +85,8 @@ def _read_sync_group_request_0(data: bytes, position: int) -> SyncGroupRequest:
         raise absent("assignments")
     if length > (end - position) // 6:
         raise oversized("assignments")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("assignments", length, KAFKA_ENTRIES_MAX)
     assignments_: list[SyncGroupRequestAssignment] = []
     for _ in range(length):
         member_id_2, position = read_plain_text(data, position)
@@ -107,6 +112,8 @@ def _read_sync_group_request_3(data: bytes, position: int) -> SyncGroupRequest:
         raise absent("assignments")
     if length > (end - position) // 6:
         raise oversized("assignments")
+    if length > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("assignments", length, KAFKA_ENTRIES_MAX)
     assignments_: list[SyncGroupRequestAssignment] = []
     for _ in range(length):
         member_id_2, position = read_plain_text(data, position)
@@ -120,6 +127,7 @@ def _read_sync_group_request_3(data: bytes, position: int) -> SyncGroupRequest:
 
 
 def _read_sync_group_request_4(data: bytes, position: int) -> SyncGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     (generation_id_,) = _unpack_i(data, position)
@@ -134,6 +142,8 @@ def _read_sync_group_request_4(data: bytes, position: int) -> SyncGroupRequest:
         raise absent("assignments")
     if length - 1 > (end - position) // 3:
         raise oversized("assignments")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("assignments", length - 1, KAFKA_ENTRIES_MAX)
     assignments_: list[SyncGroupRequestAssignment] = []
     for _ in range(length - 1):
         member_id_2, position = read_compact_text(data, position)
@@ -141,12 +151,12 @@ def _read_sync_group_request_4(data: bytes, position: int) -> SyncGroupRequest:
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         assignments_.append(SyncGroupRequestAssignment(member_id_2, assignment_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return SyncGroupRequest(
@@ -155,6 +165,7 @@ def _read_sync_group_request_4(data: bytes, position: int) -> SyncGroupRequest:
 
 
 def _read_sync_group_request_5(data: bytes, position: int) -> SyncGroupRequest:
+    tags = 0
     end = len(data)
     group_id_, position = read_compact_text(data, position)
     (generation_id_,) = _unpack_i(data, position)
@@ -171,6 +182,8 @@ def _read_sync_group_request_5(data: bytes, position: int) -> SyncGroupRequest:
         raise absent("assignments")
     if length - 1 > (end - position) // 3:
         raise oversized("assignments")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("assignments", length - 1, KAFKA_ENTRIES_MAX)
     assignments_: list[SyncGroupRequestAssignment] = []
     for _ in range(length - 1):
         member_id_2, position = read_compact_text(data, position)
@@ -178,12 +191,12 @@ def _read_sync_group_request_5(data: bytes, position: int) -> SyncGroupRequest:
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         assignments_.append(SyncGroupRequestAssignment(member_id_2, assignment_))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return SyncGroupRequest(

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     inexpressible,
@@ -100,6 +103,7 @@ class TxnOffsetCommitResponse(Message, frozen=True, gc=False):
 
 def _read_txn_offset_commit_request_0(data: bytes, position: int) -> TxnOffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     transactional_id_, position = read_plain_text(data, position)
     group_id_, position = read_plain_text(data, position)
     producer_id_, producer_epoch_, length = _unpack_qhi(data, position)
@@ -108,6 +112,8 @@ def _read_txn_offset_commit_request_0(data: bytes, position: int) -> TxnOffsetCo
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -117,6 +123,9 @@ def _read_txn_offset_commit_request_0(data: bytes, position: int) -> TxnOffsetCo
             raise absent("partitions")
         if length > (end - position) // 14:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_ = _unpack_iq(data, position)
@@ -137,6 +146,7 @@ def _read_txn_offset_commit_request_0(data: bytes, position: int) -> TxnOffsetCo
 
 def _read_txn_offset_commit_request_2(data: bytes, position: int) -> TxnOffsetCommitRequest:
     end = len(data)
+    partitions_count_ = 0
     transactional_id_, position = read_plain_text(data, position)
     group_id_, position = read_plain_text(data, position)
     producer_id_, producer_epoch_, length = _unpack_qhi(data, position)
@@ -145,6 +155,8 @@ def _read_txn_offset_commit_request_2(data: bytes, position: int) -> TxnOffsetCo
         raise absent("topics")
     if length > (end - position) // 6:
         raise oversized("topics")
+    if length > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length, KAFKA_PARTITIONS_MAX)
     topics_: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(length):
         name_, position = read_plain_text(data, position)
@@ -154,6 +166,9 @@ def _read_txn_offset_commit_request_2(data: bytes, position: int) -> TxnOffsetCo
             raise absent("partitions")
         if length > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(length):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -178,7 +193,9 @@ def _read_txn_offset_commit_request_2(data: bytes, position: int) -> TxnOffsetCo
 
 
 def _read_txn_offset_commit_request_3(data: bytes, position: int) -> TxnOffsetCommitRequest:
+    tags = 0
     end = len(data)
+    partitions_count_ = 0
     transactional_id_, position = read_compact_text(data, position)
     group_id_, position = read_compact_text(data, position)
     producer_id_, producer_epoch_, generation_id_ = _unpack_qhi(data, position)
@@ -193,6 +210,8 @@ def _read_txn_offset_commit_request_3(data: bytes, position: int) -> TxnOffsetCo
         raise absent("topics")
     if length - 1 > (end - position) // 3:
         raise oversized("topics")
+    if length - 1 > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries("topics", length - 1, KAFKA_PARTITIONS_MAX)
     topics_: list[TxnOffsetCommitRequestTopic] = []
     for _ in range(length - 1):
         name_, position = read_compact_text(data, position)
@@ -204,6 +223,9 @@ def _read_txn_offset_commit_request_3(data: bytes, position: int) -> TxnOffsetCo
             raise absent("partitions")
         if length - 1 > (end - position) // 18:
             raise oversized("partitions")
+        partitions_count_ += length - 1
+        if partitions_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("partitions", partitions_count_, KAFKA_PARTITIONS_MAX)
         partitions_: list[TxnOffsetCommitRequestPartition] = []
         for _ in range(length - 1):
             partition_index_, committed_offset_, committed_leader_epoch_ = _unpack_iqi(
@@ -214,7 +236,7 @@ def _read_txn_offset_commit_request_3(data: bytes, position: int) -> TxnOffsetCo
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             partitions_.append(
                 TxnOffsetCommitRequestPartition(
                     partition_index_,
@@ -226,12 +248,12 @@ def _read_txn_offset_commit_request_3(data: bytes, position: int) -> TxnOffsetCo
         tag_count = data[position]
         position += 1
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         topics_.append(TxnOffsetCommitRequestTopic(name_, tuple(partitions_)))
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return TxnOffsetCommitRequest(

@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Annotated
 
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX
+from penstock.wire.kafka.malformed import TooManyEntries
 from penstock.wire.kafka.primitives import (
     Add,
     INT32S,
     Message,
     UVARINT,
     absent,
+    count_tags,
     decoder,
     encoder,
     oversized,
@@ -84,7 +87,10 @@ class WriteTxnMarkersResponse(Message, frozen=True, gc=False):
 
 
 def _read_write_txn_markers_request_1(data: bytes, position: int) -> WriteTxnMarkersRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -93,6 +99,8 @@ def _read_write_txn_markers_request_1(data: bytes, position: int) -> WriteTxnMar
         raise absent("markers")
     if length - 1 > (end - position) // 17:
         raise oversized("markers")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("markers", length - 1, KAFKA_ENTRIES_MAX)
     markers_: list[WritableTxnMarker] = []
     for _ in range(length - 1):
         producer_id_, producer_epoch_, transaction_result_, length = _unpack_qhtB(data, position)
@@ -103,6 +111,9 @@ def _read_write_txn_markers_request_1(data: bytes, position: int) -> WriteTxnMar
             raise absent("topics")
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        topics_count_ += length - 1
+        if topics_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
         topics_: list[WritableTxnMarkerTopic] = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -113,17 +124,22 @@ def _read_write_txn_markers_request_1(data: bytes, position: int) -> WriteTxnMar
             if not length:
                 raise absent("partition_indexes")
             length -= 1
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(WritableTxnMarkerTopic(name_, partition_indexes_))
         coordinator_epoch_, tag_count = _unpack_iB(data, position)
         position += 5
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         markers_.append(
             WritableTxnMarker(
                 producer_id_,
@@ -136,14 +152,17 @@ def _read_write_txn_markers_request_1(data: bytes, position: int) -> WriteTxnMar
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return WriteTxnMarkersRequest(tuple(markers_))
 
 
 def _read_write_txn_markers_request_2(data: bytes, position: int) -> WriteTxnMarkersRequest:
+    tags = 0
     end = len(data)
+    partition_indexes_count_ = 0
+    topics_count_ = 0
     length = data[position]
     position += 1
     if length > 127:
@@ -152,6 +171,8 @@ def _read_write_txn_markers_request_2(data: bytes, position: int) -> WriteTxnMar
         raise absent("markers")
     if length - 1 > (end - position) // 18:
         raise oversized("markers")
+    if length - 1 > KAFKA_ENTRIES_MAX:
+        raise TooManyEntries("markers", length - 1, KAFKA_ENTRIES_MAX)
     markers_: list[WritableTxnMarker] = []
     for _ in range(length - 1):
         producer_id_, producer_epoch_, transaction_result_, length = _unpack_qhtB(data, position)
@@ -162,6 +183,9 @@ def _read_write_txn_markers_request_2(data: bytes, position: int) -> WriteTxnMar
             raise absent("topics")
         if length - 1 > (end - position) // 3:
             raise oversized("topics")
+        topics_count_ += length - 1
+        if topics_count_ > KAFKA_PARTITIONS_MAX:
+            raise TooManyEntries("topics", topics_count_, KAFKA_PARTITIONS_MAX)
         topics_: list[WritableTxnMarkerTopic] = []
         for _ in range(length - 1):
             name_, position = read_compact_text(data, position)
@@ -172,17 +196,22 @@ def _read_write_txn_markers_request_2(data: bytes, position: int) -> WriteTxnMar
             if not length:
                 raise absent("partition_indexes")
             length -= 1
+            partition_indexes_count_ += length
+            if partition_indexes_count_ > KAFKA_PARTITIONS_MAX:
+                raise TooManyEntries(
+                    "partition_indexes", partition_indexes_count_, KAFKA_PARTITIONS_MAX
+                )
             partition_indexes_ = INT32S[length].unpack_from(data, position)
             position += 4 * length
             tag_count = data[position]
             position += 1
             if tag_count:
-                position = skip_tags(data, position - 1)
+                tags, position = count_tags(data, position - 1, tags)
             topics_.append(WritableTxnMarkerTopic(name_, partition_indexes_))
         coordinator_epoch_, transaction_version_, tag_count = _unpack_ibB(data, position)
         position += 6
         if tag_count:
-            position = skip_tags(data, position - 1)
+            tags, position = count_tags(data, position - 1, tags)
         markers_.append(
             WritableTxnMarker(
                 producer_id_,
@@ -196,7 +225,7 @@ def _read_write_txn_markers_request_2(data: bytes, position: int) -> WriteTxnMar
     tag_count = data[position]
     position += 1
     if tag_count:
-        position = skip_tags(data, position - 1)
+        tags, position = count_tags(data, position - 1, tags)
     if position > len(data):
         raise short()
     return WriteTxnMarkersRequest(tuple(markers_))
