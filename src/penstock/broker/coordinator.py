@@ -147,6 +147,10 @@ class Coordinator:
         finally:
             del self._waiters[ticket]
 
+    def peek(self, unready: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
+        """Read what memory has, whether or not the log has it too."""
+        return read(self._groups) if self._keeper.ready() else unready
+
     async def look(self, failed: ReplyT, read: Callable[[Groups], ReplyT]) -> ReplyT:
         """Read what memory has, shown once the log has it too."""
         if not self._keeper.ready():

@@ -32,7 +32,10 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply, Topics
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.describe import Description, Listing
+from penstock.cursor.group.groups import Groups
+from penstock.cursor.group.matches import Matches
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
+from penstock.cursor.group.pattern import InvalidPattern
 from penstock.cursor.group.settings import GroupSettings, ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
@@ -66,6 +69,8 @@ _MOVES = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
 _NO_CONFIGS: tuple[Code, Mapping[str, str]] = (_UNAVAILABLE, {})
 _NO_SETTINGS: tuple[Code, ShareSettings] = (_UNAVAILABLE, ShareSettings())
 _NO_TOPICS = Topics(0, {})
+_NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
+SEEN_AT_ONCE = 32  # topics; each takes up to 50 µs to authorize
 _NOT_LISTED: tuple[Code, tuple[Listing, ...]] = (_UNAVAILABLE, ())
 
 
@@ -205,7 +210,9 @@ class GroupHost:
                     return
                 by_name[after.name] = entry
             self._topics_epoch += 1
-            self._topics[topic.account] = Topics(self._topics_epoch, by_name)
+            before_topics = self._topics.get(topic.account)
+            matches = Matches() if before_topics is None else before_topics.matches
+            self._topics[topic.account] = Topics(self._topics_epoch, by_name, matches)
             if not by_name:
                 del self._by_name[topic.account], self._topics[topic.account]
         if before is not None and after is None:
@@ -293,6 +300,7 @@ class GroupHost:
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
     ) -> ConsumerReply:
+        sight = await self._match(group_id, request, sight)
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         return await self._at(group_id).ask(
             _CONSUMER_FAILED,
@@ -306,6 +314,47 @@ class GroupHost:
                 wall_ms=wall_ms,
             ),
         )
+
+    async def _match(
+        self, group_id: str, request: ConsumerHeartbeat, sight: Sight | None
+    ) -> Sight | None:
+        """Do what takes long in the decision to come: match the patterns of the group, and ask
+        which topics the member may see. Each step takes about a millisecond. Returns when there is
+        nothing left to do, with the same answers about topics in memory."""
+        seen: dict[str, bool] = {}
+        has_waited = True
+        while has_waited:
+            has_waited = False
+            topics = self._topics_of(group_id)
+            patterns, seen_by = self._at(group_id).peek(
+                _NO_PATTERNS,
+                partial(
+                    Groups.due_patterns,
+                    group_id=group_id,
+                    request=request,
+                    topics=topics,
+                    sight=sight,
+                ),
+            )
+            try:
+                for regex in patterns:
+                    for _ in topics.matches.catch_up(regex, topics.by_name, topics.epoch):
+                        await asyncio.sleep(0)
+                        has_waited = True
+                if sight is None or not seen_by or has_waited:
+                    continue
+                unseen = topics.matches.of(seen_by, topics.by_name, topics.epoch) - seen.keys()
+            except InvalidPattern:
+                break  # the decision says so
+            for number, name in enumerate(unseen, 1):
+                seen[name] = sight.may_see(name)
+                if number % SEEN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    has_waited = True
+        if sight is None or not seen:
+            return sight
+        ask = sight.may_see
+        return Sight(sight.turn, lambda name: seen[name] if name in seen else ask(name))
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         now_ms = self._clock.mono_ms()

@@ -392,6 +392,7 @@ class Partitions:
         while True:
             await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
             for partition in self._partitions():
+                await asyncio.sleep(0)  # cleaning need not wait for anything
                 try:
                     if partition.is_checkpoint_due:
                         await partition.checkpoint()
@@ -408,6 +409,7 @@ class Partitions:
         while True:
             await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
             for log in (*self._partitions(), *self._also_compacted()):
+                await asyncio.sleep(0)
                 now_ms = self._surroundings.clock.mono_ms()
                 if self._surroundings.hold.keeps_segments(now_ms=now_ms):
                     break  # a newer record is perhaps not in the backup that is being made

@@ -30,7 +30,8 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer_fold import ConsumerFold, Current, MemberState
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft, Reply
-from penstock.cursor.group.pattern import InvalidPattern, Pattern
+from penstock.cursor.group.matches import Matches
+from penstock.cursor.group.pattern import InvalidPattern
 from penstock.cursor.group.records import (
     ConsumerKey,
     ConsumerValue,
@@ -55,6 +56,7 @@ class Topics(msgspec.Struct, frozen=True):
 
     epoch: int
     by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
+    matches: Matches = msgspec.field(default_factory=Matches)  # of these names; outlives the epoch
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True):
@@ -174,7 +176,7 @@ class ConsumerGroup(ConsumerFold):
         wall_ms: int,
     ) -> None:
         """``sight``: which topics the member may see; None: all of them."""
-        refusal = self._malformed(request) or self._refusal(request)
+        refusal = self._malformed(request, topics) or self._refusal(request)
         if refusal is not None:
             draft.answer(ticket, refusal)
             return
@@ -190,7 +192,12 @@ class ConsumerGroup(ConsumerFold):
         has_changed |= self._update_member(request, draft)
         regex = self._members[member_id].topic_regex
         has_changed |= self._finds.look(
-            member_id, regex, topics.by_name, epoch=topics.epoch, sight=sight
+            member_id,
+            regex,
+            topics.by_name,
+            epoch=topics.epoch,
+            sight=sight,
+            matches=topics.matches,
         )
         self._refresh(topics, draft, has_changed=has_changed, wall_ms=wall_ms)
         if self._value.epoch > self._target_epoch:
@@ -216,7 +223,30 @@ class ConsumerGroup(ConsumerFold):
         )
         draft.answer(ticket, reply, after_commit=True)
 
-    def _malformed(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
+    def due_patterns(
+        self, request: ConsumerHeartbeat, topics: Topics, sight: Sight | None
+    ) -> tuple[frozenset[str], str]:
+        """What the decision about a heartbeat will have matched: all these patterns, and of the
+        second one (empty: none) whether the member may see each topic that matches. Whoever hosts
+        the group does it before, because a decision cannot be interrupted."""
+        regex = request.topic_regex
+        if regex is None:
+            member = self._members.get(request.member_id)
+            regex = "" if member is None else member.topic_regex
+        is_due = self._finds.is_due(request.member_id, regex, epoch=topics.epoch, sight=sight)
+        if (
+            not is_due
+            and request.member_epoch != JOIN
+            and request.topic_names is None
+            and request.topic_regex is None
+            and topics.epoch == self._seen_topics
+            and self._value.epoch == self._target_epoch
+        ):
+            return frozenset(), ""
+        patterns = {member.topic_regex for member in self._members.values()}
+        return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
+
+    def _malformed(self, request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
         if not request.member_id:
             return _refuse(request, Code.INVALID_REQUEST, "A member id is required.")
         if request.member_epoch < LEAVE_STATIC:
@@ -236,7 +266,7 @@ class ConsumerGroup(ConsumerFold):
             return _refuse(request, Code.UNSUPPORTED_ASSIGNOR, text)
         if request.topic_regex:
             try:
-                Pattern(request.topic_regex)
+                topics.matches.pattern(request.topic_regex)
             except InvalidPattern as error:
                 return _refuse(request, Code.INVALID_REGULAR_EXPRESSION, f"The pattern: {error}.")
         return None
@@ -380,7 +410,13 @@ class ConsumerGroup(ConsumerFold):
     def _names(self, member_id: str, member: MemberValue, topics: Topics) -> frozenset[str]:
         if not member.topic_regex:
             return frozenset(member.topic_names)
-        found = self._finds.names(member_id, member.topic_regex, topics.by_name, epoch=topics.epoch)
+        found = self._finds.names(
+            member_id,
+            member.topic_regex,
+            topics.by_name,
+            epoch=topics.epoch,
+            matches=topics.matches,
+        )
         return found.union(member.topic_names)
 
     def _assign(self, topics: Topics, draft: Draft) -> None:

@@ -153,6 +153,20 @@ class Groups(GroupTable):
             group.consumer = consumer
         return self._finish(group, draft)
 
+    def due_patterns(
+        self,
+        group_id: str,
+        request: ConsumerHeartbeat,
+        topics: Topics,
+        sight: Sight | None,
+    ) -> tuple[frozenset[str], str]:
+        """What ``consumer_heartbeat`` will have matched; see there."""
+        group = self._groups.get(group_id)
+        consumer = None if group is None else group.consumer
+        if consumer is None:
+            consumer = ConsumerGroup(group_id, self._settings)
+        return consumer.due_patterns(request, topics, sight)
+
     # ── Share groups ─────────────────────────────────────────────────────────────────────────
     def share_heartbeat(
         self,

@@ -3,7 +3,8 @@
 A pattern comes from a client and is matched against every topic name by the one coordinator that
 all its neighbours share, so a backtracking matcher would let one client stop it. This one walks a
 set of states through the name, character by character (Thompson's construction), with a bound on
-the states. It knows what topic patterns are made of:
+the states, and in steps between which others can be served. It knows what topic patterns are
+made of:
 
     literals  .  [abc]  [^a-z]  \\d \\w \\s \\D \\W \\S  \\. and other escaped marks
     x* x+ x? x{m} x{m,} x{m,n}  and their lazy forms   (x) (?:x)   x|y   ^ and $ at the ends
@@ -11,12 +12,16 @@ the states. It knows what topic patterns are made of:
 The whole name must match. Back references and look-around are refused, as RE2 refuses them.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Generator
 from typing import TypeAlias
 
 import msgspec
 
-STATES_MAX = 2_000
+# Enough for x{1000}. A character takes up to a millisecond with so many; since a match is done in
+# steps, the bound is on memory and on the time to read a pattern, about 5 ms.
+STATES_MAX = 5_000
+STEP_STATES = 2_000  # visited in one step, about a millisecond
 PATTERN_CHARS_MAX = 1_024
 REPEAT_MAX = 250
 
@@ -66,8 +71,22 @@ class Pattern:
         self._end = piece.end
 
     def matches(self, name: str) -> bool:
+        steps = self.steps(name)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def steps(self, name: str) -> Generator[None, None, bool]:
+        """Whether the name matches, in steps: yields about once a millisecond."""
         states = _closure([self._start])
+        visited = 0
         for character in name:
+            visited += len(states)
+            if visited > STEP_STATES:
+                visited = 0
+                yield
             states = _closure(
                 [
                     s.next
@@ -225,15 +244,19 @@ class _Parser:
     def _bracket(self) -> Test:
         is_negated = self._take("^")
         members: set[str] = set()
-        others: list[Test] = []
+        negated: set[frozenset[str]] = set()
+        ranges: list[tuple[str, str]] = []
         is_first = True
         while is_first or self._peek() != "]":
             is_first = False
             low = self._next()
             if low == "\\":
                 escaped, is_class_negated = self._escape()
-                if len(escaped) != 1 or is_class_negated:
-                    others.append(_member_test(escaped, is_class_negated))
+                if is_class_negated:
+                    negated.add(escaped)
+                    continue
+                if len(escaped) != 1:
+                    members |= escaped
                     continue
                 low = min(escaped)
             if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
@@ -244,12 +267,11 @@ class _Parser:
                     high = min(escaped) if len(escaped) == 1 else ""
                 if high < low or ord(high) - ord(low) > 0x1_000:
                     raise InvalidPattern(f"a bad range at {self._at}")
-                members.update(map(chr, range(ord(low), ord(high) + 1)))
+                ranges.append((low, high))
             else:
                 members.add(low)
         self._at += 1
-        found = frozenset(members)
-        return lambda c: (c in found or any(test(c) for test in others)) is not is_negated
+        return _bracket_test(frozenset(members), tuple(negated), ranges, is_negated)
 
     def _escape(self) -> tuple[frozenset[str], bool]:
         mark = self._next()
@@ -292,6 +314,32 @@ def _member_test(members: frozenset[str], is_negated: bool) -> Test:
     if is_negated:
         return lambda c: c not in members
     return members.__contains__
+
+
+def _bracket_test(
+    members: frozenset[str],
+    negated: tuple[frozenset[str], ...],
+    ranges: list[tuple[str, str]],
+    is_negated: bool,
+) -> Test:
+    """Ranges are merged and searched: written out as members, a short pattern could take long."""
+    lows: list[str] = []
+    highs: list[str] = []
+    for low, high in sorted(ranges):
+        if highs and low <= highs[-1]:
+            highs[-1] = max(highs[-1], high)
+        else:
+            lows.append(low)
+            highs.append(high)
+
+    def test(c: str) -> bool:
+        at = bisect_right(lows, c) - 1
+        is_in = (
+            c in members or (at >= 0 and c <= highs[at]) or any(c not in each for each in negated)
+        )
+        return is_in is not is_negated
+
+    return test
 
 
 def _is_escaped_end(text: str) -> bool:

@@ -9,7 +9,7 @@ was loaded everything counts that its pattern finds: it is told nothing before i
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from penstock.cursor.group.pattern import Pattern
+from penstock.cursor.group.matches import Matches
 
 
 class Sight(NamedTuple):
@@ -28,10 +28,7 @@ class _Found(NamedTuple):
 
 class Finds:
     def __init__(self, *, patterns_max: int) -> None:
-        self._patterns_max = patterns_max
-        self._patterns: dict[str, Pattern] = {}
-        self._matches: dict[str, frozenset[str]] = {}  # by pattern, of the topics of that epoch:
-        self._epoch: int | None = None
+        self._matches = Matches(patterns_max=patterns_max)  # where the caller has none
         self._found: dict[str, _Found] = {}  # by member, if it does not see everything
 
     def look(
@@ -42,6 +39,7 @@ class Finds:
         *,
         epoch: int,
         sight: Sight | None,
+        matches: Matches | None = None,
     ) -> bool:
         """The member asks; ``sight`` None: it sees everything. True if what it finds may be
         another than before for other reasons than the topics' own."""
@@ -51,29 +49,31 @@ class Finds:
             return before is not None
         if before is not None and before[:3] == (regex, epoch, sight.turn):
             return False
-        matching = self._matching(regex, topics, epoch)
+        matching = (matches or self._matches).of(regex, topics, epoch)
         names = frozenset(filter(sight.may_see, matching))
         self._found[member_id] = _Found(regex, epoch, sight.turn, names)
         return names != (matching if before is None else before.names)
 
+    def is_due(self, member_id: str, regex: str, *, epoch: int, sight: Sight | None) -> bool:
+        """Whether ``look`` has to ask for every topic whether the member may see it."""
+        before = self._found.get(member_id)
+        if sight is None or not regex:
+            return before is not None
+        return before is None or before[:3] != (regex, epoch, sight.turn)
+
     def names(
-        self, member_id: str, regex: str, topics: Collection[str], *, epoch: int
+        self,
+        member_id: str,
+        regex: str,
+        topics: Collection[str],
+        *,
+        epoch: int,
+        matches: Matches | None = None,
     ) -> frozenset[str]:
         found = self._found.get(member_id)
-        return self._matching(regex, topics, epoch) if found is None else found.names
+        if found is not None:
+            return found.names
+        return (matches or self._matches).of(regex, topics, epoch)
 
     def forget(self, member_id: str) -> None:
         self._found.pop(member_id, None)
-
-    def _matching(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        if epoch != self._epoch:
-            self._matches.clear()
-            self._epoch = epoch
-        found = self._matches.get(regex)
-        if found is None:
-            if len(self._patterns) > self._patterns_max:
-                self._patterns.clear()
-                self._matches.clear()
-            pattern = self._patterns.setdefault(regex, Pattern(regex))
-            found = self._matches[regex] = frozenset(filter(pattern.matches, topics))
-        return found

@@ -1,0 +1,112 @@
+"""Which topics the patterns of one account's groups match.
+
+Matching takes long: up to a second for one pattern and one name. So a result is kept until the
+topic is deleted, and the work is a generator that stops about every millisecond (``catch_up``):
+whoever hosts the groups runs it before a decision, which then finds all results here.
+"""
+
+from collections.abc import Collection, Generator
+
+from penstock.cursor.group.pattern import Pattern
+
+# Names found by all patterns together, about 100 bytes each. Beyond it the oldest patterns go, and
+# are matched anew when they are asked for.
+FOUND_MAX = 500_000
+NAMES_AT_ONCE = 4  # each takes less than a step of a match, or stops by itself
+PATTERNS_MAX = 4_000  # twice as many as a group has members
+
+
+class _Row:
+    """One pattern. ``upto``: how many of the account's names it has been matched against."""
+
+    __slots__ = ("as_set", "found", "pattern", "upto")
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self.upto = 0
+        self.found: set[str] = set()
+        self.as_set: frozenset[str] | None = None  # of ``found``, until that changes
+
+
+class Matches:
+    def __init__(self, *, patterns_max: int = PATTERNS_MAX) -> None:
+        self._patterns_max = patterns_max
+        self._rows: dict[str, _Row] = {}  # by pattern, oldest first
+        self._epoch: int | None = None
+        self._known: set[str] = set()
+        self._names: list[str] = []  # in the order in which they came; some have gone since
+        self._found_count = 0
+
+    def pattern(self, regex: str) -> Pattern:
+        """Raises InvalidPattern."""
+        return self._row(regex).pattern
+
+    def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
+        """The topics that match. Raises InvalidPattern. ``epoch`` changes with the topics."""
+        for _ in self.catch_up(regex, topics, epoch):
+            pass
+        row = self._rows[regex]
+        if row.as_set is None:
+            row.as_set = frozenset(row.found)
+        return row.as_set
+
+    def catch_up(
+        self, regex: str, topics: Collection[str], epoch: int
+    ) -> Generator[None, None, None]:
+        """Match the names that are new to a pattern. Yields about once a millisecond; when the
+        topics have changed meanwhile, the work ends early and has to be begun again."""
+        self._see(topics, epoch)
+        row = self._row(regex)
+        while row.upto < len(self._names):
+            name = self._names[row.upto]
+            is_found = False
+            if name in self._known and name not in row.found:
+                is_found = yield from row.pattern.steps(name)
+            if self._epoch != epoch or self._rows.get(regex) is not row:
+                return
+            row.upto += 1
+            if is_found:
+                row.found.add(name)
+                row.as_set = None
+                self._found_count += 1
+            if row.upto % NAMES_AT_ONCE == 0:
+                yield
+                if self._epoch != epoch or self._rows.get(regex) is not row:
+                    return
+        self._make_room(regex)
+
+    def _row(self, regex: str) -> _Row:
+        row = self._rows.get(regex)
+        if row is None:
+            row = self._rows[regex] = _Row(Pattern(regex))
+        return row
+
+    def _see(self, topics: Collection[str], epoch: int) -> None:
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        gone = self._known.difference(topics)
+        self._names += [name for name in topics if name not in self._known]
+        self._known = set(topics)
+        if gone:
+            for row in self._rows.values():
+                before = len(row.found)
+                row.found -= gone
+                if len(row.found) < before:
+                    row.as_set = None
+                    self._found_count -= before - len(row.found)
+        if len(self._names) > 2 * len(self._known) + 1_000:
+            self._renumber()
+
+    def _renumber(self) -> None:
+        """Without names that have gone. Patterns that are behind begin again."""
+        count, self._names = len(self._names), list(self._known)
+        for row in self._rows.values():
+            row.upto = len(self._names) if row.upto == count else 0
+
+    def _make_room(self, kept: str) -> None:
+        while len(self._rows) > self._patterns_max or self._found_count > FOUND_MAX:
+            oldest = next((regex for regex in self._rows if regex != kept), None)
+            if oldest is None:
+                return
+            self._found_count -= len(self._rows.pop(oldest).found)
