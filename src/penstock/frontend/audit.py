@@ -47,7 +47,7 @@ log_ = logging.getLogger(__name__)
 
 TOPIC: Final = "__audit"
 QUEUE_MAX: Final = 10_000  # entries not yet written; some kilobytes each at worst
-BATCH_MAX: Final = 200  # entries of one write
+BATCH_MAX: Final = 100  # entries of one write: about 5 ms to hash, encode and compress
 BATCH_BYTES_MAX: Final = 4 * MIB  # closed behind the entry that exceeds this
 DENIED_PER_SORT_MAX: Final = 5  # in a minute
 DENIED_MAX: Final = 300  # in a minute, of all sorts
