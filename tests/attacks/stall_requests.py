@@ -23,6 +23,7 @@ from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID, Message
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
+RECORD_PARTITIONS_MAX = 4_000
 PARTITIONS_MAX = 10_000
 ENTRIES_MAX = 1_000
 USERS_MAX = 100
@@ -103,7 +104,9 @@ def _arrays(owner: type[Message], path: str) -> Iterator[tuple[str, Versions]]:
         if kind.startswith("[]"):
             yield f"{path}{name}", versions
         if inner is not None:
-            yield from _arrays(inner, f"{path}{name}.")
+            for below, theirs in _arrays(inner, f"{path}{name}."):
+                last = min(versions.last, theirs.last)
+                yield below, Versions(max(versions.first, theirs.first), last)
 
 
 def _struct_in(hint: Any) -> type[Message] | None:
@@ -183,10 +186,12 @@ def _fetch(count: int, path: str) -> FetchRequest:
 
 # Every API that is served. Names that are made up are those of topics and groups that do not exist.
 KAFKA: dict[str, KafkaRow] = {
-    "Produce": KafkaRow(build=_produce, paths=("topics", "topics.partitions")),
-    "Fetch": KafkaRow(build=_fetch, paths=("topics", "topics.partitions")),
+    "Produce": KafkaRow(
+        RECORD_PARTITIONS_MAX, build=_produce, paths=("topics", "topics.partitions")
+    ),
+    "Fetch": KafkaRow(RECORD_PARTITIONS_MAX, build=_fetch, paths=("topics", "topics.partitions")),
     "ListOffsets": KafkaRow(),
-    "Metadata": KafkaRow(values={"topics.topic_id": ZERO_UUID}),
+    "Metadata": KafkaRow(values={"topics.topic_id": ZERO_UUID, "allow_auto_topic_creation": False}),
     "OffsetCommit": KafkaRow(values={"group_id": "g"}),
     "OffsetFetch": KafkaRow(bounds={"groups": ENTRIES_MAX}, values={"group_id": "g"}),
     "FindCoordinator": KafkaRow(ENTRIES_MAX),
@@ -200,13 +205,19 @@ KAFKA: dict[str, KafkaRow] = {
     "ApiVersions": KafkaRow(values={"client_software_name": "a", "client_software_version": "1"}),
     "CreateTopics": KafkaRow(
         ENTRIES_MAX,
+        bounds=dict.fromkeys(
+            ("topics.assignments", "topics.assignments.broker_ids"), PARTITIONS_MAX
+        ),
         values={
             "topics.name": lambda number: f"not valid {number}",
             "topics.num_partitions": -1,
             "topics.replication_factor": -1,
         },
     ),
-    "DeleteTopics": KafkaRow(ENTRIES_MAX, values={"topics.topic_id": ZERO_UUID}),
+    "DeleteTopics": KafkaRow(
+        ENTRIES_MAX,
+        values={"topics.name": lambda number: f"gone-{number}", "topics.topic_id": ZERO_UUID},
+    ),
     "DeleteRecords": KafkaRow(values={"timeout_ms": 1_000}),
     "InitProducerId": KafkaRow(),
     "OffsetForLeaderEpoch": KafkaRow(values={"replica_id": -1}),
@@ -243,11 +254,21 @@ KAFKA: dict[str, KafkaRow] = {
             "filters.permission_type": 1,
         },
     ),
-    "DescribeConfigs": KafkaRow(ENTRIES_MAX, values={"resources.resource_type": 2}),
+    "DescribeConfigs": KafkaRow(
+        ENTRIES_MAX,
+        bounds={"resources.configuration_keys": PARTITIONS_MAX},
+        values={"resources.resource_type": 2},
+    ),
     "AlterConfigs": KafkaRow(ENTRIES_MAX, values={"resources.resource_type": 2}),
     "DescribeLogDirs": KafkaRow(),
     "SaslAuthenticate": KafkaRow(values={"auth_bytes": b""}),
-    "CreatePartitions": KafkaRow(ENTRIES_MAX, values={"topics.count": 2}),
+    "CreatePartitions": KafkaRow(
+        ENTRIES_MAX,
+        bounds=dict.fromkeys(
+            ("topics.assignments", "topics.assignments.broker_ids"), PARTITIONS_MAX
+        ),
+        values={"topics.count": 2},
+    ),
     "DeleteGroups": KafkaRow(ENTRIES_MAX),
     "ElectLeaders": KafkaRow(),
     "IncrementalAlterConfigs": KafkaRow(ENTRIES_MAX, values={"resources.resource_type": 2}),
@@ -270,7 +291,6 @@ KAFKA: dict[str, KafkaRow] = {
     "DescribeTransactions": KafkaRow(ENTRIES_MAX),
     "ListTransactions": KafkaRow(ENTRIES_MAX),
     "ConsumerGroupHeartbeat": KafkaRow(
-        bounds={"subscribed_topic_names": ENTRIES_MAX},
         values={
             "group_id": "modern",
             "rebalance_timeout_ms": 10_000,
@@ -280,7 +300,7 @@ KAFKA: dict[str, KafkaRow] = {
     ),
     "ConsumerGroupDescribe": KafkaRow(ENTRIES_MAX),
     "DescribeTopicPartitions": KafkaRow(values={"response_partition_limit": 2_000}),
-    "ShareGroupHeartbeat": KafkaRow(ENTRIES_MAX, values={"group_id": "share"}),
+    "ShareGroupHeartbeat": KafkaRow(values={"group_id": "share"}),
     "ShareGroupDescribe": KafkaRow(ENTRIES_MAX),
     "ShareFetch": KafkaRow(
         values={

@@ -121,16 +121,23 @@ class Throttler:
         return seen[1]
 
     def charge(
-        self, tenant: Tenant | None, caller: Caller, action: str, size_bytes: int, *, now_ms: float
+        self,
+        tenant: Tenant | None,
+        caller: Caller,
+        action: str,
+        size_bytes: int,
+        *,
+        now_ms: float,
+        requests: int = 1,
     ) -> int:
         """For protocols that answer first and hold back afterwards: a request that was carried
-        out, and the bytes it moved, whether or not they fit. Returns for how many milliseconds its
-        sender must pause."""
+        out, and the bytes it moved, whether or not they fit. A large request counts as several
+        ``requests``. Returns for how many milliseconds its sender must pause."""
         if tenant is None:
             return 0
         way = self.way_of(tenant, caller, action, None, now_ms=now_ms)
         for bucket in way.buckets:
-            bucket.add(1, now_ms=now_ms)
+            bucket.add(requests, now_ms=now_ms)
         if way.bytes_bucket is not None:
             way.bytes_bucket.add(size_bytes, now_ms=now_ms)
         wait_ms, limit = _longest_wait(way, now_ms)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.unit.broker.stage import on_stage
 from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, Rig, batch
 
+from penstock.frontend.kafka import fetch
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.model.file_slice import in_memory
 from penstock.model.topic import Topic
@@ -315,14 +316,15 @@ async def test_errors_of_a_session_stand_above_all_partitions(version: int) -> N
     assert (await reader.send(good)).error_code == ErrorCode.NONE
 
 
-async def test_a_session_too_large_ends_the_connection() -> None:
+async def test_a_session_too_large_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "PARTITIONS_MAX", 2_000)
     rig, topic, reader = await reading(1)
     rig.context.fetch_sessions = FetchSessions()
-    reader.offsets = {("t", index): 0 for index in range(20_000)}
+    reader.offsets = {("t", index): 0 for index in range(2_000)}
     await reader.send(reader.request())
     (reader.session_id,) = rig.context.fetch_sessions._kept
     reader.epoch = 1
-    reader.offsets["t", 20_000] = 0
+    reader.offsets["t", 2_000] = 0
     with pytest.raises(HangUp, match="partitions"):
         await reader.send(reader.request())
     assert rig.context.fetch_sessions.partition_count == 0

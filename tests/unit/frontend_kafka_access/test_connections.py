@@ -20,7 +20,7 @@ from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.frame import encode_request_frame, parse_response_header
 from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
-from penstock.wire.kafka.generated.metadata import MetadataRequest
+from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 from penstock.wire.kafka.generated.sasl_authenticate import SaslAuthenticateRequest
 from penstock.wire.kafka.generated.sasl_handshake import SaslHandshakeRequest
 from penstock.wire.kafka.primitives import ZERO_UUID
@@ -170,6 +170,20 @@ async def test_one_who_asks_too_often_is_answered_at_once_and_then_paused(house:
             assert (await wire.ask(HEARTBEAT, BEAT)).throttle_time_ms == 0
             assert loop.time() - began >= 0.5
         assert min(took) < 0.45  # the pause is behind the answer
+
+
+async def test_a_request_with_many_entries_counts_as_many_requests(house: House) -> None:
+    await limited(house, tenant_requests=Rate(per_s=10))
+    topics = [MetadataRequestTopic(name=f"t-{number}") for number in range(5_000)]
+    asked = MetadataRequest(topics, allow_auto_topic_creation=False)
+    client = await house.client("ann")
+    found = await client.ask(METADATA, asked)
+    assert 4_000 <= found.throttle_time_ms <= 4_200  # 50 requests, of which 10 are free
+    few = MetadataRequest(topics[:99], allow_auto_topic_creation=False)
+    house.clock.advance(60_000)
+    other = await house.client("ann")
+    for _ in range(9):
+        assert (await other.ask(METADATA, few)).throttle_time_ms == 0
 
 
 async def test_a_pause_holds_what_was_sent_ahead_and_loses_none_of_it(house: House) -> None:

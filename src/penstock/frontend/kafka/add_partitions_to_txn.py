@@ -21,6 +21,7 @@ from penstock.frontend.kafka.permissions import (
 )
 from penstock.frontend.kafka.topics import find_name, has_partition, is_of_node
 from penstock.frontend.kafka.transaction_calls import code_for_version
+from penstock.frontend.slices import portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.add_partitions_to_txn import (
@@ -49,7 +50,7 @@ async def run(
             return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         results = [
             AddPartitionsToTxnResult(each.transactional_id, await _transaction(context, call, each))
-            for each in asked.transactions
+            async for each in call.slices.each(asked.transactions)
         ]
         return AddPartitionsToTxnResponse(results_by_transaction=results)
     alone = AddPartitionsToTxnTransaction(
@@ -63,7 +64,7 @@ async def run(
         topics = await _transaction(context, call, alone)
     else:
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        topics = _results(alone.topics, {}, code)
+        topics = await _results(call, alone.topics, {}, code)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
 
@@ -73,35 +74,37 @@ async def _transaction(
     version = call.version
     refused: Codes = {}
     places: dict[tuple[str, int], tuple[str, int]] = {}  # by name → by id
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         topic = find_name(context, each.name)
         may_write = version >= _BATCHED_FROM or on_topic(
             context, call, Operation.WRITE, each.name, topic
         )
-        for index in each.partitions:
+        async for index in call.slices.each(each.partitions):
             code = _refusal(topic, index) if may_write else ErrorCode.TOPIC_AUTHORIZATION_FAILED
             if code or topic is None:
                 refused[each.name, index] = code
             else:
                 places[each.name, index] = (topic.topic_id, index)
     if refused:
-        return _results(asked.topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED)
+        return await _results(call, asked.topics, refused, ErrorCode.OPERATION_NOT_ATTEMPTED)
     if asked.verify_only:
         codes = {
             name: _code(await _verified(context, asked, place), version)
-            for name, place in places.items()
+            async for name, place in call.slices.each(places.items())
         }
-        return _results(asked.topics, codes, ErrorCode.NONE)
-    code = _code(
-        await context.transactions.add(
+        return await _results(call, asked.topics, codes, ErrorCode.NONE)
+    code = ErrorCode.NONE
+    async for some in call.slices.each(portions(list(places.values())) or ((),)):
+        added = await context.transactions.add(
             asked.transactional_id,
             producer_id=asked.producer_id,
             producer_epoch=asked.producer_epoch,
-            partitions=tuple(places.values()),
-        ),
-        version,
-    )
-    return _results(asked.topics, {}, code)
+            partitions=some,
+        )
+        code = _code(added, version)
+        if code:
+            break
+    return await _results(call, asked.topics, {}, code)
 
 
 def _refusal(topic: Topic | None, index: int) -> ErrorCode:
@@ -127,18 +130,18 @@ def _code(code: Code, version: int) -> ErrorCode:
     return code_for_version(code, version, fenced_from=_FENCED_FROM, abortable_from=_ABORTABLE_FROM)
 
 
-def _results(
-    topics: Sequence[AddPartitionsToTxnTopic], codes: Codes, default: ErrorCode
+async def _results(
+    call: KafkaCall, topics: Sequence[AddPartitionsToTxnTopic], codes: Codes, default: ErrorCode
 ) -> Sequence[AddPartitionsToTxnTopicResult]:
     return [
         AddPartitionsToTxnTopicResult(
             each.name,
             [
                 AddPartitionsToTxnPartitionResult(index, codes.get((each.name, index), default))
-                for index in each.partitions
+                async for index in call.slices.each(each.partitions)
             ],
         )
-        for each in topics
+        async for each in call.slices.each(topics)
     ]
 
 

@@ -31,8 +31,10 @@ async def run(
         allow_replication_factor_change=asked.allow_replication_factor_change,
         error_message=None,
         responses=[
-            ReassignableTopicResponse(topic.name, list(_results(context, topic)))
-            for topic in asked.topics
+            ReassignableTopicResponse(
+                topic.name, [one async for one in call.slices.each(_results(context, topic))]
+            )
+            async for topic in call.slices.each(asked.topics)
         ],
     )
 

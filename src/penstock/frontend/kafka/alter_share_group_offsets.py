@@ -36,10 +36,10 @@ async def run(
             error_code=refusal.code, error_message=refusal.message
         )
     topics = []
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         partitions = [
             await _altered(context, call, asked.group_id, each.topic_name, one)
-            for one in each.partitions
+            async for one in call.slices.each(each.partitions)
         ]
         topic = find_name(context, each.topic_name)
         if topic is None or not on_topic(context, call, Operation.READ, topic.name, topic):

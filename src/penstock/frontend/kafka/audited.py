@@ -173,15 +173,15 @@ async def run_noted(
     if call.api.key == sasl_authenticate.KEY:
         _note_login(trail, context, call, reply)
     else:
-        _note_changes(trail, context, call, _CHANGES[call.api.key](asked, reply))
+        await _note_changes(trail, context, call, _CHANGES[call.api.key](asked, reply))
     return reply
 
 
-def _note_changes(
+async def _note_changes(
     trail: AuditTrail, context: KafkaContext, call: KafkaCall, changes: Changes
 ) -> None:
     failures = 0
-    for change in changes:
+    async for change in call.slices.each(changes):
         failures += change.code != 0
         if change.code and failures > FAILURES_MAX:
             continue

@@ -35,7 +35,7 @@ async def run(
             DescribedGroup(one.code, one.message, one.group_id)
             if one.found is None
             else _described(context, one.found, one.operations)
-            for one in looked_up
+            async for one in call.slices.each(looked_up)
         ]
     )
 

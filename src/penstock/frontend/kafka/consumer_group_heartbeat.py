@@ -25,7 +25,7 @@ _OWN_ID_FROM = 1
 async def run(
     context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
-    refusal = _refusal(context, call, asked)
+    refusal = await _refusal(context, call, asked)
     if refusal is not None:
         return ConsumerGroupHeartbeatResponse(
             error_code=refusal, error_message=refusal.message, member_id=asked.member_id or None
@@ -44,12 +44,12 @@ async def run(
     )
 
 
-def _refusal(
+async def _refusal(
     context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
 ) -> ErrorCode | None:
     if not on_group(context, call, Operation.READ, asked.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    for name in asked.subscribed_topic_names or ():
+    async for name in call.slices.each(asked.subscribed_topic_names or ()):
         if not on_topic(context, call, Operation.DESCRIBE, name):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return None

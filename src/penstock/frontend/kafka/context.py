@@ -34,6 +34,7 @@ from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.nobody import Nobody
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
+from penstock.frontend.slices import Slices, Turns
 from penstock.frontend.throttle import Throttler
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
@@ -127,15 +128,33 @@ class KafkaContext:
 class KafkaCall:
     """One request: its header, its connection, and who asks."""
 
-    __slots__ = ("api", "caller", "connection", "header")
+    __slots__ = ("_slices", "_turns", "api", "caller", "connection", "header")
 
     def __init__(
-        self, header: RequestHeader, api: Api, connection: KafkaConnection, caller: Caller
+        self,
+        header: RequestHeader,
+        api: Api,
+        connection: KafkaConnection,
+        caller: Caller,
+        turns: Turns | None = None,
     ) -> None:
         self.header = header
         self.api = api
         self.connection = connection
         self.caller = caller
+        self._turns = turns
+        self._slices: Slices | None = None
+
+    @property
+    def slices(self) -> Slices:
+        """For actions that work on many entries."""
+        if self._slices is None:
+            self._slices = Slices(self._turns or Turns())
+        return self._slices
+
+    @property
+    def is_long(self) -> bool:
+        return self._slices is not None and self._slices.is_long
 
     @property
     def version(self) -> int:

@@ -29,14 +29,14 @@ async def run(
         return CreateAclsResponse(results=[refused for _ in asked.creations])
     refusals: dict[int, Refusal] = {}
     by_user: dict[str, dict[int, Acl]] = {}  # rules by their place in the request
-    for place, creation in enumerate(asked.creations):
+    async for place, creation in call.slices.each(enumerate(asked.creations)):
         rule = _rule(creation)
         try:
             check(rule)
             by_user.setdefault(user_of(rule.principal), {})[place] = rule
         except Refusal as refusal:
             refusals[place] = refusal
-    for user, rules in by_user.items():
+    async for user, rules in call.slices.each(by_user.items()):
         try:
             await _add(context, call, user, list(rules.values()))
         except REFUSALS as error:

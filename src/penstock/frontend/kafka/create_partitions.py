@@ -32,7 +32,7 @@ async def run(
 ) -> CreatePartitionsResponse:
     twice = repeated(topic.name for topic in asked.topics)
     results: dict[str, CreatePartitionsTopicResult] = {}
-    for wanted in asked.topics:
+    async for wanted in call.slices.each(asked.topics):
         if wanted.name in results:
             continue  # told once that it is there twice
         try:

@@ -42,7 +42,7 @@ async def run(
     may_create_any = on_cluster(context, call, Operation.CREATE)
     twice = repeated(topic.name for topic in asked.topics)
     results: dict[str, CreatableTopicResult] = {}
-    for wanted in asked.topics:
+    async for wanted in call.slices.each(asked.topics):
         if wanted.name in results:
             continue  # told once that it is there twice
         try:

@@ -24,7 +24,9 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DeleteAclsRequest
 ) -> DeleteAclsResponse:
     return DeleteAclsResponse(
-        filter_results=[await _deleted(context, call, each) for each in asked.filters]
+        filter_results=[
+            await _deleted(context, call, each) async for each in call.slices.each(asked.filters)
+        ]
     )
 
 
@@ -36,7 +38,7 @@ async def _deleted(
     except Refusal as refusal:
         return DeleteAclsFilterResult(refusal.code, refusal.message)
     matching = []
-    for user in list(context.identities.users(context.account)):
+    async for user in call.slices.each(list(context.identities.users(context.account))):
         matching += await _deleted_of(context, call, user, wanted)
     return DeleteAclsFilterResult(error_message=None, matching_acls=matching)
 

@@ -20,7 +20,7 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     results = []
-    for group_id in asked.groups_names:
+    async for group_id in call.slices.each(dict.fromkeys(asked.groups_names)):
         try:
             check_group(context, call, Operation.DELETE, group_id)
             await _close_shares(context, group_id)

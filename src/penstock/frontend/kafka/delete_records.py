@@ -25,9 +25,11 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     topics = []
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         topic = locate_name(context, call, Operation.DELETE, each.name)
-        partitions = [await _deleted(context, topic, one) for one in each.partitions]
+        partitions = [
+            await _deleted(context, topic, one) async for one in call.slices.each(each.partitions)
+        ]
         topics.append(DeleteRecordsTopicResult(each.name, partitions))
     return DeleteRecordsResponse(topics=topics)
 

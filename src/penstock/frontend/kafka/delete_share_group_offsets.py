@@ -29,7 +29,7 @@ async def run(
     return DeleteShareGroupOffsetsResponse(
         responses=[
             await _forgotten(context, call, asked.group_id, each.topic_name)
-            for each in asked.topics
+            async for each in call.slices.each(asked.topics)
         ]
     )
 

@@ -5,6 +5,7 @@ from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import (
     check_not_internal,
     check_topic,
+    repeated,
     topic_named,
     topic_with_id,
 )
@@ -30,13 +31,21 @@ async def run(
     states = asked.topics
     if call.version < STATES_SINCE:
         states = tuple(DeleteTopicState(name=name) for name in asked.topic_names)
-    return DeleteTopicsResponse(responses=[await _delete(context, call, state) for state in states])
+    twice = repeated(states)
+    return DeleteTopicsResponse(
+        responses=[
+            await _delete(context, call, state, is_repeated=state in twice)
+            async for state in call.slices.each(dict.fromkeys(states))
+        ]
+    )
 
 
 async def _delete(
-    context: KafkaContext, call: KafkaCall, state: DeleteTopicState
+    context: KafkaContext, call: KafkaCall, state: DeleteTopicState, *, is_repeated: bool
 ) -> DeletableTopicResult:
     try:
+        if is_repeated:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "The request names this more than once.")
         topic = _find(context, call, state)
         check_topic(context, call, Operation.DELETE, topic.name)
         check_not_internal(topic.name)

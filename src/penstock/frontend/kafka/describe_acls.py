@@ -25,7 +25,7 @@ async def run(
         return DescribeAclsResponse(error_code=refusal.code, error_message=refusal.message)
     policies = AclPolicies(account=context.account, region=context.config.region)
     found: dict[tuple[int, str, int], list[AclDescription]] = {}
-    for user in context.identities.users(context.account):
+    async for user in call.slices.each(list(context.identities.users(context.account))):
         for rule in policies.rules_of(user):
             if is_wanted(rule, asked):
                 place = (rule.resource_type, rule.resource_name, rule.pattern_type)

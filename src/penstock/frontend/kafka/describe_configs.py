@@ -29,7 +29,10 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
     return DescribeConfigsResponse(
-        results=[await _described(context, call, resource, asked) for resource in asked.resources]
+        results=[
+            await _described(context, call, resource, asked)
+            async for resource in call.slices.each(dict.fromkeys(asked.resources))
+        ]
     )
 
 

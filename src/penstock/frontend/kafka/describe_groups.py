@@ -27,7 +27,7 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     groups = []
-    for group_id in asked.groups:
+    async for group_id in call.slices.each(dict.fromkeys(asked.groups)):
         if not on_group(context, call, Operation.DESCRIBE, group_id):
             code = ErrorCode.GROUP_AUTHORIZATION_FAILED
             groups.append(DescribedGroup(code, code.message, group_id))

@@ -1,6 +1,6 @@
 """DescribeLogDirs: how many bytes each partition takes, in the one folder that a node has."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
@@ -25,11 +25,11 @@ async def run(
     if not on_cluster(context, call, Operation.DESCRIBE):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     topics = []
-    for topic, indexes in _chosen(context, asked):
+    async for topic, indexes in call.slices.each(_chosen(context, asked)):
         if not reaches_topic(context, call, Operation.DESCRIBE, topic):
             continue  # left out, as a topic that does not exist
         partitions = []
-        for index in indexes:
+        async for index in call.slices.each(indexes):
             try:
                 size = await context.streams.log_bytes(topic, index)
             except PenstockError:
@@ -43,17 +43,15 @@ async def run(
 
 def _chosen(
     context: KafkaContext, asked: DescribeLogDirsRequest
-) -> Sequence[tuple[Topic, Sequence[int]]]:
+) -> Iterator[tuple[Topic, Sequence[int]]]:
     if asked.topics is None:
-        found = context.catalog.topics(context.account, context.config.region)
-        return [(topic, range(topic.partition_count)) for topic in found]
-    chosen = []
+        for topic in list(context.catalog.topics(context.account, context.config.region)):
+            yield topic, range(topic.partition_count)
+        return
     for each in asked.topics:
-        topic = find_name(context, each.topic)
-        if topic is not None:  # others are left out, as of any folder they are not in
-            indexes = [index for index in each.partitions if has_partition(topic, index)]
-            chosen.append((topic, indexes))
-    return chosen
+        found = find_name(context, each.topic)
+        if found is not None:  # others are left out, as of any folder they are not in
+            yield found, [index for index in each.partitions if has_partition(found, index)]
 
 
 ACTION = KafkaAction(KEY, run)

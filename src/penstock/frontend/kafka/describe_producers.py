@@ -29,9 +29,9 @@ async def run(
     # would get an answer of any size.
     described: set[tuple[str, int]] = set()
     topics = []
-    for named in asked.topics:
+    async for named in call.slices.each(asked.topics):
         partitions = []
-        for index in named.partition_indexes:
+        async for index in call.slices.each(named.partition_indexes):
             is_again = (named.name, index) in described
             described.add((named.name, index))
             partitions.append(await _partition(context, call, named.name, index, is_again=is_again))

@@ -36,7 +36,10 @@ async def run(
 ) -> DescribeShareGroupOffsetsResponse:
     has_lag = call.version >= _LAG_FROM
     return DescribeShareGroupOffsetsResponse(
-        groups=[await _group(context, call, each, has_lag) for each in asked.groups]
+        groups=[
+            await _group(context, call, each, has_lag)
+            async for each in call.slices.each(asked.groups)
+        ]
     )
 
 
@@ -59,7 +62,7 @@ async def _group(
     if asked.topics is None:
         chosen = [
             (topic.name, topic, range(topic.partition_count))
-            for topic in shared_topics(context, group_id)
+            async for topic in call.slices.each(shared_topics(context, group_id))
             if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
         ]
     else:
@@ -69,11 +72,14 @@ async def _group(
                 locate_name(context, call, Operation.DESCRIBE, each.topic_name),
                 each.partitions,
             )
-            for each in asked.topics
+            async for each in call.slices.each(asked.topics)
         ]
     topics = []
-    for name, topic, indexes in chosen:
-        partitions = [await _partition(context, group_id, topic, i, has_lag) for i in indexes]
+    async for name, topic, indexes in call.slices.each(chosen):
+        partitions = [
+            await _partition(context, group_id, topic, index, has_lag)
+            async for index in call.slices.each(indexes)
+        ]
         if isinstance(topic, ErrorCode):
             topics.append(DescribeShareGroupOffsetsResponseTopic(name, partitions=partitions))
         else:

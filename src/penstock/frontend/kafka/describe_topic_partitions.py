@@ -28,7 +28,7 @@ async def run(
     cursor = asked.cursor
     room = max(1, min(asked.response_partition_limit, PAGE_PARTITIONS_MAX))
     topics: list[DescribeTopicPartitionsResponseTopic] = []
-    for name in _names(context, call, asked):
+    async for name in call.slices.each(await _names(context, call, asked)):
         is_cursor = cursor is not None and name == cursor.topic_name
         first = max(0, cursor.partition_index) if cursor is not None and is_cursor else 0
         if room <= 0:
@@ -53,7 +53,7 @@ async def run(
     return DescribeTopicPartitionsResponse(topics=topics)
 
 
-def _names(
+async def _names(
     context: KafkaContext, call: KafkaCall, asked: DescribeTopicPartitionsRequest
 ) -> Sequence[str]:
     if asked.topics:
@@ -61,7 +61,9 @@ def _names(
     else:
         names = [
             topic.name
-            for topic in context.catalog.topics(context.account, context.config.region)
+            async for topic in call.slices.each(
+                list(context.catalog.topics(context.account, context.config.region))
+            )
             if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
         ]
     cursor = asked.cursor

@@ -20,7 +20,10 @@ _NONE = -1
 async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
-    states = [await _state(context, call, each) for each in asked.transactional_ids]
+    states = [
+        await _state(context, call, each)
+        async for each in call.slices.each(dict.fromkeys(asked.transactional_ids))
+    ]
     return DescribeTransactionsResponse(transaction_states=states)
 
 
@@ -38,7 +41,7 @@ async def _state(context: KafkaContext, call: KafkaCall, transactional_id: str) 
         found.started_at_ms,
         found.producer_id,
         found.epoch,
-        _topics(context, call, found),
+        await _topics(context, call, found),
     )
 
 
@@ -52,11 +55,11 @@ def _unknown(code: int, transactional_id: str) -> TransactionState:
     )
 
 
-def _topics(context: KafkaContext, call: KafkaCall, found: TxnValue) -> list[TopicData]:
+async def _topics(context: KafkaContext, call: KafkaCall, found: TxnValue) -> list[TopicData]:
     """By name; topics deleted meanwhile, and those that are none of the caller's business, are
     left out."""
     by_name: dict[str, list[int]] = {}
-    for topic_id, partition in found.partitions:
+    async for topic_id, partition in call.slices.each(found.partitions):
         name = topic_id
         if not is_internal(topic_id):  # groups are in it by the name of their topic
             topic = context.catalog.find_id(topic_id)

@@ -25,13 +25,15 @@ async def run(
         return DescribeUserScramCredentialsResponse(error_code=code, error_message=code.message)
     if asked.users:
         counts = Counter(user.name for user in asked.users)
-        results = [_named(context, name, count) for name, count in counts.items()]
+        results = [
+            _named(context, name, count) async for name, count in call.slices.each(counts.items())
+        ]
     else:
         results = [
             DescribeUserScramCredentialsResult(
                 user.name, error_message=None, credential_infos=infos
             )
-            for user in context.identities.users(context.account)
+            async for user in call.slices.each(list(context.identities.users(context.account)))
             if (infos := _infos(context, user.name))
         ]
     return DescribeUserScramCredentialsResponse(error_message=None, results=results)

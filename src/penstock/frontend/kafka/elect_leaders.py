@@ -24,27 +24,35 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: ElectLeadersRequest
 ) -> ElectLeadersResponse:
     if not on_cluster(context, call, Operation.ALTER):
-        return _refused(asked, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        return await _refused(call, asked, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if asked.election_type not in ELECTION_TYPES:
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     # Who asks for all partitions is told only of those that needed an election.
     return ElectLeadersResponse(
         replica_election_results=[
-            ReplicaElectionResult(named.topic, list(_results(context, named)))
-            for named in asked.topic_partitions or ()
+            ReplicaElectionResult(
+                named.topic, [one async for one in call.slices.each(_results(context, named))]
+            )
+            async for named in call.slices.each(asked.topic_partitions or ())
         ]
     )
 
 
-def _refused(asked: ElectLeadersRequest, code: ErrorCode) -> ElectLeadersResponse:
+async def _refused(
+    call: KafkaCall, asked: ElectLeadersRequest, code: ErrorCode
+) -> ElectLeadersResponse:
     """For each partition as well: the first version has no other place for it."""
     return ElectLeadersResponse(
         error_code=code,
         replica_election_results=[
             ReplicaElectionResult(
-                named.topic, [PartitionResult(one, code, code.message) for one in named.partitions]
+                named.topic,
+                [
+                    PartitionResult(one, code, code.message)
+                    async for one in call.slices.each(named.partitions)
+                ],
             )
-            for named in asked.topic_partitions or ()
+            async for named in call.slices.each(asked.topic_partitions or ())
         ],
     )
 

@@ -15,14 +15,14 @@ others name all of theirs every time, and are answered about all of them. Either
 a partition in which nothing happens is neither looked at nor watched anew."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.fetch_sessions import FINAL_EPOCH, FetchSession
 from penstock.frontend.kafka.permissions import Operation
-from penstock.frontend.kafka.sought import Place, Sought
+from penstock.frontend.kafka.sought import Find, Place, Sought
 from penstock.frontend.kafka.topics import (
     code_for,
     epoch_refusal,
@@ -43,26 +43,29 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 _BY_ID_FROM = 13
 RESPONSE_BYTES_MAX: Final = 55 * MIB  # whatever a client asks for
 WAIT_MS_MAX: Final = 60_000  # an early empty answer is always allowed
-PARTITIONS_MAX: Final = 20_000  # of one request or session
+PARTITIONS_MAX: Final = 20_000  # of one session
+FOUND_AT_ONCE_MAX: Final = 64  # places; each takes up to 50 µs to look up and to authorize
+STEP: Final = 64  # partitions between two looks at the clock
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> FetchResponse:
-    count = 0
-    for each in asked.topics:
-        count += len(each.partitions)
-    if count > PARTITIONS_MAX:
-        raise _too_many()
     sessions = context.fetch_sessions
     if asked.session_epoch != FINAL_EPOCH:
         sessions.attend(context.catalog)
-    find = partial(_find, context, call)
     rights_turn = context.identities.epoch
+    owner = (call.caller.account, call.caller.user)
+    is_by_id = call.version >= _BY_ID_FROM
+    find: Find = partial(_find, context, call)
+    stale = sessions.stale_places(asked.session_id, owner, rights_turn)
+    if len(asked.topics) + len(stale) > FOUND_AT_ONCE_MAX:
+        named = [each.topic_id if is_by_id else each.name for each in asked.topics]
+        find = await _found_before(context, call, [*named, *stale])
     session = sessions.open(
         asked,
         find,
-        is_by_id=call.version >= _BY_ID_FROM,
+        is_by_id=is_by_id,
         now_ms=context.clock.mono_ms(),
-        owner=(call.caller.account, call.caller.user),
+        owner=owner,
         rights_turn=rights_turn,
     )
     if isinstance(session, ErrorCode):
@@ -70,7 +73,7 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     if session.size > PARTITIONS_MAX:
         sessions.drop(session)
         raise _too_many()
-    fetch = _Fetch(context, asked, session, takes_slices=call.connection.takes_slices)
+    fetch = _Fetch(context, call, asked, session)
     try:
         await fetch.look()
         if asked.wait_ms_max > 0 and not fetch.is_enough:
@@ -79,9 +82,11 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
                 call.connection.hold_back(fetch.pause_ms / 1_000)
             if context.identities.epoch != rights_turn:
                 # While it waited the caller may have lost the right to what has come.
+                find = await _found_before(context, call, [*session.wanted.topics])
+                fetch.check_turn()
                 session.wanted.find_again(find)
                 session.wanted.refuse_forbidden()
-        return fetch.answer()
+        return await fetch.answer()
     except _Overtaken:
         return FetchResponse((), error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
     finally:
@@ -98,6 +103,15 @@ def _find(context: KafkaContext, call: KafkaCall, place: Place) -> Topic | Error
     return locate_name(context, call, Operation.READ, place)
 
 
+async def _found_before(context: KafkaContext, call: KafkaCall, places: Iterable[Place]) -> Find:
+    """Look many places up in slices, before the session is changed in one go."""
+    found = {
+        place: _find(context, call, place)
+        async for place in call.slices.each(dict.fromkeys(places))
+    }
+    return lambda place: found[place] if place in found else _find(context, call, place)
+
+
 class _Overtaken(Exception):
     """The session's next request came before this one was answered."""
 
@@ -106,6 +120,7 @@ class _Fetch:
     """One request: what it has found, and whether that is enough to answer it."""
 
     __slots__ = (
+        "_answered",
         "_bytes_max",
         "_bytes_min",
         "_context",
@@ -115,6 +130,7 @@ class _Fetch:
         "_is_full",
         "_session",
         "_size",
+        "_slices",
         "_streams",
         "_takes_slices",
         "_wanted",
@@ -125,10 +141,9 @@ class _Fetch:
     def __init__(
         self,
         context: KafkaContext,
+        call: KafkaCall,
         asked: FetchRequest,
         session: FetchSession,
-        *,
-        takes_slices: bool,
     ) -> None:
         self._context = context
         self._streams = context.streams
@@ -143,8 +158,10 @@ class _Fetch:
         self._bytes_min = min(asked.bytes_min, self._bytes_max)
         self._is_committed = asked.isolation_level == READ_COMMITTED
         self._wanted.read_as(is_committed=self._is_committed)
-        self._takes_slices = takes_slices
+        self._takes_slices = call.connection.takes_slices
+        self._slices = call.slices
         self._size = 0
+        self._answered = 0
         self._is_failed = False
         # For its client, who must not wait here: without a pause it would ask again at once.
         self.pause_ms = 0
@@ -170,7 +187,12 @@ class _Fetch:
         """At all that is due; returns those of which there is more now than before."""
         wanted = self._wanted
         grown = []
-        for one in tuple(wanted.due):
+        for number, one in enumerate(tuple(wanted.due)):
+            if number % STEP == STEP - 1 and self._slices.is_over:
+                await self._slices.next()
+                self.check_turn()
+                if one not in wanted.due:
+                    continue
             if self._size >= self._bytes_max and self._size > 0 and not self._is_full:
                 break  # the others stay due, and come first the next time
             del wanted.due[one]
@@ -191,7 +213,7 @@ class _Fetch:
             try:
                 await self._read(one, topic)
             except PenstockError as error:
-                self._check_turn()
+                self.check_turn()
                 one.code = code_for(error)
         if one.code:
             self._is_failed = True
@@ -207,7 +229,7 @@ class _Fetch:
         room = min(asked.bytes_max - one.size, self._bytes_max - size)
         if room <= 0 and size > 0:
             ends = await self._streams.ends(topic, asked.index)
-            self._check_turn()
+            self.check_turn()
             one.ends = ends
             one.is_left = True
             return
@@ -222,10 +244,10 @@ class _Fetch:
                 is_committed=self._is_committed,
                 as_slices=self._takes_slices and not is_sealed,
             )
-            self._check_turn()
+            self.check_turn()
             if sealing is not None and is_sealed:
                 fetched = await sealing.opened_fetch(topic, asked.index, fetched)
-                self._check_turn()
+                self.check_turn()
             one.code = epoch_refusal(asked.current_leader_epoch, fetched.ends.leader_epoch)
             if one.code:
                 return
@@ -242,7 +264,7 @@ class _Fetch:
     def _watch(self, one: Sought, topic: Topic) -> None:
         one.unwatch = self._streams.on_advance(topic, one.asked.index, one.advanced)
 
-    def _check_turn(self) -> None:
+    def check_turn(self) -> None:
         """After every await: a later request may have taken the session over."""
         if self._session.epoch != self._epoch:
             raise _Overtaken
@@ -273,7 +295,8 @@ class _Fetch:
                     return
                 if not again and not wanted.due:
                     await parked.wait(waker.future)
-                    self._check_turn()
+                    self._slices.begin()
+                    self.check_turn()
                     waker.renew()
         finally:
             timer.cancel()
@@ -282,15 +305,18 @@ class _Fetch:
 
     # ── Answering ────────────────────────────────────────────────────────────────────────────
 
-    def answer(self) -> FetchResponse:
+    async def answer(self) -> FetchResponse:
         self._count()
         session = self._session
+        if self._slices.is_over:
+            await self._slices.next()
+            self.check_turn()
         if not self._is_full:
             return FetchResponse(
-                self._news(), session_id=session.session_id, throttle_time_ms=self.pause_ms
+                await self._news(), session_id=session.session_id, throttle_time_ms=self.pause_ms
             )
         topics = [
-            self._topic(each.place, each.partitions.values())
+            await self._topic(each.place, each.partitions.values())
             for each in self._wanted.topics.values()
         ]
         if session.wants_id:
@@ -303,15 +329,21 @@ class _Fetch:
             self._epoch = session.epoch
         return FetchResponse(topics, session_id=session.session_id, throttle_time_ms=self.pause_ms)
 
-    def _news(self) -> Sequence[FetchTopicResponse]:
+    async def _news(self) -> Sequence[FetchTopicResponse]:
         places: dict[Place, list[Sought]] = {}
         for one in self._wanted.looked:
             if one.is_news:
                 places.setdefault(one.of.place, []).append(one)
-        return [self._topic(place, some) for place, some in places.items()]
+        return [await self._topic(place, some) for place, some in places.items()]
 
-    def _topic(self, place: Place, some: Iterable[Sought]) -> FetchTopicResponse:
-        partitions = [one.answer(is_committed=self._is_committed) for one in some]
+    async def _topic(self, place: Place, some: Collection[Sought]) -> FetchTopicResponse:
+        partitions = []
+        for one in some:
+            self._answered += 1
+            if self._answered % STEP == 0 and self._slices.is_over:
+                await self._slices.next()
+                self.check_turn()
+            partitions.append(one.answer(is_committed=self._is_committed))
         if isinstance(place, bytes):
             return FetchTopicResponse("", place, partitions)
         return FetchTopicResponse(place, ZERO_UUID, partitions)

@@ -15,10 +15,10 @@ at least that old, smaller than the newcomer and not of a replica.
 
 Pure: time and chance are arguments. What a session holds is in ``sought.py``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from penstock.frontend.kafka.sought import Find, SoughtSet
+from penstock.frontend.kafka.sought import Find, Place, SoughtSet
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
 from penstock.model.quotas import Shares
@@ -116,6 +116,14 @@ class FetchSessions:
     def _catalog_changed(self, _before: Topic | None, _after: Topic | None) -> None:
         """Places may stand for other topics now; each session sees to it with its next request."""
         self._catalog_turn += 1
+
+    def stale_places(self, session_id: int, owner: object, rights_turn: int) -> Collection[Place]:
+        """The places of a session that its next request must look up again."""
+        kept = self._kept.get(session_id)
+        if kept is None or kept.owner != owner:
+            return ()
+        is_stale = (kept.catalog_turn, kept.rights_turn) != (self._catalog_turn, rights_turn)
+        return kept.wanted.topics if is_stale else ()
 
     # ── A request ────────────────────────────────────────────────────────────────────────────
 

@@ -50,12 +50,21 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     is_committed = asked.isolation_level == READ_COMMITTED
+    # As Kafka: which of two answers for one partition is meant cannot be told.
+    seen: set[tuple[str, int]] = set()
+    twice: set[tuple[str, int]] = set()
+    async for each in call.slices.each(asked.topics):
+        for one in each.partitions:
+            place = (each.name, one.partition_index)
+            (twice if place in seen else seen).add(place)
     topics = []
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         topic = locate_name(context, call, Operation.DESCRIBE, each.name)
         partitions = [
-            await _listed(context, call.version, topic, one, is_committed)
-            for one in each.partitions
+            ListOffsetsPartitionResponse(one.partition_index, ErrorCode.INVALID_REQUEST)
+            if (each.name, one.partition_index) in twice
+            else await _listed(context, call.version, topic, one, is_committed)
+            async for one in call.slices.each(each.partitions)
         ]
         topics.append(ListOffsetsTopicResponse(each.name, partitions))
     return ListOffsetsResponse(topics=topics)

@@ -35,12 +35,22 @@ async def run(
         unknown_state_filters=unknown,
         transaction_states=[
             TransactionState(transactional_id, txn.producer_id, STATE_NAMES[txn.state])
-            for transactional_id, txn in found.items()
+            async for transactional_id, txn in call.slices.each(found.items())
             if _is_wanted(asked, txn, now_ms)
-            and (pattern is None or pattern.matches(transactional_id))
+            and (pattern is None or await _is_matched(call, pattern, transactional_id))
             and on_transaction(context, call, Operation.DESCRIBE, transactional_id)
         ],
     )
+
+
+async def _is_matched(call: KafkaCall, pattern: Pattern, transactional_id: str) -> bool:
+    steps = pattern.steps(transactional_id)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return bool(end.value)
+        await call.slices.next()
 
 
 def _is_wanted(asked: ListTransactionsRequest, txn: TxnValue, now_ms: int) -> bool:

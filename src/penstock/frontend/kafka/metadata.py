@@ -55,13 +55,13 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
         found = context.catalog.topics(context.account, config.region)
         topics = [
             shown(topic)
-            for topic in found
+            async for topic in call.slices.each(list(found))
             if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
         ]
     else:
         may_create = asked.allow_auto_topic_creation and config.auto_create
         topics = []
-        for each in asked.topics:
+        async for each in call.slices.each(dict.fromkeys(asked.topics)):
             one = await _asked_for(context, call, each, may_create)
             topics.append(shown(one) if isinstance(one, Topic) else one)
     return MetadataResponse(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
@@ -11,6 +12,8 @@ from penstock.model.errors import TopicNotFound
 from penstock.model.names import is_internal
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
+
+T = TypeVar("T")
 
 
 def topic_named(context: KafkaContext, name: str) -> Topic:
@@ -59,7 +62,7 @@ def check_partition(topic: Topic | None, partition: int) -> Topic:
     return topic
 
 
-def repeated(names: Iterable[str]) -> frozenset[str]:
+def repeated(names: Iterable[T]) -> frozenset[T]:
     """Names that a request has more than once: which of the parts is meant cannot be told."""
     return frozenset(name for name, count in Counter(names).items() if count > 1)
 

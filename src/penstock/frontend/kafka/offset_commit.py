@@ -7,6 +7,7 @@ from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group
 from penstock.frontend.kafka.topics import has_partition, locate_id, locate_name
+from penstock.frontend.slices import portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_commit import (
@@ -27,30 +28,35 @@ Codes = dict[tuple[str, int], int]  # topic id, partition → what came of it
 async def run(
     context: KafkaContext, call: KafkaCall, asked: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    located = [(each, _located(context, call, asked.group_id, each)) for each in asked.topics]
-    commits = tuple(
+    located = [
+        (each, _located(context, call, asked.group_id, each))
+        async for each in call.slices.each(asked.topics)
+    ]
+    commits = [
         commit
-        for each, topic in located
+        async for each, topic in call.slices.each(located)
         if isinstance(topic, Topic)
         for commit in _commits(topic, each)
-    )
+    ]
     codes: Codes = {}
     default: int = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if commits:
+    async for some in call.slices.each(portions(commits)):
         reply = await context.groups.commit(
             asked.group_id,
             CommitRequest(
-                partitions=commits,
+                partitions=some,
                 member_id=asked.member_id,
                 generation=asked.generation_id_or_member_epoch,
                 instance_id=asked.group_instance_id,
                 knows_epochs=call.version >= _EPOCHS_FROM,
             ),
         )
-        codes = {(topic_id, index): code for topic_id, index, code in reply.partitions}
+        codes |= {(topic_id, index): code for topic_id, index, code in reply.partitions}
         default = reply.code or default
     return OffsetCommitResponse(
-        topics=[_answer(each, topic, codes, default) for each, topic in located]
+        topics=[
+            _answer(each, topic, codes, default) async for each, topic in call.slices.each(located)
+        ]
     )
 
 

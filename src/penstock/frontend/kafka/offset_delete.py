@@ -3,6 +3,7 @@
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group
 from penstock.frontend.kafka.topics import locate_name
+from penstock.frontend.slices import portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_delete import (
@@ -22,22 +23,25 @@ async def run(
     if not on_group(context, call, Operation.DELETE, asked.group_id):
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     located = {
-        each.name: locate_name(context, call, Operation.READ, each.name) for each in asked.topics
+        each.name: locate_name(context, call, Operation.READ, each.name)
+        async for each in call.slices.each(asked.topics)
     }
     ids = {name: topic.topic_id for name, topic in located.items() if isinstance(topic, Topic)}
-    reply = await context.groups.delete_offsets(
-        asked.group_id,
-        [
-            (ids[each.name], each.name, partition.partition_index)
-            for each in asked.topics
-            if each.name in ids
-            for partition in each.partitions
-        ],
-    )
-    if reply.code:
-        return OffsetDeleteResponse(error_code=reply.code)
-    codes = {(topic_id, index): int(code) for topic_id, index, code in reply.partitions}
-    topics = [_answer(each, located[each.name], codes) for each in asked.topics]
+    places = [
+        (ids[each.name], each.name, partition.partition_index)
+        async for each in call.slices.each(asked.topics)
+        if each.name in ids
+        for partition in each.partitions
+    ]
+    codes: dict[tuple[str, int], int] = {}
+    async for some in call.slices.each(portions(places) or ((),)):
+        reply = await context.groups.delete_offsets(asked.group_id, some)
+        if reply.code:
+            return OffsetDeleteResponse(error_code=reply.code)
+        codes |= {(topic_id, index): int(code) for topic_id, index, code in reply.partitions}
+    topics = [
+        _answer(each, located[each.name], codes) async for each in call.slices.each(asked.topics)
+    ]
     return OffsetDeleteResponse(topics=topics)
 
 

@@ -7,10 +7,11 @@ so they are repeated for each partition there."""
 
 from collections.abc import Iterable, Sequence
 
-from penstock.cursor.group.offsets import FetchedOffset, FetchReply
+from penstock.cursor.group.offsets import FetchedOffset
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.frontend.kafka.topics import find_id, id_of, locate_id, locate_name
+from penstock.frontend.slices import portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_fetch import (
@@ -38,19 +39,25 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     if call.version >= _MANY_GROUPS_FROM:
-        groups = [await _group(context, call, each, asked.require_stable) for each in asked.groups]
+        groups = [
+            await _group(context, call, each, asked.require_stable)
+            async for each in call.slices.each(asked.groups)
+        ]
         return OffsetFetchResponse(groups=groups)
     topics = None
     if asked.topics is not None:
         topics = [
             OffsetFetchRequestTopics(each.name, partition_indexes=each.partition_indexes)
-            for each in asked.topics
+            async for each in call.slices.each(asked.topics)
         ]
     alone = OffsetFetchRequestGroup(asked.group_id, topics=topics)
     found = await _group(context, call, alone, asked.require_stable)
     if found.error_code and call.version < _GROUP_ERROR_FROM:
-        return OffsetFetchResponse(topics=_refused(topics or (), found.error_code))
-    return OffsetFetchResponse(error_code=found.error_code, topics=_as_one(found.topics))
+        code = ErrorCode(found.error_code)
+        return OffsetFetchResponse(topics=await _refused(call, topics or (), code))
+    return OffsetFetchResponse(
+        error_code=found.error_code, topics=await _as_one(call, found.topics)
+    )
 
 
 async def _group(
@@ -62,28 +69,36 @@ async def _group(
     located: list[tuple[OffsetFetchRequestTopics, Topic | ErrorCode]] | None = None
     wanted: list[tuple[str, int]] | None = None
     if asked.topics is not None:
-        located = [(each, _located(context, call, each)) for each in asked.topics]
+        located = [
+            (each, _located(context, call, each)) async for each in call.slices.each(asked.topics)
+        ]
         wanted = [
             (topic.topic_id, index)
-            for each, topic in located
+            async for each, topic in call.slices.each(located)
             if isinstance(topic, Topic)
             for index in each.partition_indexes
         ]
-    reply = await context.groups.fetch(
-        asked.group_id,
-        wanted,
-        requires_stable=requires_stable,
-        member_id=asked.member_id,
-        member_epoch=asked.member_epoch,
-    )
-    if reply.code:
-        return OffsetFetchResponseGroup(asked.group_id, error_code=reply.code)
+    found: list[FetchedOffset] = []
+    async for some in call.slices.each((None,) if wanted is None else portions(wanted) or ((),)):
+        reply = await context.groups.fetch(
+            asked.group_id,
+            some,
+            requires_stable=requires_stable,
+            member_id=asked.member_id,
+            member_epoch=asked.member_epoch,
+        )
+        if reply.code:
+            return OffsetFetchResponseGroup(asked.group_id, error_code=reply.code)
+        found += reply.partitions
     if located is None:
-        return OffsetFetchResponseGroup(asked.group_id, _everything(context, call, reply))
-    offsets = {(each.topic_id, each.partition): each for each in reply.partitions}
+        return OffsetFetchResponseGroup(asked.group_id, await _everything(context, call, found))
+    offsets = {(each.topic_id, each.partition): each for each in found}
     return OffsetFetchResponseGroup(
         asked.group_id,
-        [_topic(each, topic, offsets) for each, topic in located],
+        [
+            await _topic(call, each, topic, offsets)
+            async for each, topic in call.slices.each(located)
+        ],
     )
 
 
@@ -97,16 +112,16 @@ def _located(
     return ErrorCode.NONE if topic is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else topic
 
 
-def _everything(
-    context: KafkaContext, call: KafkaCall, reply: FetchReply
+async def _everything(
+    context: KafkaContext, call: KafkaCall, fetched: Iterable[FetchedOffset]
 ) -> list[OffsetFetchResponseTopics]:
     """By topic; what belongs to topics deleted a moment ago, or to such as are none of the
     caller's business, is left out."""
     by_topic: dict[str, list[FetchedOffset]] = {}
-    for offset in reply.partitions:
+    async for offset in call.slices.each(fetched):
         by_topic.setdefault(offset.topic_id, []).append(offset)
     found = []
-    for topic_id, offsets in by_topic.items():
+    async for topic_id, offsets in call.slices.each(by_topic.items()):
         topic = find_id(context, bytes.fromhex(topic_id))
         if topic is not None and on_topic(context, call, Operation.DESCRIBE, topic.name, topic):
             rows = [_row(offset) for offset in offsets]
@@ -114,13 +129,15 @@ def _everything(
     return found
 
 
-def _topic(
-    asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets
+async def _topic(
+    call: KafkaCall, asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets
 ) -> OffsetFetchResponseTopics:
+    indexes = asked.partition_indexes
     if isinstance(topic, Topic):
-        rows = [_row(offsets[topic.topic_id, index]) for index in asked.partition_indexes]
+        topic_id = topic.topic_id
+        rows = [_row(offsets[topic_id, index]) async for index in call.slices.each(indexes)]
     else:
-        rows = _nothing(asked.partition_indexes, topic)
+        rows = [_nothing(index, topic) async for index in call.slices.each(indexes)]
     return OffsetFetchResponseTopics(asked.name, asked.topic_id, rows)
 
 
@@ -130,22 +147,21 @@ def _row(offset: FetchedOffset) -> OffsetFetchResponsePartitions:
     )
 
 
-def _nothing(indexes: Iterable[int], code: int) -> list[OffsetFetchResponsePartitions]:
-    return [OffsetFetchResponsePartitions(index, _NO_OFFSET, error_code=code) for index in indexes]
+def _nothing(index: int, code: int) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(index, _NO_OFFSET, error_code=code)
 
 
-def _refused(
-    topics: Iterable[OffsetFetchRequestTopics], code: int
+async def _refused(
+    call: KafkaCall, topics: Iterable[OffsetFetchRequestTopics], code: ErrorCode
 ) -> list[OffsetFetchResponseTopic]:
-    return _as_one(
-        [
-            OffsetFetchResponseTopics(each.name, partitions=_nothing(each.partition_indexes, code))
-            for each in topics
-        ]
+    return await _as_one(
+        call, [await _topic(call, each, code, {}) async for each in call.slices.each(topics)]
     )
 
 
-def _as_one(topics: Sequence[OffsetFetchResponseTopics]) -> list[OffsetFetchResponseTopic]:
+async def _as_one(
+    call: KafkaCall, topics: Sequence[OffsetFetchResponseTopics]
+) -> list[OffsetFetchResponseTopic]:
     """In the shapes of the versions that know one group only: the same fields, other classes."""
     return [
         OffsetFetchResponseTopic(
@@ -158,10 +174,10 @@ def _as_one(topics: Sequence[OffsetFetchResponseTopics]) -> list[OffsetFetchResp
                     row.metadata,
                     row.error_code,
                 )
-                for row in each.partitions
+                async for row in call.slices.each(each.partitions)
             ],
         )
-        for each in topics
+        async for each in call.slices.each(topics)
     ]
 
 

@@ -29,7 +29,7 @@ async def run(
 ) -> OffsetForLeaderEpochResponse:
     is_node = on_cluster(context, call, Operation.CLUSTER_ACTION)
     topics = []
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         found = find_name(context, each.topic) if is_node else None
         topic: Topic | ErrorCode
         if found is not None and reaches_topic(context, call, Operation.DESCRIBE, found):
@@ -38,7 +38,9 @@ async def run(
             topic = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             topic = locate_name(context, call, Operation.DESCRIBE, each.topic)
-        partitions = [await _end(context, topic, one) for one in each.partitions]
+        partitions = [
+            await _end(context, topic, one) async for one in call.slices.each(each.partitions)
+        ]
         topics.append(OffsetForLeaderTopicResult(each.topic, partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
 

@@ -13,12 +13,18 @@ each thing that is named (``permissions.py``); who the caller is was settled by 
 (``logins.py``). Who asks too much is answered all the same, told how long to pause, and held to it:
 the next request of its connection begins only then.
 
-The listener writes the length in front; a fetch's batches pass through as the buffers they are."""
+The listener writes the length in front; a fetch's batches pass through as the buffers they are.
 
+No request keeps the loop busy for long: arrays are bounded by the decoder, actions work in slices
+(``frontend/slices.py``), and long messages are decoded and encoded in another thread, one at a
+time. What has more entries than one request may have is answered with INVALID_REQUEST, or ends the
+connection where the reply has no field for that."""
+
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,6 +33,8 @@ from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.audited import AUDITED, run_noted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.logins import Login, Logins
+from penstock.frontend.kafka.oversized import rejection, requests_in
+from penstock.frontend.slices import Turns
 from penstock.model.errors import PenstockError
 from penstock.model.file_slice import Piece
 from penstock.model.identity import Caller, Tenant
@@ -49,7 +57,7 @@ from penstock.wire.kafka.frame import (
     parse_request_header,
     response_header,
 )
-from penstock.wire.kafka.malformed import Malformed, UnsupportedVersion
+from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
 from penstock.wire.kafka.share_fetch import encode_share_fetch_reply
 
 log = logging.getLogger("penstock.frontend.kafka")
@@ -65,6 +73,9 @@ BEFORE_LOGIN: Final = frozenset((API_VERSIONS, sasl_handshake.KEY, sasl_authenti
 _STRANGER: Final = Caller("", "")  # has no rights and is not believed
 _CARRYING: Final = frozenset((FETCH, SHARE_FETCH))  # answers that are mostly records
 _PRODUCE_KEY: Final = PRODUCE.to_bytes(2, "big")
+# A longer request (but for Produce, which is mostly records) may take 10 ms and more to decode.
+DECODED_ASIDE_BYTES: Final = 16_384
+T = TypeVar("T")
 
 
 def is_produce(frame: Buffer) -> bool:
@@ -82,6 +93,9 @@ class KafkaFrontend:
         self._logins = context.logins = Logins(context, seed=context.login_seed)
         self._perf = perf
         self._codecs: dict[int, Codec] = {}  # imported when first used
+        self._turns = Turns(perf)
+        # One at a time: each thread at work delays the loop by up to sys.getswitchinterval().
+        self._aside = asyncio.Lock()
 
     def drain(self) -> None:
         """Answer the fetches that wait, and let no other begin to."""
@@ -108,7 +122,7 @@ class KafkaFrontend:
             name = api.name
             caller = self._caller(login, header.api_key)
             account = caller.account
-            call = KafkaCall(header, api, connection, caller)
+            call = KafkaCall(header, api, connection, caller, self._turns)
             code, buffers = await self._answer(call, login, action, frame)
             if account:
                 self._logins.check_again(login)
@@ -136,21 +150,30 @@ class KafkaFrontend:
         self, call: KafkaCall, login: Login, action: KafkaAction, frame: Buffer
     ) -> tuple[str, Reply]:
         codec = self._codec_of(call.api)
-        asked = codec.decode_request(frame, call.header.body_at, call.version)
         context = self._context_of(call.caller.account)
-        received_bytes = len(frame) if call.api.key == PRODUCE else 0
+        is_produce = call.api.key == PRODUCE
+        received_bytes = len(frame) if is_produce else 0
+        decode = codec.decode_request
+        try:
+            if is_produce or len(frame) <= DECODED_ASIDE_BYTES:
+                asked = decode(frame, call.header.body_at, call.version)
+            else:
+                asked = await self._run_aside(decode, frame, call.header.body_at, call.version)
+        except TooManyEntries as error:
+            return ErrorCode.INVALID_REQUEST.name, _rejected(call, codec, error)
         if context.audit is not None and call.api.key in AUDITED:
             response = await run_noted(context.audit, context, call, action, asked)
         else:
             response = await action.run(context, call, asked)
-        buffers = None if response is None else _encoded(call, codec, response)
+        buffers = None if response is None else await self._encode(call, codec, response)
         if login.payer is not None and call.caller.account:
-            pause_ms = self._charge(call, login.payer, received_bytes, buffers)
+            requests = requests_in(asked, len(frame))
+            pause_ms = self._charge(call, login.payer, received_bytes, buffers, requests)
             if pause_ms:
                 call.connection.hold_back(pause_ms / 1_000)
                 if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
                     told = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
-                    buffers = _encoded(call, codec, told)
+                    buffers = await self._encode(call, codec, told)
         return OK if response is None else _code_of(response), buffers
 
     def _context_of(self, account: str) -> KafkaContext:
@@ -160,6 +183,17 @@ class KafkaFrontend:
                 self._contexts.clear()
             context = self._contexts[account] = self._context.of(account)
         return context
+
+    async def _encode(self, call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:
+        if call.is_long:
+            return await self._run_aside(_encoded, call, codec, response)
+        return _encoded(call, codec, response)
+
+    async def _run_aside(self, function: Callable[..., T], *arguments: object) -> T:
+        """In another thread: for encoding and decoding that takes long."""
+        async with self._aside:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, function, *arguments)
 
     # ── Who asks ─────────────────────────────────────────────────────────────────────────────
 
@@ -186,6 +220,7 @@ class KafkaFrontend:
         payer: Tenant,
         received_bytes: int,
         buffers: Reply,
+        requests: int,
     ) -> int:
         """For how many milliseconds the client must pause. Bytes are those of records."""
         context = self._context
@@ -198,6 +233,7 @@ class KafkaFrontend:
             f"kafka:{call.api.name}",
             size_bytes,
             now_ms=context.clock.mono_ms(),
+            requests=requests,
         )
 
     def _codec_of(self, api: Api) -> Codec:
@@ -215,6 +251,16 @@ def _action_of(header: RequestHeader, frame: Buffer) -> KafkaAction:
     if header.api_key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
         raise HangUp(f"a request of {len(frame)} bytes, {REQUEST_BYTES_MAX} are allowed")
     return action
+
+
+def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:
+    """Raises HangUp where the reply has no field for the error."""
+    response = rejection(call.api, call.version, str(error))
+    if response is not None:
+        return _encoded(call, codec, response)
+    about = _about(call.api.name, call.connection, error)
+    log.warning("too many entries", extra={**about, "count": error.count, "bound": error.bound})
+    raise HangUp(str(error))
 
 
 def _encoded(call: KafkaCall, codec: Codec, response: Any) -> Sequence[Piece]:

@@ -12,7 +12,7 @@ With acks=0 the client reads no answer. All that can be done about an error is t
 makes it ask for metadata and begin again."""
 
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
@@ -57,6 +57,9 @@ NO_ANSWER = 0
 _NO_TIMESTAMP = -1
 
 
+STEP: Final = 64  # partitions between two looks at the clock
+
+
 async def run(
     context: KafkaContext, call: KafkaCall, asked: ProduceRequest
 ) -> ProduceResponse | None:
@@ -66,6 +69,11 @@ async def run(
     for each in asked.topics:
         target = _target(context, call, each.name, each.topic_id, refusal)
         for partition in each.partitions:
+            if len(under_way) % STEP == STEP - 1 and call.slices.is_over:
+                await call.slices.next()
+            if isinstance(target, Refusal):
+                under_way.append(_refused(partition.index, target))
+                continue
             try:
                 topic, batches = await _ready(
                     context, call.version, asked, target, partition, opened
@@ -77,6 +85,8 @@ async def run(
                 under_way.append(Begun(appending))
     # All of it has its place in the logs: the connection's next request may begin behind it.
     call.connection.written()
+    if len(under_way) >= STEP and call.slices.is_over:
+        await call.slices.next()
     results = [one if isinstance(one, ProducePartitionResponse) else await one for one in under_way]
     if asked.acks == NO_ANSWER:
         _hang_up_on_error(results)
@@ -132,15 +142,13 @@ async def _ready(
     context: KafkaContext,
     version: int,
     asked: ProduceRequest,
-    target: Topic | Refusal,
+    target: Topic,
     partition: ProducePartition,
     opened: set[Place],
 ) -> tuple[Topic, Batches]:
     """The batches of a partition, checked. It is open by then: an append that is begun before the
     caller's next await goes into the log without one. ``opened`` are those that this connection
     has seen open; they stay so for as long as their topic is there."""
-    if isinstance(target, Refusal):
-        raise target
     index = partition.index
     if not has_partition(target, index):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -80,7 +80,7 @@ async def alter_all(
     """Alter each resource, one after the other; what is refused does not stop the rest."""
     twice = repeated(map(_named, resources))
     answers = []
-    for resource in resources:
+    async for resource in call.slices.each(resources):
         code, message = ErrorCode.NONE, None
         try:
             check_not_repeated(_named(resource), twice)

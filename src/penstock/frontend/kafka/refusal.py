@@ -20,7 +20,9 @@ REFUSALS = (Refusal, PenstockError)
 
 def refusal_of(error: Refusal | PenstockError) -> Refusal:
     if isinstance(error, Refusal):
-        return error
+        # Whoever keeps it in a variable would otherwise make a circle with its own frame, and the
+        # collector would free thousands of such circles of one request in a single turn.
+        return error.with_traceback(None)
     code = code_of(error)
     # Texts of model errors speak of queues; those of the codes fit a Kafka client better.
     is_plain = code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS)

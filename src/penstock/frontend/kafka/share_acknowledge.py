@@ -4,9 +4,8 @@ member that stops carries the closing epoch: what it has not acknowledged by the
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.frontend.kafka.share_leases import acknowledge, close_session
-from penstock.frontend.kafka.share_sessions import CLOSING, OPENING, PLACES_MAX, ShareSession
+from penstock.frontend.kafka.share_sessions import CLOSING, OPENING, ShareSession
 from penstock.frontend.kafka.topics import find_id
-from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.share_acknowledge import (
     AcknowledgePartition,
@@ -25,8 +24,6 @@ _NO_LEADER = LeaderIdAndEpoch(-1, -1)  # the one that answers goes on leading
 async def run(
     context: KafkaContext, call: KafkaCall, asked: ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse:
-    if sum(len(each.partitions) for each in asked.topics) > PLACES_MAX:
-        raise HangUp(f"acknowledgements for more than {PLACES_MAX} partitions")
     session = _session(context, call, asked)
     if isinstance(session, ErrorCode):
         return ShareAcknowledgeResponse(error_code=session, error_message=session.message)
@@ -37,10 +34,10 @@ async def run(
                 await _acknowledged(
                     context, call, session, each.topic_id, one, is_renewal=asked.is_renew_ack
                 )
-                for one in each.partitions
+                async for one in call.slices.each(each.partitions)
             ],
         )
-        for each in asked.topics
+        async for each in call.slices.each(asked.topics)
     ]
     if asked.share_session_epoch == CLOSING:
         await close_session(context, session)

@@ -27,7 +27,6 @@ from penstock.frontend.kafka.share_leases import (
 from penstock.frontend.kafka.share_sessions import (
     CLOSING,
     OPENING,
-    PLACES_MAX,
     Picks,
     Place,
     ShareSession,
@@ -37,7 +36,6 @@ from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import MIB
 from penstock.model.message import Claim
 from penstock.model.topic import Topic
-from penstock.net.kafka import HangUp
 from penstock.wire.kafka.apis import SHARE_FETCH
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.share_fetch import ShareFetchRequest
@@ -49,18 +47,17 @@ COUNT_MAX: Final = 32_767  # of deliveries, as the field has it
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: ShareFetchRequest) -> ShareFetchReply:
-    if sum(len(each.partitions) for each in asked.topics) > PLACES_MAX:
-        raise HangUp(f"a share fetch of more than {PLACES_MAX} partitions")
     session = await _session(context, call, asked)
     if isinstance(session, ErrorCode):
         return ShareFetchReply(error_code=session, error_message=session.message)
     acked = await _acknowledge(context, call, session, asked)
     if asked.share_session_epoch == CLOSING:
         await close_session(context, session)
-        return _reply(session, acked, (), 0)
+        return await _reply(call, session, acked, None, 0)
     if asked.is_renew_ack:
-        return _reply(session, acked, (), 0)
+        return await _reply(call, session, acked, None, 0)
     look = _Look(context, call, session, asked)
+    await look.find(call)
     await look.at(look.live)
     is_patient = asked.max_wait_ms > 0 and asked.min_bytes > 0
     if not look.is_enough and is_patient and not context.parked.is_draining:
@@ -74,7 +71,7 @@ async def run(context: KafkaContext, call: KafkaCall, asked: ShareFetchRequest) 
         code = ErrorCode.SHARE_SESSION_NOT_FOUND
         return ShareFetchReply(error_code=code, error_message=code.message)
     look.count()
-    return _reply(session, acked, look.sought, asked.batch_size, pause_ms=look.pause_ms)
+    return await _reply(call, session, acked, look, asked.batch_size)
 
 
 # ── The session ──────────────────────────────────────────────────────────────────────────────
@@ -109,9 +106,9 @@ async def _acknowledge(
     context: KafkaContext, call: KafkaCall, session: ShareSession, asked: ShareFetchRequest
 ) -> dict[Place, ErrorCode]:
     acked: dict[Place, ErrorCode] = {}
-    for each in asked.topics:
+    async for each in call.slices.each(asked.topics):
         may_read = _may_read(context, call, each.topic_id)
-        for one in each.partitions:
+        async for one in call.slices.each(each.partitions):
             if one.acknowledgement_batches:
                 place = (each.topic_id, one.partition_index)
                 if not may_read:
@@ -158,6 +155,7 @@ class _Look:
         "live",
         "pause_ms",
         "size",
+        "slices",
         "sought",
         "taken",
     )
@@ -176,7 +174,13 @@ class _Look:
         self.size = 0
         self.taken = 0  # records
         self.pause_ms = 0  # for its client, who must not wait here and would ask again at once
-        places = session.places()
+        self.slices = call.slices
+        self.sought: list[_Sought] = []
+        self.live: list[_Sought] = []
+
+    async def find(self, call: KafkaCall) -> None:
+        """All partitions of the session."""
+        context, session = self._context, self._session
         self.sought = [
             _Sought(
                 place,
@@ -184,7 +188,7 @@ class _Look:
                 if _may_read(context, call, place[0])
                 else ErrorCode.TOPIC_AUTHORIZATION_FAILED,
             )
-            for place in places
+            async for place in self.slices.each(list(session.places()))
         ]
         self.live = [one for one in self.sought if one.share is not None]
 
@@ -196,7 +200,7 @@ class _Look:
         return any(one.code for one in self.sought)
 
     async def at(self, some: Iterable[_Sought]) -> None:
-        for one in some:
+        async for one in self.slices.each(some):
             is_full = self.taken > 0 and self.size >= self._bytes_max
             if is_full or self.taken >= self._records_max or not self._session.is_open:
                 return
@@ -308,6 +312,7 @@ async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
             if look.is_enough or waker.is_time_up or context.parked.is_draining:
                 return
             await context.parked.wait(waker.future)
+            look.slices.begin()
             some = waker.take()
     finally:
         timer.cancel()
@@ -318,18 +323,17 @@ async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
 
 
 # ── The answer ───────────────────────────────────────────────────────────────────────────────
-def _reply(
+async def _reply(
+    call: KafkaCall,
     session: ShareSession,
     acked: dict[Place, ErrorCode],
-    sought: Sequence[_Sought],
+    look: _Look | None,
     batch_size: int,
-    *,
-    pause_ms: int = 0,
 ) -> ShareFetchReply:
     """Partitions about which there is nothing to say are left out."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
     told = set()
-    for one in sought:
+    async for one in call.slices.each(look.sought if look is not None else ()):
         if one.picks or one.code or one.place in acked:
             told.add(one.place)
             ack_code = acked.get(one.place, ErrorCode.NONE)
@@ -344,7 +348,7 @@ def _reply(
                     acknowledge_error_message=ack_code.message or None,
                 )
             )
-    for place, code in acked.items():
+    async for place, code in call.slices.each(acked.items()):
         if place not in told:
             topics.setdefault(place[0], []).append(
                 SharePartitionReply(
@@ -356,7 +360,7 @@ def _reply(
     return ShareFetchReply(
         [ShareTopicReply(topic_id, partitions) for topic_id, partitions in topics.items()],
         lock_ms=session.lock_ms,
-        throttle_time_ms=pause_ms,
+        throttle_time_ms=0 if look is None else look.pause_ms,
     )
 
 

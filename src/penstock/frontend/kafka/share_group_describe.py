@@ -31,7 +31,7 @@ async def run(
     return ShareGroupDescribeResponse(
         groups=[
             _absent(one) if one.found is None else _described(context, one.found, one.operations)
-            for one in looked_up
+            async for one in call.slices.each(looked_up)
         ]
     )
 

@@ -31,7 +31,7 @@ async def run(
     names = asked.subscribed_topic_names
     if not asked.group_id:
         return _refused(asked, ErrorCode.INVALID_REQUEST, "A group id is required.")
-    refusal = _refusal(context, call, asked)
+    refusal = await _refusal(context, call, asked)
     if refusal is not None:
         return _refused(asked, refusal, refusal.message)
     request = ShareHeartbeat(
@@ -67,12 +67,12 @@ async def run(
     )
 
 
-def _refusal(
+async def _refusal(
     context: KafkaContext, call: KafkaCall, asked: ShareGroupHeartbeatRequest
 ) -> ErrorCode | None:
     if not on_group(context, call, Operation.READ, asked.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    for name in asked.subscribed_topic_names or ():
+    async for name in call.slices.each(asked.subscribed_topic_names or ()):
         if not on_topic(context, call, Operation.DESCRIBE, name):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return None

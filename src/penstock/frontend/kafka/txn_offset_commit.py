@@ -5,11 +5,12 @@ us. Clients look at other codes here than at the coordinator's: being fenced is 
 transaction that is still being completed is a coordinator that is still busy."""
 
 from penstock.cursor.group.codes import Code
-from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
+from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_transaction
 from penstock.frontend.kafka.topics import has_partition, locate_name
 from penstock.frontend.kafka.transaction_calls import code_for_version
+from penstock.frontend.slices import portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.txn_offset_commit import (
@@ -34,21 +35,22 @@ async def run(
     refusal = _refusal_of_all(context, call, asked)
     located = [
         (each, refusal or locate_name(context, call, Operation.READ, each.name))
-        for each in asked.topics
+        async for each in call.slices.each(asked.topics)
     ]
-    commits = tuple(
+    commits = [
         commit
-        for each, topic in located
+        async for each, topic in call.slices.each(located)
         if isinstance(topic, Topic)
         for commit in _commits(topic, each)
-    )
-    reply = CommitReply()
-    if commits:
+    ]
+    codes: Codes = {}
+    default = ErrorCode.NONE
+    async for some in call.slices.each(portions(commits)):
         reply = await context.transactions.commit_offsets(
             asked.transactional_id,
             asked.group_id,
             CommitRequest(
-                partitions=commits,
+                partitions=some,
                 member_id=asked.member_id,
                 generation=asked.generation_id,
                 instance_id=asked.group_instance_id,
@@ -57,12 +59,13 @@ async def run(
             producer_epoch=asked.producer_epoch,
             adds_group=call.version >= _ADDS_GROUP_FROM,
         )
-    codes = {
-        (topic_id, index): _code(code, call.version) for topic_id, index, code in reply.partitions
-    }
-    default = _code(reply.code, call.version)
+        for topic_id, index, code in reply.partitions:
+            codes[topic_id, index] = _code(code, call.version)
+        default = _code(reply.code, call.version) or default
     return TxnOffsetCommitResponse(
-        topics=[_answer(each, topic, codes, default) for each, topic in located]
+        topics=[
+            _answer(each, topic, codes, default) async for each, topic in call.slices.each(located)
+        ]
     )
 
 

@@ -14,10 +14,10 @@ from typing import Final
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.topics import code_for, find_name, has_partition, is_of_node
+from penstock.frontend.slices import portions
 from penstock.model.errors import PenstockError
 from penstock.model.ports import Marker
 from penstock.model.topic import Topic
-from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.write_txn_markers import (
     WritableTxnMarker,
@@ -29,45 +29,49 @@ from penstock.wire.kafka.generated.write_txn_markers import (
 )
 
 KEY = 27
-MARKERS_MAX: Final = 20_000  # of one request; each is a batch in the log
 _EPOCH_RAISED_FROM: Final = 2  # transaction version
 
 
 async def run(
     context: KafkaContext, call: KafkaCall, asked: WriteTxnMarkersRequest
 ) -> WriteTxnMarkersResponse:
-    count = sum(len(topic.partition_indexes) for each in asked.markers for topic in each.topics)
-    if count > MARKERS_MAX:
-        raise HangUp(f"more than {MARKERS_MAX} transaction markers in one request")
     # Other nodes act for the cluster; people who administer it may do so as well.
     may_write = on_cluster(context, call, Operation.ALTER) or on_cluster(
         context, call, Operation.CLUSTER_ACTION
     )
     write = _write if may_write else _refused
     # One marker after the other, should two be for the same producer; its partitions together.
-    return WriteTxnMarkersResponse([await write(context, marker) for marker in asked.markers])
+    return WriteTxnMarkersResponse(
+        [await write(context, call, marker) async for marker in call.slices.each(asked.markers)]
+    )
 
 
-async def _refused(_context: KafkaContext, asked: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _refused(
+    _context: KafkaContext, call: KafkaCall, asked: WritableTxnMarker
+) -> WritableTxnMarkerResult:
     code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-    return _result(asked, lambda _name, _index: code)
+    return await _result(call, asked, lambda _name, _index: code)
 
 
-async def _write(context: KafkaContext, asked: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _write(
+    context: KafkaContext, call: KafkaCall, asked: WritableTxnMarker
+) -> WritableTxnMarkerResult:
     places = {
         (topic.name, index): find_name(context, topic.name)
-        for topic in asked.topics
+        async for topic in call.slices.each(asked.topics)
         for index in topic.partition_indexes
     }
-    codes = await asyncio.gather(
-        *(_write_one(context, asked, topic, index) for (_, index), topic in places.items())
-    )
-    code_at = dict(zip(places, codes, strict=True))
-    return _result(asked, lambda name, index: code_at[name, index])
+    code_at: dict[tuple[str, int], ErrorCode] = {}
+    async for some in call.slices.each(portions(list(places.items()))):
+        codes = await asyncio.gather(
+            *(_write_one(context, asked, topic, index) for (_, index), topic in some)
+        )
+        code_at.update(zip((place for place, _ in some), codes, strict=True))
+    return await _result(call, asked, lambda name, index: code_at[name, index])
 
 
-def _result(
-    asked: WritableTxnMarker, code_at: Callable[[str, int], ErrorCode]
+async def _result(
+    call: KafkaCall, asked: WritableTxnMarker, code_at: Callable[[str, int], ErrorCode]
 ) -> WritableTxnMarkerResult:
     return WritableTxnMarkerResult(
         asked.producer_id,
@@ -76,10 +80,10 @@ def _result(
                 topic.name,
                 [
                     WritableTxnMarkerPartitionResult(index, code_at(topic.name, index))
-                    for index in topic.partition_indexes
+                    async for index in call.slices.each(topic.partition_indexes)
                 ],
             )
-            for topic in asked.topics
+            async for topic in call.slices.each(asked.topics)
         ],
     )
 

@@ -1,0 +1,71 @@
+"""Requests with more entries than one request may have: how many a request has, what it is charged
+for them, and how it is rejected."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any, get_type_hints
+
+from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST
+from penstock.wire.kafka.apis import FETCH, PRODUCE, SHARE_FETCH, Api
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch import FetchResponse
+from penstock.wire.kafka.primitives import Message
+from penstock.wire.kafka.share_fetch import ShareFetchReply
+
+_FETCH_ERROR_FROM = 7
+ENTRY_BYTES_MIN = 2  # of an element of an array: a text of one letter
+
+
+def requests_in(asked: Any, frame_bytes: int) -> int:
+    """As how many requests a request counts against its tenant's rate. A short frame cannot have
+    enough entries to count more than once."""
+    if frame_bytes < KAFKA_ENTRIES_PER_REQUEST * ENTRY_BYTES_MIN:
+        return 1
+    return max(1, entries_in(asked) // KAFKA_ENTRIES_PER_REQUEST)
+
+
+def entries_in(message: Message) -> int:
+    """The elements of all arrays of a message that do not contain arrays themselves."""
+    total = 0
+    for name in _arrays_of(type(message)):
+        elements = getattr(message, name)
+        if not elements:
+            continue
+        if isinstance(elements[0], Message) and _arrays_of(type(elements[0])):
+            total += sum(map(entries_in, elements)) or len(elements)
+        else:
+            total += len(elements)
+    return total
+
+
+@cache
+def _arrays_of(kind: type[Message]) -> tuple[str, ...]:
+    notes = kind.__annotations__
+    return tuple(name for name in kind.__struct_fields__ if "Sequence[" in str(notes.get(name)))
+
+
+def rejection(api: Api, version: int, message: str) -> Any:
+    """The reply with INVALID_REQUEST for the whole request, None if the API has no field for it."""
+    code = ErrorCode.INVALID_REQUEST
+    if api.key == FETCH:
+        return FetchResponse((), error_code=code) if version >= _FETCH_ERROR_FROM else None
+    if api.key == SHARE_FETCH:
+        return ShareFetchReply(error_code=code, error_message=message)
+    if api.key == PRODUCE:
+        return None
+    module = import_module(f"penstock.wire.kafka.generated.{api.snake}")
+    kind = getattr(module, f"{api.name}Response")
+    if not _carries(kind, "error_code", version):
+        return None
+    told = {"error_message": message} if _carries(kind, "error_message", version) else {}
+    return kind(error_code=code, **told)
+
+
+def _carries(kind: type[Message], field: str, version: int) -> bool:
+    hint = get_type_hints(kind, include_extras=True).get(field)
+    if hint is None:
+        return False
+    first, _, last = str(hint.__metadata__[1]).partition("-")  # "2", "2-7" or "2+"
+    if first.endswith("+"):
+        return version >= int(first[:-1])
+    return int(first) <= version <= int(last or first)
