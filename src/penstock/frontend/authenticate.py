@@ -59,7 +59,13 @@ def _verify(context: Context, call: Call) -> None:
             f"Credential should be scoped to a valid region, not '{scope.region}'.",
         )
     signer = context.signers.of(scope)
-    is_genuine = sigv4.is_genuine(request, scope, timestamp=timestamp, key=signer.signing_key)
+    is_genuine = sigv4.is_genuine(
+        request,
+        scope,
+        timestamp=timestamp,
+        key=signer.signing_key,
+        body_hash=call.body_hash,
+    )
     if not (is_genuine and signer.is_usable):
         signer.check(is_genuine=is_genuine)
     if now_ms - signer.noted_at_ms >= MINUTE_MS:

@@ -1,7 +1,8 @@
 """One request on its way through the stages: what each of them found out, for the next to use.
 
-A plain slotted object, filled in from left to right: decode sets what is asked, authenticate sets
-who asks, authorize under which names policies know it, and an action reads all of them."""
+A plain slotted object, filled in from left to right: identify reads the signature, authenticate
+sets who asks, decode what is asked, authorize under which names policies know it, and an action
+reads all of them."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ class Call:
         "action",
         "arn",
         "asked",
+        "body_hash",
         "caller",
         "codec",
         "kept",
@@ -58,11 +60,13 @@ class Call:
     def __init__(self, request: HttpRequest, codec: Codec) -> None:
         self.request = request
         self.codec = codec  # how to answer, known before anything else can go wrong
-        # decode: what is asked, and who claims to ask (not yet believed)
-        self.action: Action | None = None
-        self.asked: Request | None = None
+        # identify: who claims to ask (not yet believed)
         self.scope: CredentialScope | None = None
         self.scope_fault: Fault | None = None  # why the signature cannot be read
+        self.body_hash = ""  # SHA-256 of a large body, which is hashed in pieces
+        # decode: what is asked; identify knows the action already if a header names it
+        self.action: Action | None = None
+        self.asked: Request | None = None
         # authenticate: who asks, in which namespace of names, and what messages show as SenderId
         self.caller = UNKNOWN_CALLER
         self.account = ""

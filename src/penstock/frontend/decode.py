@@ -1,9 +1,14 @@
-"""First stage: from an HTTP request to the action asked for and its typed request.
+"""The first stage, and the third: who claims to ask, and what is asked.
+
+``identify`` reads the head of a request only: the signature, and the action if a header names it.
+``decode`` reads the body, after the signature was verified (authenticate.py): a request that is not
+signed never has its body decoded while authentication is on.
 
 Which service and style is decided in this order: the X-Amz-Target header, the service named in the
 signature, the Action parameter. A request about a queue may be sent to the queue's own path and
-leave out its URL, in either style. Signatures are only read here; see authenticate.py."""
+leave out its URL, in either style."""
 
+from collections.abc import Generator
 from urllib.parse import unquote
 
 from penstock.frontend.call import Call
@@ -14,19 +19,62 @@ from penstock.frontend.sts import get_caller_identity
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws import json10, query, queue_urls, sigv4, sts
 from penstock.wire.aws.faults import Fault, fault
-from penstock.wire.aws.shapes import QueueRequest
+from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
 
 # About all queues, so refused in a form sent to the address of one.
 _NOT_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
 
 SCOPES_MAX = 1_000  # callers remembered; each is a few hundred bytes
+TOKEN_BYTES = 16
 
 
-def decode(context: Context, call: Call) -> None:
-    if call.codec is JSON:
-        _decode_json(context, call)
+def identify(context: Context, call: Call) -> None:
+    request = call.request
+    _read_scope(context, call, query.fields_of(request.query) if request.query else {})
+    if call.codec is not JSON:
+        if call.scope is not None and call.scope.service == "sts":
+            call.codec = STS_QUERY
+        return
+    target = request.headers.get("x-amz-target", "")
+    if target == sts.TARGET:
+        call.codec = STS_JSON
+        call.action = get_caller_identity.ACTION
     else:
-        _decode_query(context, call)
+        call.action = ACTIONS[json10.operation_of(target).name]
+
+
+def decode(_context: Context, call: Call) -> None:
+    request = call.request
+    if call.codec is JSON:
+        assert call.action is not None, "identify found one or raised"
+        call.asked = json10.decode(OPERATIONS[call.action.name], request.body)
+    elif call.codec is not STS_JSON:
+        _read_form(call, query.fields_of(request.query, request.body))
+    _fill_url(call)
+
+
+def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]:
+    """``decode`` for a large body, with a pause after every few milliseconds of work."""
+    request = call.request
+    if call.codec is JSON:
+        assert call.action is not None, "identify found one or raised"
+        operation = OPERATIONS[call.action.name]
+        token = context.entropy(TOKEN_BYTES).hex()
+        call.asked = yield from json10.decode_in_steps(operation, request.body, token)
+    elif call.codec is not STS_JSON:
+        fields = yield from query.fields_in_steps(request.query, request.body)
+        _read_form(call, fields)
+    _fill_url(call)
+
+
+def name_action(call: Call) -> None:
+    """For the audit trail and the metrics: the action of a request that was rejected before its
+    body was decoded."""
+    request = call.request
+    call.action = ACTIONS.get(query.action_in(request.query, request.body))
+
+
+def _fill_url(call: Call) -> None:
     asked = call.asked
     if isinstance(asked, QueueRequest) and asked.queue_url is None and call.request.path != "/":
         asked.queue_url = unquote(call.request.path)
@@ -39,23 +87,7 @@ def has_action(request: HttpRequest) -> bool:
     return "Action=" in request.query
 
 
-def _decode_json(context: Context, call: Call) -> None:
-    request = call.request
-    target = request.headers.get("x-amz-target", "")
-    _read_scope(context, call, query.fields_of(request.query) if request.query else {})
-    if target == sts.TARGET:
-        call.codec = STS_JSON
-        call.action = get_caller_identity.ACTION
-        return
-    operation = json10.operation_of(target)
-    call.action = ACTIONS[operation.name]
-    call.asked = json10.decode(operation, request.body)
-
-
-def _decode_query(context: Context, call: Call) -> None:
-    request = call.request
-    fields = query.fields_of(request.query, request.body)
-    _read_scope(context, call, fields)
+def _read_form(call: Call, fields: dict[str, str]) -> None:
     service = "" if call.scope is None else call.scope.service
     if service == "sts" or (service != "sqs" and fields.get("Action") == sts.ACTION):
         call.codec = STS_QUERY
@@ -64,7 +96,7 @@ def _decode_query(context: Context, call: Call) -> None:
         call.action = get_caller_identity.ACTION
         return
     operation = query.operation_of(fields)
-    if operation.name in _NOT_AT_A_QUEUE and _is_queue_path(request.path):
+    if operation.name in _NOT_AT_A_QUEUE and _is_queue_path(call.request.path):
         raise query.not_here(operation.name)
     call.action = ACTIONS[operation.name]
     call.asked = query.decode(operation, fields)

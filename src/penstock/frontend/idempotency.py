@@ -31,7 +31,7 @@ from penstock.model.identity import Caller
 from penstock.net.exchange import HttpRequest
 from penstock.record.crc32c import crc32c
 from penstock.wire.aws import query
-from penstock.wire.aws.faults import Fault, invalid_value
+from penstock.wire.aws.faults import invalid_value
 from penstock.wire.aws.shapes import SendMessageBatchReply
 
 HEADER_OWN: Final = "x-penstock-request-token"
@@ -112,10 +112,7 @@ def outlives(request: HttpRequest) -> bool:
     target = request.headers.get("x-amz-target")
     if target is not None:
         return target.rpartition(".")[2] in REPEATABLE
-    try:
-        return query.fields_of(request.query, request.body).get("Action") in REPEATABLE
-    except Fault:
-        return False
+    return query.action_in(request.query, request.body) in REPEATABLE
 
 
 class _Sheet:

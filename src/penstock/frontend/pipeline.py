@@ -23,7 +23,7 @@ from penstock.frontend.authorize import authorize
 from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
-from penstock.frontend.decode import decode, has_action
+from penstock.frontend.decode import decode, decode_in_steps, has_action, identify, name_action
 from penstock.frontend.idempotency import REPEATABLE, Answers, found_by, outlives
 from penstock.frontend.metering import DENIALS, Metering, Tally
 from penstock.frontend.nobody import Nobody
@@ -32,9 +32,10 @@ from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.frontend.throttle import Throttler
 from penstock.frontend.throttling import samples_of, throttle
+from penstock.frontend.turns import hash_in_steps, in_turns
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError, Throttled
-from penstock.model.limits import TENANT_HELD_PERCENT
+from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
 from penstock.model.ports import Backend, Catalog, Clock, Identities
 from penstock.model.ports import Shares as SharePort
 from penstock.model.quotas import Shares
@@ -50,10 +51,11 @@ log = logging.getLogger("penstock.frontend")
 
 Stage = Callable[[Context, Call], None]
 
-# The order is the design: what is asked, who asks, may they, and as fast as that. What has been
-# done already is found out last, because somebody may have to wait for it (``idempotency.py``).
-# Whether what is asked makes sense is for the actions to say, so only those who may ask are told.
-STAGES: Final[tuple[Stage, ...]] = (decode, authenticate, authorize, throttle)
+# The order is the design: who asks, what is asked, may they, and as fast as that. A body is decoded
+# only for a caller whose signature was verified. What has been done already is found out last,
+# because somebody may have to wait for it (``idempotency.py``). Whether what is asked makes sense
+# is for the actions to say, so only those who may ask are told.
+STAGES: Final[tuple[Stage, ...]] = (identify, authenticate, decode, authorize, throttle)
 # Actions that wait for messages: what was right when they came may not be when there is an answer.
 WAITING: Final = frozenset(("ReceiveMessage",))
 
@@ -131,8 +133,11 @@ class Frontend:
         held_ms = 0
         audit: AuditTrail | None = None  # set for what is noted there however it ends
         try:
-            for stage in STAGES:
-                stage(context, call)
+            if len(request.body) <= WHOLE_BODY_BYTES_MAX:
+                for stage in STAGES:
+                    stage(context, call)
+            else:
+                await _admit_large(context, call)
             action = call.action
             assert action is not None, "decode found an action or raised"
             if action.name in AUDITED and self._audit is not None:
@@ -152,6 +157,8 @@ class Frontend:
         except Exception as error:
             refusal = _refusal(error, request)
             code = refusal.code
+            if call.action is None:
+                name_action(call)
             reply = call.codec.refusal(refusal, request.request_id)
             if isinstance(error, Throttled):
                 reply.headers += ((RETRY_AFTER_MS, str(error.retry_after_ms)),)
@@ -227,6 +234,17 @@ class Frontend:
                 RESET, caller=None, source_ip=request.peer, request_id=request.request_id
             )
         return reply
+
+
+async def _admit_large(context: Context, call: Call) -> None:
+    """The stages for a request with a large body, which is hashed and decoded in turns."""
+    identify(context, call)
+    if context.config.is_auth_on and call.scope is not None:
+        call.body_hash = await in_turns(hash_in_steps(call.request.body))
+    authenticate(context, call)
+    await in_turns(decode_in_steps(context, call))
+    authorize(context, call)
+    throttle(context, call)
 
 
 def _refusal(error: Exception, request: HttpRequest) -> Fault:

@@ -59,6 +59,15 @@ KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rat
 HEADER_BYTES_MAX = 16 * KIB
 # A 1 MiB body can grow sixfold when every character is escaped in JSON, threefold in a form.
 REQUEST_BYTES_MAX = 8 * MIB
+# A body above this is hashed and decoded in pieces, with other requests served in between: the
+# most expensive 64 KiB (escapes of a form) take about 10 ms to decode.
+WHOLE_BODY_BYTES_MAX = 64 * KIB
+FORM_BYTES_MAX = 4 * MIB  # 1 MiB of messages with every byte escaped is 3 MiB
+# A JSON body above WHOLE_BODY_BYTES_MAX: names and values in quotes, and all bytes outside of them.
+# The largest honest body, a batch of ten messages with ten attributes each, has 1,200 and 20 KiB.
+JSON_STRINGS_MAX = 8_000
+JSON_STRUCTURE_BYTES_MAX = 64 * KIB
+JSON_ENTRIES_MAX = 1_000  # of one list or map
 CONNECTIONS_MAX = 20_000
 BODIES_BYTES_MAX = 256 * MIB  # of request bodies under way; those that come in one piece are free
 # Of a password, as Kafka's tools allow. The server computes as many for each PLAIN login: 16,384

@@ -7,11 +7,12 @@ own recursion limit, which a body of a million brackets meets long before memory
 Who may ask, and whether the fields make sense together, is for the frontend.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 
 import msgspec
 
 from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.large_json import decode_large
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Reply, Request
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
@@ -25,6 +26,7 @@ _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
     for operation in OPERATIONS.values()
 }
 _encode = msgspec.json.Encoder().encode
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _FaultBody(msgspec.Struct):
@@ -50,12 +52,28 @@ def decode(operation: Operation, body: bytes) -> Request:
     SerializationException fault that says what was found where."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
-    except msgspec.ValidationError as error:
-        raise fault("SerializationException", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise fault("SerializationException", f"The body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise fault("SerializationException", "The body is nested too deeply.") from None
+    except _UNREADABLE as error:
+        raise _unreadable(error) from None
+
+
+def decode_in_steps(
+    operation: Operation, body: bytes, token: str
+) -> Generator[None, None, Request]:
+    """``decode`` for a large body, with a pause after every few milliseconds of work. ``token`` is
+    random text (``large_json.py``)."""
+    try:
+        found = yield from decode_large(body, token)
+        return msgspec.convert(found, operation.request, strict=False)
+    except _UNREADABLE as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> Fault:
+    if isinstance(error, RecursionError):
+        return fault("SerializationException", "The body is nested too deeply.")
+    if isinstance(error, msgspec.ValidationError):
+        return fault("SerializationException", str(error))
+    return fault("SerializationException", f"The body is not valid JSON: {error}")
 
 
 def encode_reply(reply: Reply | None) -> bytes:

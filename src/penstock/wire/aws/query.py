@@ -13,14 +13,15 @@ its two functions are offered here too, so that a protocol is one module to its 
 import base64
 import binascii
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import inspect
 
+from penstock.model.limits import FORM_BYTES_MAX
 from penstock.wire.aws.faults import Fault, fault, invalid_value, missing
+from penstock.wire.aws.form import body_pairs, text_pairs
 from penstock.wire.aws.query_names import key_name, singular, without_none
 from penstock.wire.aws.query_xml import CONTENT_TYPE, encode_fault, encode_reply
 from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
@@ -28,9 +29,11 @@ from penstock.wire.aws.shapes import OPERATIONS, Operation, Request
 __all__ = [
     "CONTENT_TYPE",
     "FIELDS_MAX",
+    "action_in",
     "decode",
     "encode_fault",
     "encode_reply",
+    "fields_in_steps",
     "fields_of",
     "not_here",
     "operation_of",
@@ -38,6 +41,7 @@ __all__ = [
 
 # The largest honest request is a batch of ten messages with ten attributes each: about 400 fields.
 FIELDS_MAX = 1_000
+ACTION_CHARS_MAX = 64
 _DEPTH_MAX = 12  # SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.DataType is six
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}\Z")
@@ -51,14 +55,40 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
     """The fields of a query string and of a form body; where both name one, the body wins."""
+    steps = fields_in_steps(query, body)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            fields: dict[str, str] = end.value
+            return fields
+
+
+def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
+    """``fields_of`` with a pause after every few milliseconds of work, for large bodies."""
+    if len(body) > FORM_BYTES_MAX:
+        raise fault(
+            "RequestEntityTooLarge",
+            f"A form of {len(body)} bytes; at most {FORM_BYTES_MAX} are allowed. "
+            "Send fewer messages in one request, or use AWS JSON.",
+        )
     if query.count("&") + body.count(b"&") + 2 > FIELDS_MAX:
         raise fault("MalformedInput", f"A request has at most {FIELDS_MAX} fields.")
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict")
-        pairs += parse_qsl(body.decode(), keep_blank_values=True, errors="strict")
+        pairs = text_pairs(query, errors="strict")
+        pairs += yield from body_pairs(body)
     except ValueError:  # includes bytes that are not UTF-8
         raise fault("MalformedInput", "The fields are not percent-encoded UTF-8.") from None
     return dict(pairs)
+
+
+def action_in(query: str, body: bytes) -> str:
+    """The action that a form asks for, found without decoding its fields; empty if not found."""
+    for form in (body, query.encode("latin-1", "replace")):
+        found = (b"&" + form).partition(b"&Action=")[2]
+        if found:
+            return found[:ACTION_CHARS_MAX].partition(b"&")[0].decode("latin-1")
+    return ""
 
 
 def operation_of(fields: Mapping[str, str]) -> Operation:

@@ -12,16 +12,20 @@ None means "left out", and so should an empty list or map: clients are used to t
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+
+from penstock.model.limits import JSON_ENTRIES_MAX
+
+FEW = msgspec.Meta(max_length=JSON_ENTRIES_MAX)
 
 if TYPE_CHECKING:
     TextMap = dict[str, str]
 else:
     # Queue attributes travel as strings, yet hand-written clients send 30 or true. The decoder
     # lets those through and __post_init__ turns them into text, so that readers see only str.
-    TextMap = dict[str, str | int | float | bool]
+    TextMap = Annotated[dict[str, str | int | float | bool], FEW]
 
 _ACRONYMS = {"md5": "MD5", "aws": "AWS"}
 
@@ -74,8 +78,8 @@ class MessageAttributeValue(Shape):
 
     string_value: str | None = None
     binary_value: bytes | None = None
-    string_list_values: list[str] | None = None
-    binary_list_values: list[bytes] | None = None
+    string_list_values: Annotated[list[str], FEW] | None = None
+    binary_list_values: Annotated[list[bytes], FEW] | None = None
     data_type: str | None = None
 
 
@@ -83,8 +87,8 @@ class SendMessageBatchRequestEntry(Shape):
     id: str | None = None
     message_body: str | None = None
     delay_seconds: int | None = None
-    message_attributes: dict[str, MessageAttributeValue] | None = None
-    message_system_attributes: dict[str, MessageAttributeValue] | None = None
+    message_attributes: Annotated[dict[str, MessageAttributeValue], FEW] | None = None
+    message_system_attributes: Annotated[dict[str, MessageAttributeValue], FEW] | None = None
     message_deduplication_id: str | None = None
     message_group_id: str | None = None
 
@@ -158,8 +162,8 @@ class MessageMoveTaskEntry(Shape):
 class SendMessageRequest(QueueRequest):
     message_body: str | None = None
     delay_seconds: int | None = None
-    message_attributes: dict[str, MessageAttributeValue] | None = None
-    message_system_attributes: dict[str, MessageAttributeValue] | None = None
+    message_attributes: Annotated[dict[str, MessageAttributeValue], FEW] | None = None
+    message_system_attributes: Annotated[dict[str, MessageAttributeValue], FEW] | None = None
     message_deduplication_id: str | None = None
     message_group_id: str | None = None
 
@@ -173,7 +177,7 @@ class SendMessageReply(Reply):
 
 
 class SendMessageBatchRequest(QueueRequest):
-    entries: list[SendMessageBatchRequestEntry] | None = None
+    entries: Annotated[list[SendMessageBatchRequestEntry], FEW] | None = None
 
 
 class SendMessageBatchReply(Reply):
@@ -182,9 +186,9 @@ class SendMessageBatchReply(Reply):
 
 
 class ReceiveMessageRequest(QueueRequest):
-    attribute_names: list[str] | None = None
-    message_system_attribute_names: list[str] | None = None
-    message_attribute_names: list[str] | None = None
+    attribute_names: Annotated[list[str], FEW] | None = None
+    message_system_attribute_names: Annotated[list[str], FEW] | None = None
+    message_attribute_names: Annotated[list[str], FEW] | None = None
     max_number_of_messages: int | None = None
     visibility_timeout: int | None = None
     wait_time_seconds: int | None = None
@@ -200,7 +204,7 @@ class DeleteMessageRequest(QueueRequest):
 
 
 class DeleteMessageBatchRequest(QueueRequest):
-    entries: list[DeleteMessageBatchRequestEntry] | None = None
+    entries: Annotated[list[DeleteMessageBatchRequestEntry], FEW] | None = None
 
 
 class DeleteMessageBatchReply(Reply):
@@ -214,7 +218,7 @@ class ChangeMessageVisibilityRequest(QueueRequest):
 
 
 class ChangeMessageVisibilityBatchRequest(QueueRequest):
-    entries: list[ChangeMessageVisibilityBatchRequestEntry] | None = None
+    entries: Annotated[list[ChangeMessageVisibilityBatchRequestEntry], FEW] | None = None
 
 
 class ChangeMessageVisibilityBatchReply(Reply):
@@ -228,7 +232,7 @@ class ChangeMessageVisibilityBatchReply(Reply):
 class CreateQueueRequest(Request):
     queue_name: str | None = None
     attributes: TextMap | None = None
-    tags: dict[str, str] | None = msgspec.field(default=None, name="tags")
+    tags: Annotated[dict[str, str], FEW] | None = msgspec.field(default=None, name="tags")
 
     def __post_init__(self) -> None:
         self.attributes = _as_text(self.attributes)
@@ -263,7 +267,7 @@ class ListQueuesReply(Reply):
 
 
 class GetQueueAttributesRequest(QueueRequest):
-    attribute_names: list[str] | None = None
+    attribute_names: Annotated[list[str], FEW] | None = None
 
 
 class GetQueueAttributesReply(Reply):
@@ -283,8 +287,8 @@ class PurgeQueueRequest(QueueRequest):
 
 class AddPermissionRequest(QueueRequest):
     label: str | None = None
-    aws_account_ids: list[str] | None = None
-    actions: list[str] | None = None
+    aws_account_ids: Annotated[list[str], FEW] | None = None
+    actions: Annotated[list[str], FEW] | None = None
 
 
 class RemovePermissionRequest(QueueRequest):
@@ -292,11 +296,11 @@ class RemovePermissionRequest(QueueRequest):
 
 
 class TagQueueRequest(QueueRequest):
-    tags: dict[str, str] | None = None
+    tags: Annotated[dict[str, str], FEW] | None = None
 
 
 class UntagQueueRequest(QueueRequest):
-    tag_keys: list[str] | None = None
+    tag_keys: Annotated[list[str], FEW] | None = None
 
 
 class ListQueueTagsRequest(QueueRequest):

@@ -20,12 +20,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from operator import itemgetter
 from typing import Final, NoReturn, Protocol
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import msgspec
 
 from penstock.model.names import is_region
 from penstock.wire.aws.faults import Fault, fault
+from penstock.wire.aws.form import text_pairs
 
 ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}\Z")
@@ -247,11 +248,16 @@ def signing_key(secret: bytes, scope: CredentialScope) -> SigningKey:
 
 
 def is_genuine(
-    request: SignedRequest, scope: CredentialScope, *, timestamp: str, key: SigningKey
+    request: SignedRequest,
+    scope: CredentialScope,
+    *,
+    timestamp: str,
+    key: SigningKey,
+    body_hash: str = "",
 ) -> bool:
     """Whether the holder of ``key``, which is of this scope, signed exactly this request. Takes as
-    long when not."""
-    digest = _hash_of(request.body)
+    long when not. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
+    digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query
     if path != "/":
@@ -302,14 +308,14 @@ _kept_path = lru_cache(maxsize=_REMEMBERED_MAX)(_canonical_path)
 def _canonical_query(query: str) -> str:
     pairs = [
         (quote(name, safe=_UNRESERVED), quote(value, safe=_UNRESERVED))
-        for name, value in parse_qsl(query, keep_blank_values=True)
+        for name, value in text_pairs(query)
         if name != "X-Amz-Signature"
     ]
     return "&".join(f"{name}={value}" for name, value in sorted(pairs))
 
 
 def _query_fields(query: str) -> dict[str, str]:
-    pairs = parse_qsl(query, keep_blank_values=True)
+    pairs = text_pairs(query)
     fields = dict(pairs)
     if len(fields) != len(pairs):
         # They are signed in sorted order and read in the order they came: two meanings.
