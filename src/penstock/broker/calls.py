@@ -166,7 +166,8 @@ class Broker:
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int
     ) -> tuple[Sequence[Peeked], int]:
-        return (await self._queue(topic)).leases[partition].peek(start=start, count=count)
+        leases = (await self._queue(topic)).leases[partition]
+        return await leases.peek(start=start, count=count)
 
     # ── model.ports.Streams ──────────────────────────────────────────────────────────────────
 

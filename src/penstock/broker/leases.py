@@ -16,13 +16,14 @@ extend      committed
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from penstock.broker.alarm import Alarm
 from penstock.broker.flush import Flush
 from penstock.broker.journal import Journal
+from penstock.broker.peeking import Peeking, peek
+from penstock.broker.record_reader import Opening, Reading, RecordReader
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.taken import Taken
 from penstock.broker.waits import Waits
@@ -35,17 +36,11 @@ from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
 from penstock.model.topic import Topic
-from penstock.record.batch import BatchHeader, parse_header
-from penstock.record.malformed import MalformedBatch
-from penstock.record.message import decode_at, decode_batch
+from penstock.record.batch import BatchHeader
 
-log_ = logging.getLogger(__name__)
-
-UNREADABLE_RECORDS_MAX = 100_000  # of one batch that are counted as expired one by one
-_UNREADABLE = Message(message_id=bytes(16), body=b"")
 OLDEST_READ_BYTES = 4 * limits.KIB
-PEEK_BYTES_MAX = 8 * limits.READ_BYTES_MAX
 EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
+FEEDS_PER_TURN_MAX = 3  # stretches of the log that one attempt to lease looks through
 FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
 
 
@@ -85,6 +80,9 @@ class Leases:
         on_damage: Callable[[Damaged], None],
     ) -> None:
         self.topic = topic  # a share's own entry, where this is one
+        self._reader = RecordReader(
+            topic, index, log, surroundings, origin=origin, on_damage=on_damage
+        )
         self.index = index
         self.waits = waits
         self.received_count = self.acked_count = 0
@@ -92,7 +90,6 @@ class Leases:
         self.cursor = cursor
         self._log = log
         self._journal = journal
-        self._origin = origin
         self._surroundings = surroundings
         self._clock = surroundings.clock
         self._meter = surroundings.meter
@@ -101,12 +98,11 @@ class Leases:
         self._loop = asyncio.get_running_loop()
         self._fresh: deque[_Fresh] = deque()
         self._fresh_count = 0
-        self._ahead: deque[Record] = deque()
-        self._ahead_end = 0
         self._messages_end = log.end_offset  # behind the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, when its record was sent
         self._listeners: set[Callable[[], None]] = set()
         self._alarm = Alarm(self._clock, self.wake)
+        self._is_wake_due = False
 
     # ── what the partition tells ─────────────────────────────────────────────────────────────
 
@@ -154,7 +150,7 @@ class Leases:
     def _forget_ahead(self) -> None:
         self._fresh.clear()
         self._fresh_count = 0
-        self._ahead.clear()
+        self._reader.forget()
 
     # ── lease ────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +160,8 @@ class Leases:
 
     def take(self, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int) -> Taken:
         """Lease up to ``request.count`` records now. The caller answers once ``taken.flush`` is as
-        safe as the topic asks."""
+        safe as the topic asks, and has called ``finish`` if some records are ``late``. Looks
+        through a bounded stretch of the log (``is_cut``)."""
         queue_delay_ms = self.topic.settings.delay_ms
         retention_ms = self.retention_ms
         now_ms = self._clock.mono_ms()
@@ -172,6 +169,7 @@ class Leases:
         taken = Taken([], [])
         deliveries = taken.deliveries
         is_dry = False
+        feeds = 0
         while True:
             outcome = self.cursor.lease(
                 count=request.count - len(deliveries),
@@ -187,21 +185,48 @@ class Leases:
             if outcome.event is not None:
                 taken.flush = self._journal_event(outcome.event)
             for pick in outcome.picks:
-                record = pick.record or self.read(pick.offset)
-                if record is not None:
+                record = pick.record or self._reader.read(pick.offset)
+                if record is Reading.LATER:
+                    taken.late.append(pick)
+                    taken.finish = self.finish
+                elif record is not None:
                     deliveries.append(self._delivery(pick, record))
             taken.dead.extend(outcome.dead)
             if outcome.expired:
                 self._count_expired(outcome.expired)
-            if not outcome.needs_feed or len(deliveries) >= request.count or is_dry:
+            if not outcome.needs_feed or is_dry or taken.late or len(deliveries) >= request.count:
                 break
+            if feeds == FEEDS_PER_TURN_MAX:
+                taken.is_cut = True
+                break
+            feeds += 1
             if not self._feed(now_ms, wall_ms):
+                if self._reader.is_later:
+                    taken.is_cut = True
+                    break
                 # Nothing more to read: let the cursor make do with what it has seen.
                 self.cursor.feed((), self.cursor.scan_from, now_ms=now_ms, wall_ms=wall_ms)
                 is_dry = True
         taken.is_over_limit = outcome.is_over_limit
         self.received_count += len(deliveries)
         return taken
+
+    async def finish(self, taken: Taken) -> None:
+        """Read the records that ``take`` could not read at once."""
+        late, taken.late = taken.late, []
+        for pick in late:
+            record = await self._reader.read_late(pick.offset)
+            if record is not None:
+                taken.deliveries.append(self._delivery(pick, record))
+                self.received_count += 1
+
+    async def ready(self) -> None:
+        """Wait until ``take``, which was cut short, can go on."""
+        await self._reader.ready()
+
+    async def read(self, offset: int) -> Record | None:
+        """One record again. None, and the damage noted, if it cannot be read."""
+        return await self._reader.read_late(offset)
 
     def _delivery(self, pick: Pick, record: Record) -> Delivery:
         return Delivery(
@@ -233,61 +258,14 @@ class Leases:
             records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
             cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
             return True
-        ahead = self._ahead
+        reader = self._reader
+        ahead = reader.ahead
         while ahead and ahead[0].offset < scan_from:
             ahead.popleft()
-        if not ahead and not self._read_ahead(scan_from, high_watermark):
+        if not ahead and not reader.read_ahead(scan_from, high_watermark):
             return False
-        cursor.feed(ahead, self._ahead_end, now_ms=now_ms, wall_ms=wall_ms)
+        cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
         return True
-
-    def _read_ahead(self, scan_from: int, high_watermark: int) -> bool:
-        """Decode a stretch of the log. The cursor takes what fits into its window; the rest waits
-        here, so that nothing is decoded twice."""
-        try:
-            batches = self._log.read(
-                scan_from, bytes_max=limits.READ_BYTES_MAX, up_to=high_watermark
-            )
-        except Damaged as damage:
-            self._on_damage(damage)
-            return False
-        for data in batches:
-            header = parse_header(data)
-            self._ahead_end = header.next_offset
-            if not header.is_control:
-                self._ahead.extend(self._decode(data, header, scan_from))
-        return bool(batches)
-
-    def _decode(self, data: bytes, header: BatchHeader, from_offset: int) -> list[Record]:
-        """The records of a batch. One that a stream took unopened may turn out to be unreadable
-        when it is opened as a queue: its records are then given times so old that they count as
-        expired, and the queue goes on behind them."""
-        try:
-            return decode_batch(data, origin=self._origin, from_offset=from_offset)
-        except MalformedBatch as error:
-            log_.error(
-                "unreadable batch passed over",
-                extra={
-                    "topic": self.topic.name,
-                    "partition": self.index,
-                    "offset": header.base_offset,
-                    "records": header.count,
-                    "reason": str(error),
-                },
-            )
-            start = max(from_offset, header.base_offset)
-            count = min(header.next_offset - start, header.count, UNREADABLE_RECORDS_MAX)
-            return [Record(start + n, -FOREVER_MS, _UNREADABLE) for n in range(count)]
-
-    def read(self, offset: int) -> Record | None:
-        """One record again, for a later lease of it. None, and the damage noted, if it cannot be
-        read: the lease then simply runs out."""
-        try:
-            batches = self._log.read(offset, bytes_max=1)
-        except Damaged as damage:
-            self._on_damage(damage)
-            return None
-        return decode_at(batches[0], offset, origin=self._origin)
 
     # ── ack, extend, purge, start ────────────────────────────────────────────────────────────
 
@@ -376,8 +354,24 @@ class Leases:
                 listener()
         elif not self.waits:
             return
-        self.waits.serve(self.take_for_wait)
+        if self.waits.serve(self.take_for_wait):
+            self._wake_later()
         self.arm()
+
+    def _wake_later(self) -> None:
+        """There is more to look through, or it is being opened."""
+        if self._is_wake_due:
+            return
+        self._is_wake_due = True
+        opening = self._reader.opening
+        if opening is None:
+            self._loop.call_soon(self._wake_again)
+        else:
+            opening.add_done_callback(self._wake_again)
+
+    def _wake_again(self, _opening: Opening | None = None) -> None:
+        self._is_wake_due = False
+        self.wake()
 
     take_for_wait: Callable[[LeaseRequest], Taken]  # set by the queue, which knows the limits
 
@@ -394,6 +388,7 @@ class Leases:
 
     def disarm(self) -> None:
         self._alarm.clear()
+        self._reader.close()
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────
 
@@ -414,43 +409,46 @@ class Leases:
         low = self.cursor.low_offset()
         if self._oldest is None or self._oldest[0] != low:
             try:
-                peeked, _ = self.peek(start=low, count=1, read_bytes_max=OLDEST_READ_BYTES)
+                peeked = self._first_from(low)
             except Damaged as damage:
                 self._on_damage(damage)
                 return None
-            if not peeked:
+            if peeked is None:
                 return None
             # Asked for again and again by dashboards, while the low offset moves only with acks.
-            self._oldest = low, peeked[0].record.sent_at_ms
+            self._oldest = low, peeked.record.sent_at_ms
         return self._oldest[1]
 
-    def peek(
-        self, *, start: int, count: int, read_bytes_max: int = limits.READ_BYTES_MAX
-    ) -> tuple[list[Peeked], int]:
+    def _first_from(self, offset: int) -> Peeked | None:
+        """The first record from an offset on that is not gone. None also while its batch is being
+        opened: who asks again is told."""
+        steps = self._peek(offset, 1, OLDEST_READ_BYTES)
+        while True:
+            try:
+                if next(steps) is not None:
+                    return None
+            except StopIteration as end:
+                found: list[Peeked] = end.value[0]
+                return found[0] if found else None
+
+    async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
         """Records from ``start`` on that are not gone, and where to look next. Looks through a
         bounded stretch of the log: an answer with nothing in it may still have more behind it."""
+        steps = self._peek(start, count, limits.READ_BYTES_MAX)
+        while True:
+            try:
+                opening = next(steps)
+            except StopIteration as end:
+                found: tuple[list[Peeked], int] = end.value
+                return found
+            if opening is None:
+                await asyncio.sleep(0)
+            else:
+                await asyncio.wait((opening,))
+
+    def _peek(self, start: int, count: int, read_bytes_max: int) -> Peeking:
         end = self._journal.high_watermark
-        if start < 0:
-            return [], end
-        offset = max(start, self._log.start_offset)
-        found: list[Peeked] = []
-        read_bytes = 0
-        while offset < end and len(found) < count and read_bytes < PEEK_BYTES_MAX:
-            batches = self._log.read(offset, bytes_max=read_bytes_max, up_to=end)
-            if not batches:
-                break
-            for data in batches:
-                header = parse_header(data)
-                read_bytes += len(data)
-                if not header.is_control:
-                    for record in decode_batch(data, origin=self._origin, from_offset=offset):
-                        if len(found) == count:
-                            return found, record.offset
-                        peeked = self._peeked(record)
-                        if peeked is not None:
-                            found.append(peeked)
-                offset = header.next_offset
-        return found, offset
+        return peek(self._reader, start, end, count, read_bytes_max, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
         state = self.cursor.state_of(
@@ -470,8 +468,9 @@ class Leases:
         """Forget what is past its retention although nobody asks for it."""
         for _ in range(EXPIRY_ROUNDS_MAX):
             now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
-            if self.cursor.wants_feed:
-                self._feed(now_ms, wall_ms)
+            if self.cursor.wants_feed and not self._feed(now_ms, wall_ms) and self._reader.is_later:
+                await self._reader.ready()
+                continue
             outcome = self.cursor.expire(
                 retention_ms=self.retention_ms, now_ms=now_ms, wall_ms=wall_ms
             )

@@ -157,23 +157,37 @@ class Queue:
                 wanted = LeaseRequest(
                     request.count - len(deliveries), request.lease_ms, 0, request.attempt_id
                 )
-            taken = leases.take(wanted, attempts_max=attempts_max, in_flight_max=self._room(leases))
-            is_over_limit = is_over_limit or taken.is_over_limit
-            deliveries.extend(taken.deliveries)
-            try:
-                if taken.dead:
-                    # Finished before the answer, so that who saw nothing here finds them there.
-                    await self._move_dead(leases, taken.dead)
-                await self._settled(taken)
-            except asyncio.CancelledError:
-                if deliveries:
-                    self._spawn(self._give_back(deliveries), "give back")
-                raise
+            is_cut = True
+            while is_cut:
+                taken = leases.take(
+                    wanted, attempts_max=attempts_max, in_flight_max=self._room(leases)
+                )
+                is_cut = taken.is_cut
+                is_over_limit = is_over_limit or taken.is_over_limit
+                await self._taken(leases, taken, deliveries)
             if len(deliveries) >= request.count:
                 break
         if is_over_limit and not deliveries and request.wait_ms <= 0 and not self.topic.is_fifo:
             raise InFlightLimit(f"Too many messages in flight: the limit is {self._in_flight_max}.")
         return deliveries
+
+    async def _taken(self, leases: Leases, taken: Taken, deliveries: list[Delivery]) -> None:
+        """Add to ``deliveries`` what was taken, once it can be answered; if the attempt was cut
+        short, return when the next one can be made."""
+        first = len(deliveries)
+        deliveries.extend(taken.deliveries)
+        try:
+            if taken.dead:
+                # Finished before the answer, so that who saw nothing here finds them there.
+                await self._move_dead(leases, taken.dead)
+            await self._settled(taken)
+            deliveries[first:] = taken.deliveries  # with those that were late
+            if taken.is_cut:
+                await leases.ready()
+        except asyncio.CancelledError:
+            if deliveries:
+                self._spawn(self._give_back(deliveries), "give back")
+            raise
 
     def _room(self, leases: Leases) -> int:
         """The in-flight limit is the queue's: a partition may use what the others leave."""
@@ -220,12 +234,13 @@ class Queue:
 
     async def _settled(self, taken: Taken) -> None:
         flush = taken.flush
-        if flush is None:
-            return
-        if self.topic.is_fifo:
-            await flush.committed.wait()
-        else:
-            await flush.written.wait()
+        if flush is not None:
+            if self.topic.is_fifo:
+                await flush.committed.wait()
+            else:
+                await flush.written.wait()
+        if taken.finish is not None:
+            await taken.finish(taken)
 
     async def _give_back(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

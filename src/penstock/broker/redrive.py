@@ -66,7 +66,7 @@ class Redriver:
         topic = leases.topic
         moved: list[Pick] = []
         for pick in picks:
-            record = pick.record or leases.read(pick.offset)
+            record = pick.record or await leases.read(pick.offset)
             if record is None:
                 continue
             letter = dead_letter(

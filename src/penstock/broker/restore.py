@@ -38,7 +38,9 @@ from penstock.model.message import Record
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
-from penstock.record.message import decode_at, decode_batch
+from penstock.record.message import decode_batch
+from penstock.record.opened import OpenedBatch
+from penstock.record.record import records_blob
 
 log_ = logging.getLogger(__name__)
 
@@ -383,10 +385,9 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroun
     """Give the cursor back what events do not carry: group and due time of records in its table."""
     clock = surroundings.clock
     records: list[Record] = []
-    batch = b""
-    batch_end = -1
+    opened: OpenedBatch | None = None
     for offset in sorted(cursor.unhydrated()):
-        if offset >= batch_end:
+        if opened is None or offset >= opened.header.next_offset:
             try:
                 batch = log.read(offset, bytes_max=1)[0]
             except Damaged:
@@ -394,8 +395,11 @@ def _hydrate(log: Log, cursor: LeaseCursor, origin: bytes, surroundings: Surroun
                 lost = AckEvent(AckReason.EXPIRED, (offset,))
                 cursor.apply(lost, offset=offset, now_ms=clock.mono_ms())
                 continue
-            batch_end = parse_header(batch).next_offset
-        record = decode_at(batch, offset, origin=origin)
+            header = parse_header(batch)
+            opened = OpenedBatch(header, records_blob(batch, header), origin=origin)
+            for _ in opened.index():
+                pass  # in a thread of its own
+        record = opened.find(offset)
         if record is not None:
             records.append(record)
     cursor.hydrate(records, now_ms=clock.mono_ms(), wall_ms=clock.wall_ms())

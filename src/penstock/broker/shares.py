@@ -32,6 +32,7 @@ from penstock.record.batch import parse_header
 RECEIPT_KEY_BYTES = 32
 SHARES_PER_TOPIC_MAX = 100  # each is told of every append
 NAME_CHARS_MAX = 512
+YIELD_BYTES_MIN = 1_048_576
 
 
 class ShareCalls:
@@ -187,7 +188,7 @@ class ShareCalls:
         deliveries.sort(key=_offset_of)
         return Acquired(
             leases.cursor.low_offset(),
-            self._batches(queue, partition, deliveries),
+            await self._batches(queue, partition, deliveries),
             [(each.record.offset, each.lease_seq, each.attempt) for each in deliveries],
         )
 
@@ -215,9 +216,15 @@ class ShareCalls:
             deliveries.extend(taken.deliveries)
             if taken.dead:
                 await self._redriver.move(leases, taken.dead)
-            if taken.flush is not None and taken.deliveries:
+            if taken.flush is not None and (taken.deliveries or taken.late):
                 await taken.flush.written.wait()
-            if not taken.deliveries:
+            if taken.late:
+                first = len(taken.deliveries)
+                await leases.finish(taken)
+                deliveries.extend(taken.deliveries[first:])
+            if taken.is_cut:
+                await leases.ready()
+            elif not taken.deliveries:
                 break
             size += sum(len(each.record.message.body) for each in taken.deliveries)
             wanted = max(1, (bytes_max - size) * len(deliveries) // max(1, size))
@@ -228,7 +235,9 @@ class ShareCalls:
         ]
         await leases.extend(claims, is_strict=True)
 
-    def _batches(self, queue: Queue, partition: int, deliveries: Sequence[Delivery]) -> list[bytes]:
+    async def _batches(
+        self, queue: Queue, partition: int, deliveries: Sequence[Delivery]
+    ) -> list[bytes]:
         """The batches that hold what was leased, each once, as they stand in the log."""
         log = queue.partitions[partition].log
         batches: list[bytes] = []
@@ -237,6 +246,8 @@ class ShareCalls:
             offset = delivery.record.offset
             if offset < covered:
                 continue
+            if batches and len(batches[-1]) > YIELD_BYTES_MIN:
+                await asyncio.sleep(0)  # a batch of 16 MiB takes some milliseconds to read
             try:
                 batch = log.read(offset, bytes_max=1)[0]
             except Damaged as damage:

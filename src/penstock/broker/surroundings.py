@@ -7,6 +7,7 @@ from typing import Protocol
 
 from penstock.broker.disk import DiskBudget
 from penstock.broker.hold import Hold
+from penstock.broker.opened_batches import OpenedBatches
 from penstock.log.log import LogConfig
 from penstock.metadata.catalog import StoredCatalog
 from penstock.model import limits
@@ -49,3 +50,4 @@ class Surroundings:
     # Whether durations written before this process started can be measured by the wall clock.
     is_elapsed_trusted: bool = False
     hold: Hold = field(default_factory=Hold)  # what a backup under way asks for
+    opened: OpenedBatches = field(default_factory=OpenedBatches)

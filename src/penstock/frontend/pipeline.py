@@ -32,7 +32,6 @@ from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.frontend.throttle import Throttler
 from penstock.frontend.throttling import samples_of, throttle
-from penstock.frontend.turns import hash_in_steps, in_turns
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.limits import TENANT_HELD_PERCENT, WHOLE_BODY_BYTES_MAX
@@ -40,6 +39,7 @@ from penstock.model.ports import Backend, Catalog, Clock, Identities
 from penstock.model.ports import Shares as SharePort
 from penstock.model.quotas import Shares
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.turns import hash_in_steps, in_turns
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family

@@ -46,6 +46,7 @@ from penstock.record.slices import RecordSlice, slices_of
 from penstock.record.varint import decode_varint, encode_varint
 
 STEP_RECORDS: Final = 128  # about a millisecond
+STEP_BATCHES: Final = 1_024  # looked at, about a millisecond
 RECORD_BYTES_MIN: Final = 7  # its length, and six fields of at least a byte each
 Find = Callable[[bytes], TopicKey | None]  # by place, from memory
 Quarantine = list[tuple[int, str]]  # offsets and why
@@ -56,13 +57,11 @@ _SEALED_NAME: Final = encode_varint(len(SEALED_HEADER)) + SEALED_HEADER
 _ONLY_SEALED: Final = b"\x01\x02" + _SEALED_NAME  # no value, one header, its name
 
 
-def records_of(batch: bytes | memoryview, header: BatchHeader) -> bytes:
-    """All records, decompressed. That there are as many as the header says may be believed from
-    here on: a key's uses are counted by it. Raises MalformedBatch."""
-    blob = records_blob(bytes(batch), header)
+def check_count(blob: bytes | memoryview, header: BatchHeader) -> None:
+    """Raise MalformedBatch unless there may be as many records as the header says: a key's uses are
+    counted by that."""
     if header.count * RECORD_BYTES_MIN > len(blob):
         raise MalformedBatch(f"{header.count} records in {len(blob)} bytes")
-    return blob
 
 
 def seal_records(
@@ -80,6 +79,7 @@ def seal_records(
         nonce = nonces[nonce_at : nonce_at + NONCE_BYTES]
         nonce_at += NONCE_BYTES
         sealed.append(_sealed(blob, one, key, nonce))
+    yield None
     attributes = header.attributes & ~ATTR_CODEC_MASK | ATTR_SEALED
     return repacked(header._replace(attributes=attributes), sealed)
 
@@ -142,6 +142,7 @@ def open_batch(
             quarantine.append((header.base_offset + one.offset_delta, str(error)))
         except UnicodeDecodeError as error:
             raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+    yield None
     attributes = header.attributes & ~(ATTR_CODEC_MASK | ATTR_SEALED)
     return repacked(header._replace(attributes=attributes), opened)
 
@@ -173,10 +174,14 @@ def _opened_message(blob: bytes, one: RecordSlice, key: TopicKey, owner: bytes) 
 def sealed_stretches(
     buffer: bytes | memoryview,
 ) -> Iterator[tuple[bool, bytes | memoryview]]:
-    """A buffer of whole batches, cut into single sealed batches and runs of others."""
-    begin = position = 0
+    """A buffer of whole batches, cut into single sealed batches and runs of others. An empty piece
+    in between is a pause: a buffer may hold half a million batches."""
+    begin = position = count = 0
     end = len(buffer)
     while position < end:
+        count += 1
+        if count % STEP_BATCHES == 0:
+            yield False, b""
         header = parse_header(buffer, position)
         stop = position + header.total_bytes
         if header.is_sealed:

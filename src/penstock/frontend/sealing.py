@@ -29,20 +29,22 @@ from penstock.frontend.seal import (
 )
 from penstock.frontend.seal_batches import (
     Quarantine,
+    check_count,
     open_batch,
-    records_of,
     seal_records,
     sealed_stretches,
 )
 from penstock.model.errors import InvalidRequest
 from penstock.model.file_slice import in_memory
-from penstock.model.limits import BATCH_BYTES_MAX
+from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
 from penstock.model.message import Delivery, Message
 from penstock.model.ports import Acquired, Fetched
 from penstock.model.topic import Topic
+from penstock.net.unpacking import unpacked
 from penstock.record.batch import BatchHeader, parse_header, repacked
+from penstock.record.compression import TooLarge
 from penstock.record.malformed import MalformedBatch
-from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge
+from penstock.wire.kafka.batches import BatchInvalid, BatchTooLarge, check_opened_count
 
 # Messages that are known not to open: beyond it the oldest may be counted once more.
 QUARANTINED_MAX: Final = 16_384
@@ -162,10 +164,16 @@ class Sealing:
         sealed = []
         for batch, header in batches:
             try:
-                blob = records_of(batch, header)
+                check_opened_count(header)
+                blob = await unpacked(
+                    bytes(batch), header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX
+                )
+                check_count(blob, header)
                 count = header.count
                 key = self._keys.take(topic, count) or await self._keys.reserve(topic, count)
-                done = await self._in_turns(seal_records(blob, header, key, self._entropy))
+                done = await self._in_turns(seal_records(bytes(blob), header, key, self._entropy))
+            except TooLarge as error:
+                raise BatchTooLarge(f"{error} when decompressed") from None
             except MalformedBatch as error:
                 raise BatchInvalid(str(error)) from None
             if len(done) > BATCH_BYTES_MAX:
@@ -210,10 +218,13 @@ class Sealing:
         is_sealed = False
         for buffer in buffers:
             for is_batch, piece in sealed_stretches(buffer):
-                if is_batch:
+                if not piece:
+                    await asyncio.sleep(0)
+                elif is_batch:
                     is_sealed = True
-                    piece = await self._opened_batch(topic, partition, bytes(piece), gone)
-                opened.append(piece)
+                    opened.append(await self._opened_batch(topic, partition, bytes(piece), gone))
+                else:
+                    opened.append(piece)
         return (opened, gone) if is_sealed else (buffers, gone)
 
     async def _opened_batch(

@@ -39,6 +39,11 @@ INDEX_INTERVAL_BYTES = 4 * KIB
 TAIL_BYTES_MAX = 4 * MIB  # recent batches kept in memory, per partition
 TAILS_BYTES_MAX = 64 * MIB  # and for all partitions of a node together
 BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not data
+# A producer's batch for a topic whose records the server opens: a queue, or an encrypted topic.
+OPENED_BATCH_RECORDS_MAX = 10_000  # the default of librdkafka
+OPENED_BATCH_BYTES_MAX = 16 * MIB  # decompressed
+# Of such batches with many records that are kept decompressed for receives, by all queues of a node
+OPENED_BYTES_MAX = 64 * MIB
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 # Rows of one coordinator topic that operators have skipped, one by one: 100 KB in the catalog.
 SKIPPED_ROWS_MAX = 1_000

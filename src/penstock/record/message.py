@@ -44,12 +44,20 @@ from penstock.record.batch import (
     parse_header,
 )
 from penstock.record.malformed import MalformedBatch
-from penstock.record.record import HEADERS_PER_RECORD_MAX, Header, records_blob
+from penstock.record.record import (
+    HEADERS_PER_RECORD_MAX,
+    RECORDS_BYTES_MAX,
+    Header,
+    records_blob,
+)
 from penstock.record.varint import SMALL, decode_varint, encode_varint
 
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
 SEALED_HEADER = b"penstock.sealed"
+# Headers of a producer's record that are shown as attributes. A queue's own messages have ten; a
+# record may have 4,096, and to show all of those takes 20 ms for each receive.
+FOREIGN_ATTRIBUTES_MAX = 100
 STRING = "String"
 BINARY = "Binary"
 
@@ -212,7 +220,27 @@ def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[R
 
 
 def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: int) -> list[Record]:
-    """One loop over all records with the short varints inlined: a call per field would double the
+    records, number, end = decode_some(blob, 0, header.count, header, origin, from_offset)
+    assert number == header.count, "there is no bound in the way"
+    if end != len(blob):
+        raise MalformedBatch(f"{len(blob) - end} bytes behind the last record")
+    return records
+
+
+def decode_some(
+    blob: bytes,
+    position: int,
+    count: int,
+    header: BatchHeader,
+    origin: bytes,
+    from_offset: int,
+    bytes_max: int = RECORDS_BYTES_MAX,
+) -> tuple[list[Record], int, int]:
+    """Decode up to ``count`` records from ``position`` on, but no further one after ``bytes_max``
+    bytes. Returns the records, how many were gone through, and the position behind them. Raises
+    MalformedBatch, IndexError or UnicodeDecodeError.
+
+    One loop over all records with the short varints inlined: a call per field would double the
     time. Behind each slice the position is held against the record's end."""
     base_offset = header.base_offset
     last_delta = header.last_offset_delta
@@ -223,8 +251,11 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
     total = len(blob)
     records: list[Record] = []
     add = records.append
-    end = 0
-    for _ in range(header.count):
+    end = position
+    stop_at = position + bytes_max
+    for number in range(count):
+        if end >= stop_at:
+            return records, number, end
         size, position = decode_varint(blob, end)
         end = position + size
         if size < 0 or end > total:
@@ -250,9 +281,7 @@ def _decode_blob(blob: bytes, header: BatchHeader, origin: bytes, from_offset: i
         appended_at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
         message = decode_message(blob, position, end, origin, offset, sealed, is_own)
         add(Record(offset, appended_at_ms, message))
-    if end != total:
-        raise MalformedBatch(f"{total - end} bytes behind the last record")
-    return records
+    return records, count, end
 
 
 def decode_message(
@@ -424,7 +453,7 @@ def _producer_attributes(headers: list[Header]) -> Mapping[str, Attribute] | Non
     if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
         return _own_attributes(headers, 1)  # a copy of a queue's record
     attributes: dict[str, Attribute] = {}
-    for raw, value in headers:
+    for raw, value in headers[:FOREIGN_ATTRIBUTES_MAX]:
         data_type = STRING
         try:
             (value or b"").decode()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
-from penstock.record.compression import decompress
+from penstock.record.compression import decompress, decompress_to_view
 from penstock.record.malformed import MalformedBatch
 from penstock.record.varint import decode_varint, encode_varint
 
@@ -57,10 +57,21 @@ def encode_record(
 
 def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
     """The records of a whole batch, decompressed."""
+    return decompress(header.codec, _packed(batch, header), bytes_max=bytes_max)
+
+
+def records_view(
+    batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
+) -> bytes | memoryview:
+    """``records_blob`` for a thread: large records are not copied, so that the loop is not held."""
+    return decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
+
+
+def _packed(batch: bytes, header: BatchHeader) -> bytes:
     end = header.total_bytes
     if not HEADER_BYTES <= end <= len(batch):
         raise MalformedBatch(f"a batch of {end} bytes in a buffer of {len(batch)}")
-    return decompress(header.codec, batch[HEADER_BYTES:end], bytes_max=bytes_max)
+    return batch[HEADER_BYTES:end]
 
 
 def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterator[RawRecord]:

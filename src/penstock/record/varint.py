@@ -26,7 +26,7 @@ def _encode(value: int) -> bytes:
     return bytes(out)
 
 
-def decode_varint(buffer: bytes, position: int) -> tuple[int, int]:
+def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
     """The value at ``position`` and the position behind it."""
     try:
         byte = buffer[position]

@@ -11,7 +11,7 @@ every message needs a group and a deduplication id, which only opening the recor
 With acks=0 the client reads no answer. All that can be done about an error is to hang up, which
 makes it ask for metadata and begin again."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Final, TypeAlias, cast
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
@@ -27,16 +27,25 @@ from penstock.frontend.kafka.topics import (
 )
 from penstock.frontend.kafka.transaction_guard import check_transaction
 from penstock.model.errors import PenstockError
-from penstock.model.limits import BATCH_BYTES_MAX
+from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
 from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
 from penstock.net.begun import Begun
 from penstock.net.kafka import HangUp
+from penstock.net.turns import in_turns
+from penstock.net.unpacking import unpacked
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
+from penstock.record.compression import Codec, TooLarge
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_batch
+from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
 from penstock.wire.kafka.apis import PRODUCE
-from penstock.wire.kafka.batches import BatchRefused, check_batches
+from penstock.wire.kafka.batches import (
+    BatchRefused,
+    BatchTooLarge,
+    check_batches,
+    check_opened_count,
+)
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.produce import (
     ProducePartition,
@@ -153,6 +162,9 @@ async def _ready(
     if not has_partition(target, index):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     batches = _checked(context, version, target, partition)
+    if target.is_queue:
+        for batch, header in batches:
+            await _check_records(target, batch, header)
     if context.sealing is not None and context.sealing.is_on(target):
         batches = await context.sealing.seal_batches(target, batches)
     place = (target.topic_id, index)
@@ -200,20 +212,32 @@ def _checked(
         bytes_max=min(settings.message_bytes_max, BATCH_BYTES_MAX),
         timestamp_max=min(now_ms + ahead_ms, LONG_MAX),
     )
-    for batch, header in batches:
+    for _, header in batches:
         _check_age(header, settings, now_ms)
-        if topic.is_queue:
-            _check_records(batch)
     return batches
 
 
-def _check_records(batch: memoryview) -> None:
+async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -> None:
     """Consumers of a queue get messages one by one, so here, and only here, a batch is opened on
     its way in: one that cannot be would stand in the way of everything behind it."""
+    data = bytes(batch)
     try:
-        decode_batch(bytes(batch), origin=b"")
+        if header.codec == Codec.NONE and header.count <= PIECE_RECORDS and len(data) < PIECE_BYTES:
+            decode_batch(data, origin=b"")
+            return
+        check_opened_count(header)
+        blob = await unpacked(data, header, tenant=topic.account, bytes_max=OPENED_BATCH_BYTES_MAX)
+        await in_turns(_open_all(OpenedBatch(header, blob, origin=b"")))
+    except TooLarge as error:
+        raise BatchTooLarge(f"{error} when decompressed") from None
     except MalformedBatch as error:
         raise Refusal(ErrorCode.INVALID_RECORD, str(error)) from None
+
+
+def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
+    yield from opened.index()
+    for _ in opened.pieces(0):
+        yield None
 
 
 def _check_age(header: BatchHeader, settings: StreamSettings, now_ms: int) -> None:

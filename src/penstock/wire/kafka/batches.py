@@ -22,6 +22,7 @@ BatchRefused
 
 from typing import ClassVar
 
+from penstock.model.limits import OPENED_BATCH_RECORDS_MAX
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
     ATTR_CODEC_MASK,
@@ -120,6 +121,15 @@ def check_batches(
     if len(batches) > 1 and any(header.producer_id != NO_PRODUCER for _, header in batches):
         raise BatchInvalid("a producer with an id sends one batch per partition")
     return batches
+
+
+def check_opened_count(header: BatchHeader) -> None:
+    """For a topic whose records the server opens. Raises BatchTooLarge."""
+    if header.count > OPENED_BATCH_RECORDS_MAX:
+        raise BatchTooLarge(
+            f"a batch of {header.count} records; queues and encrypted topics take at most "
+            f"{OPENED_BATCH_RECORDS_MAX}"
+        )
 
 
 def _header_at(view: memoryview, position: int) -> BatchHeader:

@@ -1,0 +1,51 @@
+"""Batches with many records that receives are under way in, kept opened by all queues of a node.
+
+A record that is leased again is looked for in its batch. For a large batch that means to read,
+decompress and index all of it; so the batches used last are kept, up to 64 MiB in all.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from penstock.model.limits import OPENED_BYTES_MAX
+from penstock.record.opened import OpenedBatch
+
+BATCHES_MAX: Final = 64
+
+
+class OpenedBatches:
+    def __init__(self, bytes_max: int = OPENED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._size_bytes = 0
+        # By owner, a cursor over one partition, and base offset. The one used last is at the end.
+        self._kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
+
+    def find(self, owner: object, offset: int) -> OpenedBatch | None:
+        """The batch of ``owner`` that covers an offset."""
+        for key, opened in self._kept.items():
+            header = opened.header
+            if key[0] is owner and header.base_offset <= offset < header.next_offset:
+                self._kept.move_to_end(key)
+                return opened
+        return None
+
+    def add(self, owner: object, opened: OpenedBatch) -> None:
+        """Keep a batch; others go if it takes more than the bound together with them. One batch is
+        always kept."""
+        key = (owner, opened.header.base_offset)
+        self._drop(key)
+        self._kept[key] = opened
+        self._size_bytes += opened.size_bytes
+        while len(self._kept) > 1 and (
+            self._size_bytes > self._bytes_max or len(self._kept) > BATCHES_MAX
+        ):
+            self._drop(next(iter(self._kept)))
+
+    def forget(self, owner: object) -> None:
+        for key in [key for key in self._kept if key[0] is owner]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[object, int]) -> None:
+        opened = self._kept.pop(key, None)
+        if opened is not None:
+            self._size_bytes -= opened.size_bytes

@@ -1,0 +1,135 @@
+"""A batch with many records, opened once and decoded a few records at a time.
+
+A producer's batch may hold a million records in 64 MiB. To decode all of them, or to step over all
+of them for each lease of a later one, takes a second. So the positions of every 64th record are
+noted once (``index``), and records are decoded in pieces from there.
+
+Generators here stop at least every few milliseconds.
+"""
+
+from bisect import bisect_right
+from collections.abc import Generator, Iterator
+from typing import Final
+
+from penstock.model.limits import KIB
+from penstock.model.message import Record
+from penstock.record.batch import BatchHeader
+from penstock.record.malformed import MalformedBatch
+from penstock.record.message import decode_some
+from penstock.record.varint import decode_varint
+
+MARK_RECORDS: Final = 64
+PIECE_RECORDS: Final = 256  # decoded at a time, about a millisecond
+PIECE_BYTES: Final = 32 * KIB  # and bytes of records: headers of two bytes each take 10 ms
+STEP_RECORDS: Final = 2_048  # stepped over at a time
+
+
+class OpenedBatch:
+    __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "origin")
+
+    def __init__(self, header: BatchHeader, blob: bytes | memoryview, *, origin: bytes) -> None:
+        """``blob`` are the records, decompressed; ``origin`` as for ``message.decode_batch``."""
+        self.header = header
+        self.origin = origin
+        self._blob = blob
+        self._offsets: list[int] = []  # of every 64th record
+        self._places: list[tuple[int, int]] = []  # their numbers and positions
+        self._malformed: MalformedBatch | None = None  # why the index ends early
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._blob) + 128 * len(self._offsets)
+
+    def index(self) -> Generator[None, None, None]:
+        """Note where records stand. To be run to its end before anything else is called."""
+        try:
+            yield from self._walk()
+        except IndexError:
+            self._malformed = MalformedBatch("a record runs past the end of the batch")
+        except MalformedBatch as error:
+            self._malformed = error
+
+    def _walk(self) -> Generator[None, None, None]:
+        blob, total = self._blob, len(self._blob)
+        base_offset, last_delta = self.header.base_offset, self.header.last_offset_delta
+        end = 0
+        for number in range(self.header.count):
+            start = end
+            byte = blob[start]
+            if byte < 0x80:
+                size, position = (byte >> 1) ^ -(byte & 1), start + 1
+            else:
+                size, position = decode_varint(blob, start)
+            end = position + size
+            if size < 0 or end > total:
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            if number % MARK_RECORDS == 0:
+                _, position = decode_varint(blob, position + 1)
+                delta, position = decode_varint(blob, position)
+                if not 0 <= delta <= last_delta:
+                    raise MalformedBatch(f"offset delta {delta} is outside of the batch")
+                self._offsets.append(base_offset + delta)
+                self._places.append((number, start))
+                if number % STEP_RECORDS == 0:
+                    yield None
+        if end != total:
+            raise MalformedBatch(f"{total - end} bytes behind the last record")
+
+    def pieces(self, from_offset: int) -> Iterator[list[Record]]:
+        """The records from an offset on, a few at a time; a piece may be empty. Raises
+        MalformedBatch where the records end that can be read."""
+        number, position = self._place_before(from_offset)
+        while number < self.header.count:
+            records, done, position = self._decode(number, position, from_offset)
+            number += done
+            yield records
+        if self._malformed is not None:
+            raise self._malformed
+
+    def find(self, offset: int) -> Record | None:
+        """One record. None when the batch has no such offset, or none that can be read."""
+        number, position = self._place_before(offset)
+        end = min(number + MARK_RECORDS, self.header.count)
+        try:
+            while number < end:
+                records, done, position = self._decode(number, position, offset)
+                for record in records:
+                    if record.offset == offset:
+                        return record
+                number += done
+        except MalformedBatch:
+            pass
+        return None
+
+    def _place_before(self, offset: int) -> tuple[int, int]:
+        index = bisect_right(self._offsets, offset) - 1
+        return self._places[index] if index >= 0 else (0, 0)
+
+    def _decode(
+        self, number: int, position: int, from_offset: int
+    ) -> tuple[list[Record], int, int]:
+        """Returns what was decoded, how many records were gone through, and the next position."""
+        blob, header = self._blob, self.header
+        count = min(PIECE_RECORDS, header.count - number)
+        try:
+            if isinstance(blob, bytes):
+                return decode_some(
+                    blob, position, count, header, self.origin, from_offset, PIECE_BYTES
+                )
+            # What is decoded must be bytes: a copy of as many whole records as make a piece.
+            end = position
+            for done in range(count):
+                if end - position >= PIECE_BYTES:
+                    count = done
+                    break
+                size, at = decode_varint(blob, end)
+                end = at + size
+                if size < 0 or end > len(blob):
+                    raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            copied = bytes(blob[position:end])
+            records, done, _ = decode_some(copied, 0, count, header, self.origin, from_offset)
+            return records, done, end
+        except IndexError:
+            raise MalformedBatch("a record runs past the end of the batch") from None
+        except UnicodeDecodeError as error:
+            raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
