@@ -153,7 +153,10 @@ class Frontend:
                 if not call.caller.is_trusted:
                     authenticate_again(context, call)
                     authorize(context, call)
-            reply = call.codec.reply(action.name, answer, request.request_id)
+            if isinstance(answer, HttpReply):
+                reply = answer  # encoded already, in turns
+            else:
+                reply = call.codec.reply(action.name, answer, request.request_id)
         except Exception as error:
             refusal = _refusal(error, request)
             code = refusal.code

@@ -3,10 +3,13 @@ that every fault reaches the client in the form it reads."""
 
 from typing import Any, Protocol
 
+import msgspec
+
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.wire.aws import json10, query_json, query_xml, sts
 from penstock.wire.aws.faults import Fault
 from penstock.wire.aws.shapes import OPERATIONS, Reply
+from penstock.wire.aws.xml_text import escape
 
 REQUEST_ID = "x-amzn-RequestId"
 
@@ -15,6 +18,15 @@ class Codec(Protocol):
     @property
     def name(self) -> str:
         """As metrics show it."""
+        ...
+
+    @property
+    def around_messages(self) -> tuple[bytes, bytes, bytes]:
+        """What stands before the messages of a receive, behind them, and between two."""
+        ...
+
+    def text(self, text: str) -> bytes:
+        """A text as it stands in a reply, without what is around it."""
         ...
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
@@ -28,6 +40,10 @@ class _Json:
     """AWS JSON 1.0."""
 
     name = "json"
+    around_messages = (b'{"Messages":[', b"]}", b",")
+
+    def text(self, text: str) -> bytes:
+        return msgspec.json.encode(text)[1:-1]
 
     def reply(self, api: str, reply: Reply | None, request_id: str) -> HttpReply:  # noqa: ARG002
         headers = ((REQUEST_ID, request_id),)
@@ -43,7 +59,11 @@ class _Query:
     """Forms in, XML out. The services differ in the namespace of their XML."""
 
     name = "query"
+    around_messages = (b"<ReceiveMessageResult>", b"</ReceiveMessageResult>", b"")
     namespace = query_xml.NAMESPACE
+
+    def text(self, text: str) -> bytes:
+        return escape(text).encode()
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
         body = query_xml.encode_reply(OPERATIONS[api], reply, request_id=request_id)
@@ -61,6 +81,10 @@ class _QueryJson:
     """Forms in, JSON out: the query protocol for clients that accept JSON."""
 
     name = "query"
+    around_messages = (b'{"messages":[', b"]}", b",")
+
+    def text(self, text: str) -> bytes:
+        return msgspec.json.encode(text)[1:-1]
 
     def reply(self, api: str, reply: Any, request_id: str) -> HttpReply:
         body = query_json.encode_reply(OPERATIONS[api], reply, request_id=request_id)

@@ -42,6 +42,10 @@ BATCH_BYTES_MAX = 16 * MIB  # a stored batch; larger lengths are damage, not dat
 # A producer's batch for a topic whose records the server opens: a queue, or an encrypted topic.
 OPENED_BATCH_RECORDS_MAX = 10_000  # the default of librdkafka
 OPENED_BATCH_BYTES_MAX = 16 * MIB  # decompressed
+# One record of such a batch for a queue: a message of 1 MiB, and what a record adds to it. Streams
+# take larger records; those above 4 MiB are not delivered if the stream becomes a queue.
+OPENED_RECORD_BYTES_MAX = MIB + 64 * KIB
+DELIVERED_RECORD_BYTES_MAX = 4 * MIB
 # Of such batches with many records that are kept decompressed for receives, by all queues of a node
 OPENED_BYTES_MAX = 64 * MIB
 FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
@@ -72,6 +76,7 @@ FORM_BYTES_MAX = 4 * MIB  # 1 MiB of messages with every byte escaped is 3 MiB
 # The largest honest body, a batch of ten messages with ten attributes each, has 1,200 and 20 KiB.
 JSON_STRINGS_MAX = 8_000
 JSON_STRUCTURE_BYTES_MAX = 64 * KIB
+JSON_STRING_CHARS_MAX = 2 * MIB  # of one value: the largest message in base64 has 1.4 million
 JSON_ENTRIES_MAX = 1_000  # of one list or map
 CONNECTIONS_MAX = 20_000
 BODIES_BYTES_MAX = 256 * MIB  # of request bodies under way; those that come in one piece are free

@@ -25,3 +25,4 @@ class HttpReply(msgspec.Struct, gc=False):
     body: bytes = b""
     content_type: str = "application/x-amz-json-1.0"
     headers: tuple[tuple[str, str], ...] = ()
+    pieces: tuple[bytes, ...] = ()  # of a large body, behind ``body``: to join them takes long

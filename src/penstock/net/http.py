@@ -374,7 +374,10 @@ class _HttpConnection(Connection):
             self._close()
             return
         keep_alive = self._keep_alive and not self._listener.is_draining
-        transport.write(self._encode(task.result(), keep_alive=keep_alive))
+        reply = task.result()
+        transport.write(self._encode(reply, keep_alive=keep_alive))
+        for piece in reply.pieces:
+            transport.write(piece)
         if not keep_alive:
             self._close()
             return
@@ -388,11 +391,13 @@ class _HttpConnection(Connection):
             self._answer_next()
 
     def _encode(self, reply: HttpReply, *, keep_alive: bool) -> bytes:
-        status = reply.status
+        status, size = reply.status, len(reply.body)
+        if reply.pieces:
+            size += sum(map(len, reply.pieces))
         first = (
             f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
             f"Content-Type: {reply.content_type}\r\n"
-            f"Content-Length: {len(reply.body)}\r\n"
+            f"Content-Length: {size}\r\n"
         )
         lines = [first, *[f"{name}: {value}\r\n" for name, value in reply.headers]]
         if not keep_alive:

@@ -3,29 +3,38 @@
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.sqs.incoming import View, system_attributes
+from penstock.frontend.sqs.large_receive import encode_large, is_large
 from penstock.frontend.sqs.naming import topic_of
 from penstock.frontend.sqs.outgoing import check_id
 from penstock.model.limits import BATCH_ENTRIES_MAX, LEASE_MS_MAX, WAIT_MS_MAX
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
+from penstock.net.exchange import HttpReply
 from penstock.wire.aws.faults import invalid_value
 from penstock.wire.aws.shapes import ReceiveMessageReply, ReceiveMessageRequest
 
+TOKEN_BYTES = 16
 
-async def run(context: Context, call: Call, asked: ReceiveMessageRequest) -> ReceiveMessageReply:
+
+async def run(
+    context: Context, call: Call, asked: ReceiveMessageRequest
+) -> ReceiveMessageReply | HttpReply:
     topic = topic_of(context, call, asked.queue_url)
     request = _lease_request(asked, topic)
     system = system_attributes(asked.attribute_names, asked.message_system_attribute_names)
     deliveries = await context.backend.lease(topic, request)
     if context.sealing is not None:
         deliveries = await context.sealing.opened(topic, deliveries)
-    if not deliveries:
-        context.meter.received(0, 0)
-        return ReceiveMessageReply()
-    view = View(topic, system, asked.message_attribute_names or ())
     size_bytes = sum(len(delivery.record.message.body) for delivery in deliveries)
+    view = View(topic, system, asked.message_attribute_names or ()) if deliveries else None
+    reply: HttpReply | None = None
+    if view is not None and is_large(deliveries, size_bytes):
+        token = context.entropy(TOKEN_BYTES).hex()
+        reply = await encode_large(call.codec, view, deliveries, call.request.request_id, token)
     context.meter.received(len(deliveries), size_bytes)
-    return ReceiveMessageReply(messages=[view.show(delivery) for delivery in deliveries])
+    if view is None:
+        return ReceiveMessageReply()
+    return reply or ReceiveMessageReply(messages=[view.show(delivery) for delivery in deliveries])
 
 
 def _lease_request(asked: ReceiveMessageRequest, topic: Topic) -> LeaseRequest:

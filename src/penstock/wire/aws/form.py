@@ -45,11 +45,12 @@ def body_pairs(body: bytes) -> Generator[None, None, list[tuple[str, str]]]:
 
 def _unescaped(raw: bytes) -> Generator[None, None, str]:
     raw = raw.translate(_SPACES)
+    if len(raw) > PIECE_BYTES:
+        yield None
     if _PERCENT not in raw:
         return raw.decode()
     if len(raw) <= PIECE_BYTES:
         return _unquoted_bytes(raw).decode()
-    yield None
     pieces: list[bytes] = []
     start = 0
     while start < len(raw):
@@ -60,7 +61,9 @@ def _unescaped(raw: bytes) -> Generator[None, None, str]:
         pieces.append(_unquoted_bytes(raw[start:stop]))
         start = stop
         yield None
-    return b"".join(pieces).decode()
+    joined = b"".join(pieces)
+    yield None
+    return joined.decode()
 
 
 def _unquoted(text: str, errors: str) -> str:

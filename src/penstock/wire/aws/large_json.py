@@ -14,7 +14,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.model.limits import JSON_STRINGS_MAX, JSON_STRUCTURE_BYTES_MAX, KIB
+from penstock.model.limits import (
+    JSON_STRING_CHARS_MAX,
+    JSON_STRINGS_MAX,
+    JSON_STRUCTURE_BYTES_MAX,
+    KIB,
+)
 from penstock.wire.aws.faults import Fault, fault
 
 PIECE_BYTES = 64 * KIB
@@ -96,6 +101,7 @@ def _too_many(what: str) -> Fault:
 
 def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, str]:
     texts: list[str] = []
+    size = 0
     while start < end:
         match = _PIECE.match(body, start, end)
         stop = end if match is None else match.end()
@@ -104,6 +110,9 @@ def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, s
         if stop <= start:
             stop = end  # not UTF-8: the decoder says so
         texts.append(_decode_text(b'"%b"' % body[start:stop]))
+        size += len(texts[-1])
+        if size > JSON_STRING_CHARS_MAX:
+            raise _too_many(f"a value of more than {JSON_STRING_CHARS_MAX} characters")
         start = stop
         yield None
     return "".join(texts)
