@@ -222,10 +222,12 @@ class Broker:
         )
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        return (await self._partition(topic, partition)).stream.find_time(timestamp_ms)
+        stream = (await self._partition(topic, partition)).stream
+        return await stream.find_time(timestamp_ms, tenant=topic.account)
 
     async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
-        return (await self._partition(topic, partition)).stream.newest()
+        stream = (await self._partition(topic, partition)).stream
+        return await stream.newest(tenant=topic.account)
 
     async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
         return await (await self._partition(topic, partition)).delete_records(before)

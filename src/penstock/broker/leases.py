@@ -40,7 +40,7 @@ from penstock.record.batch import BatchHeader
 
 OLDEST_READ_BYTES = 4 * limits.KIB
 EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
-FEEDS_PER_TURN_MAX = 3  # stretches of the log that one attempt to lease looks through
+FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records that one attempt to lease looks through
 FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
 
 
@@ -169,7 +169,7 @@ class Leases:
         taken = Taken([], [])
         deliveries = taken.deliveries
         is_dry = False
-        feeds = 0
+        fed = again_bytes = 0
         while True:
             outcome = self.cursor.lease(
                 count=request.count - len(deliveries),
@@ -184,23 +184,19 @@ class Leases:
             )
             if outcome.event is not None:
                 taken.flush = self._journal_event(outcome.event)
-            for pick in outcome.picks:
-                record = pick.record or self._reader.read(pick.offset)
-                if record is Reading.LATER:
-                    taken.late.append(pick)
-                    taken.finish = self.finish
-                elif record is not None:
-                    deliveries.append(self._delivery(pick, record))
+            if outcome.picks:
+                again_bytes = self._read_picks(taken, outcome.picks, again_bytes)
             taken.dead.extend(outcome.dead)
             if outcome.expired:
                 self._count_expired(outcome.expired)
             if not outcome.needs_feed or is_dry or taken.late or len(deliveries) >= request.count:
                 break
-            if feeds == FEEDS_PER_TURN_MAX:
+            if fed >= FED_PER_TURN_MAX:
                 taken.is_cut = True
                 break
-            feeds += 1
-            if not self._feed(now_ms, wall_ms):
+            more = self._feed(now_ms, wall_ms)
+            fed += more
+            if not more:
                 if self._reader.is_later:
                     taken.is_cut = True
                     break
@@ -211,14 +207,33 @@ class Leases:
         self.received_count += len(deliveries)
         return taken
 
+    def _read_picks(self, taken: Taken, picks: Sequence[Pick], again_bytes: int) -> int:
+        """``again_bytes`` were read from the log for earlier picks; returns how many it is now."""
+        for pick in picks:
+            record: Record | Reading | None = pick.record
+            if record is None:
+                record = Reading.LATER
+                if again_bytes < limits.WINDOW_BYTES_MAX:
+                    record = self._reader.read(pick.offset)
+            if record is Reading.LATER:
+                taken.late.append(pick)
+                taken.finish = self.finish
+            elif record is not None:
+                taken.deliveries.append(self._delivery(pick, record))
+                if pick.record is None:
+                    again_bytes += len(record.message.body)
+        return again_bytes
+
     async def finish(self, taken: Taken) -> None:
         """Read the records that ``take`` could not read at once."""
         late, taken.late = taken.late, []
         for pick in late:
+            await asyncio.sleep(0)  # it may be large
             record = await self._reader.read_late(pick.offset)
             if record is not None:
                 taken.deliveries.append(self._delivery(pick, record))
                 self.received_count += 1
+        taken.deliveries.sort(key=lambda delivery: delivery.record.offset)  # as groups have them
 
     async def ready(self) -> None:
         """Wait until ``take``, which was cut short, can go on."""
@@ -237,8 +252,9 @@ class Leases:
             first_leased_at_ms=pick.first_leased_at_ms,
         )
 
-    def _feed(self, now_ms: int, wall_ms: int) -> bool:
-        """Read ahead of the cursor. False when there is nothing more below the high watermark."""
+    def _feed(self, now_ms: int, wall_ms: int) -> int:
+        """Read ahead of the cursor. Returns about how many records that were; 0 if there is nothing
+        more below the high watermark, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
         high_watermark = self._journal.high_watermark
@@ -246,7 +262,7 @@ class Leases:
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
         if scan_from >= high_watermark or scan_from >= self._messages_end:
-            return False
+            return 0
         if (
             fresh
             and fresh[0].previous_end <= scan_from <= fresh[0].base_offset
@@ -257,15 +273,16 @@ class Leases:
             base, at_ms = batch.base_offset, batch.now_ms
             records = [Record(base + i, at_ms, m) for i, m in enumerate(batch.messages)]
             cursor.feed(records, batch.next_offset, now_ms=now_ms, wall_ms=wall_ms)
-            return True
+            return len(records)
         reader = self._reader
         ahead = reader.ahead
         while ahead and ahead[0].offset < scan_from:
             ahead.popleft()
-        if not ahead and not reader.read_ahead(scan_from, high_watermark):
-            return False
+        is_read = not ahead
+        if is_read and not reader.read_ahead(scan_from, high_watermark):
+            return 0
         cursor.feed(ahead, reader.ahead_end, now_ms=now_ms, wall_ms=wall_ms)
-        return True
+        return FED_PER_TURN_MAX if is_read else len(ahead)
 
     # ── ack, extend, purge, start ────────────────────────────────────────────────────────────
 

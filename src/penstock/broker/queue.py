@@ -164,7 +164,8 @@ class Queue:
                 )
                 is_cut = taken.is_cut
                 is_over_limit = is_over_limit or taken.is_over_limit
-                await self._taken(leases, taken, deliveries)
+                if taken.deliveries or taken.flush is not None or taken.dead or is_cut:
+                    await self._taken(leases, taken, deliveries)
             if len(deliveries) >= request.count:
                 break
         if is_over_limit and not deliveries and request.wait_ms <= 0 and not self.topic.is_fifo:

@@ -31,7 +31,7 @@ log_ = logging.getLogger(__name__)
 UNREADABLE_RECORDS_MAX: Final = 100_000  # of one batch that are counted as expired one by one
 LONG_AGO_MS: Final = -(1 << 62)
 OPENED_NOW_RECORDS_MAX: Final = 4_096  # indexed at once, in about 2 ms
-PIECES_PER_CALL: Final = 4
+PIECES_PER_CALL: Final = 2
 _UNREADABLE: Final = Message(message_id=bytes(16), body=b"")
 
 Opening = asyncio.Task[OpenedBatch | MalformedBatch]

@@ -18,6 +18,8 @@ from penstock.log.log import Log
 from penstock.log.stretch import Stretch
 from penstock.model.errors import LeaderMoved, OffsetOutOfRange, ProducerRefused
 from penstock.model.ports import BatchAppended, Clock, Fetched, Marker, ProducerSeen, StreamEnds
+from penstock.net.turns import in_turns
+from penstock.net.unpacking import unpacked
 from penstock.record.batch import (
     ATTR_TRANSACTIONAL,
     NO_PRODUCER,
@@ -25,6 +27,7 @@ from penstock.record.batch import (
     parse_header,
 )
 from penstock.record.control import TYPE_ABORT, TYPE_COMMIT, encode_marker_batch, iter_control
+from penstock.record.opened import first_at
 
 EMPTY_READS_MAX = 16  # in search of a batch with records, for one fetch
 GAP_EXCUSED_MS = 10_000  # after this node began to lead
@@ -172,11 +175,9 @@ class Stream:
         aborted = self._producers.aborted_between(self._log.start_offset, offset)
         return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
 
-    def find_time(self, timestamp_ms: int) -> tuple[int, int]:
+    async def find_time(self, timestamp_ms: int, *, tenant: str) -> tuple[int, int]:
         """The first batch that reaches the time, then the record in it: the one place where a
         reader by offset makes us open a batch, and only one."""
-        from penstock.record.record import iter_records
-
         high_watermark = self._journal.high_watermark
         offset = self._log.find_time(timestamp_ms)
         while offset < high_watermark:
@@ -187,14 +188,15 @@ class Stream:
             offset = header.next_offset
             if header.is_control or header.max_timestamp < timestamp_ms:
                 continue
-            for record in iter_records(batches[0]):
-                if record.timestamp >= timestamp_ms:
-                    return record.offset, record.timestamp
+            blob = await unpacked(batches[0], header, tenant=tenant)
+            found = await in_turns(first_at(blob, header, timestamp_ms))
+            if found is not None:
+                return found
         return -1, -1
 
-    def newest(self) -> tuple[int, int]:
+    async def newest(self, *, tenant: str) -> tuple[int, int]:
         """The record with the highest time, by batch: exact to the batch's last record."""
-        return self.find_time(self._log.last_timestamp_ms)
+        return await self.find_time(self._log.last_timestamp_ms, tenant=tenant)
 
     # ── Waking ───────────────────────────────────────────────────────────────────────────────
 

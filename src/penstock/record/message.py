@@ -34,7 +34,7 @@ from typing import Annotated
 
 import msgspec
 
-from penstock.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX
+from penstock.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX, DELIVERED_RECORD_BYTES_MAX
 from penstock.model.message import Attribute, Message, Record
 from penstock.record.batch import (
     ATTR_APPEND_TIME,
@@ -55,9 +55,9 @@ from penstock.record.varint import SMALL, decode_varint, encode_varint
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
 SEALED_HEADER = b"penstock.sealed"
-# Headers of a producer's record that are shown as attributes. A queue's own messages have ten; a
-# record may have 4,096, and to show all of those takes 20 ms for each receive.
-FOREIGN_ATTRIBUTES_MAX = 100
+# Headers of a record that are read, as attributes of a message. A queue's own messages have at most
+# 21; a producer's record may have 4,096, and to show all of those takes 20 ms for each receive.
+FOREIGN_HEADERS_MAX = 100
 STRING = "String"
 BINARY = "Binary"
 
@@ -278,6 +278,8 @@ def decode_some(
         offset = base_offset + delta
         if offset < from_offset:
             continue
+        if size > DELIVERED_RECORD_BYTES_MAX:
+            raise MalformedBatch(f"a record of {size} bytes is too large for a message")
         appended_at_ms = header.max_timestamp if is_append_time else base_timestamp + delta_ms
         message = decode_message(blob, position, end, origin, offset, sealed, is_own)
         add(Record(offset, appended_at_ms, message))
@@ -416,13 +418,13 @@ def _headers(blob: bytes, position: int, end: int) -> list[Header]:
     if not 0 <= count <= HEADERS_PER_RECORD_MAX:
         raise MalformedBatch(f"{count} headers in one record")
     headers: list[Header] = []
-    for _ in range(count):
+    for _ in range(min(count, FOREIGN_HEADERS_MAX)):
         name, position = _take(blob, position, end)
         if name is None:
             raise MalformedBatch("a header has no name")
         value, position = _take(blob, position, end)
         headers.append((name, value))
-    if position != end:
+    if position != end and count <= FOREIGN_HEADERS_MAX:
         raise MalformedBatch("a record's fields do not add up to its length")
     return headers
 
@@ -453,7 +455,7 @@ def _producer_attributes(headers: list[Header]) -> Mapping[str, Attribute] | Non
     if headers and headers[0][0] == SYSTEM_HEADER and _system(headers[0][1] or b""):
         return _own_attributes(headers, 1)  # a copy of a queue's record
     attributes: dict[str, Attribute] = {}
-    for raw, value in headers[:FOREIGN_ATTRIBUTES_MAX]:
+    for raw, value in headers:
         data_type = STRING
         try:
             (value or b"").decode()

@@ -25,12 +25,13 @@ STEP_RECORDS: Final = 2_048  # stepped over at a time
 
 
 class OpenedBatch:
-    __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "origin")
+    __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "largest", "origin")
 
     def __init__(self, header: BatchHeader, blob: bytes | memoryview, *, origin: bytes) -> None:
         """``blob`` are the records, decompressed; ``origin`` as for ``message.decode_batch``."""
         self.header = header
         self.origin = origin
+        self.largest = 0  # bytes of a record, once all of them are indexed
         self._blob = blob
         self._offsets: list[int] = []  # of every 64th record
         self._places: list[tuple[int, int]] = []  # their numbers and positions
@@ -52,7 +53,7 @@ class OpenedBatch:
     def _walk(self) -> Generator[None, None, None]:
         blob, total = self._blob, len(self._blob)
         base_offset, last_delta = self.header.base_offset, self.header.last_offset_delta
-        end = 0
+        end = largest = 0
         for number in range(self.header.count):
             start = end
             byte = blob[start]
@@ -63,6 +64,8 @@ class OpenedBatch:
             end = position + size
             if size < 0 or end > total:
                 raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            if size > largest:
+                largest = size
             if number % MARK_RECORDS == 0:
                 _, position = decode_varint(blob, position + 1)
                 delta, position = decode_varint(blob, position)
@@ -74,6 +77,7 @@ class OpenedBatch:
                     yield None
         if end != total:
             raise MalformedBatch(f"{total - end} bytes behind the last record")
+        self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
         """The records from an offset on, a few at a time; a piece may be empty. Raises
@@ -133,3 +137,23 @@ class OpenedBatch:
             raise MalformedBatch("a record runs past the end of the batch") from None
         except UnicodeDecodeError as error:
             raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+
+
+def first_at(
+    blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int
+) -> Generator[None, None, tuple[int, int] | None]:
+    """Offset and time of the first record that reaches a time; None if there is none. Raises
+    MalformedBatch."""
+    end = 0
+    for number in range(header.count):
+        if number % STEP_RECORDS == STEP_RECORDS - 1:
+            yield None
+        size, position = decode_varint(blob, end)
+        end = position + size
+        if size < 0 or end > len(blob):
+            raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+        delta_ms, position = decode_varint(blob, position + 1)
+        at_ms = header.max_timestamp if header.is_append_time else header.base_timestamp + delta_ms
+        if at_ms >= timestamp_ms:
+            return header.base_offset + decode_varint(blob, position)[0], at_ms
+    return None

@@ -26,6 +26,7 @@ Header = tuple[bytes, bytes | None]
 # in front of a bomb.
 RECORDS_BYTES_MAX = 4 * BATCH_BYTES_MAX
 HEADERS_PER_RECORD_MAX = 4_096
+COPIED_BYTES_MAX = BATCH_BYTES_MAX  # in a thread, at once: about 5 ms
 
 
 class RawRecord(NamedTuple):
@@ -63,8 +64,10 @@ def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_
 def records_view(
     batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """``records_blob`` for a thread: large records are not copied, so that the loop is not held."""
-    return decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
+    """``records_blob`` for a thread. More than ``COPIED_BYTES_MAX`` are not copied: that would hold
+    the event loop."""
+    view = decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
+    return view if len(view) > COPIED_BYTES_MAX else bytes(view)
 
 
 def _packed(batch: bytes, header: BatchHeader) -> bytes:

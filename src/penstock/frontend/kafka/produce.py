@@ -27,7 +27,11 @@ from penstock.frontend.kafka.topics import (
 )
 from penstock.frontend.kafka.transaction_guard import check_transaction
 from penstock.model.errors import PenstockError
-from penstock.model.limits import BATCH_BYTES_MAX, OPENED_BATCH_BYTES_MAX
+from penstock.model.limits import (
+    BATCH_BYTES_MAX,
+    OPENED_BATCH_BYTES_MAX,
+    OPENED_RECORD_BYTES_MAX,
+)
 from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
 from penstock.model.topic import Topic
 from penstock.net.begun import Begun
@@ -236,6 +240,10 @@ async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -
 
 def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
     yield from opened.index()
+    if opened.largest > OPENED_RECORD_BYTES_MAX:
+        raise BatchTooLarge(
+            f"a record of {opened.largest} bytes; a queue takes at most {OPENED_RECORD_BYTES_MAX}"
+        )
     for _ in opened.pieces(0):
         yield None
 
