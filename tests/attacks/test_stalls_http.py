@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -242,13 +243,13 @@ def test_the_largest_message_comes_back_as_it_was_sent(
     if style == "json":
         escaped = "".join(f"\\u{n:04x}" for n in _units(text)) * (MIB // len(text.encode()))
         sent = json.dumps({"QueueUrl": url, "MessageBody": "BODY"}).replace("BODY", escaped)
-        asking = (ask, "SendMessage", sent.encode())
+        sending = partial(ask, server, "SendMessage", sent.encode())
     else:
         escaped = "".join(f"%{n:02X}" for n in text.encode()) * (MIB // len(text.encode()))
-        asking = (ask_form, f"Action=SendMessage&QueueUrl={url}&MessageBody={escaped}".encode())
-    call, *arguments = asking
+        form = f"Action=SendMessage&QueueUrl={url}&MessageBody={escaped}".encode()
+        sending = partial(ask_form, server, form)
     with server.watch() as turns:
-        status, reply = call(server, *arguments)  # type: ignore[operator]
+        status, reply = sending()
         assert status == 200, reply[:300]
         status, found = ask(server, "ReceiveMessage", json.dumps({"QueueUrl": url}).encode())
     turns.check()
