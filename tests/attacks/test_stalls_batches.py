@@ -3,6 +3,7 @@ the event loop busy for more than 20 ms, and what is larger is rejected."""
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -32,6 +33,13 @@ from penstock.wire.kafka.generated.incremental_alter_configs import (
 NONE = 0
 TOPIC_RESOURCE = 2
 STORED = 100_000  # records of one batch in a stream that becomes a queue, a share or a time index
+
+
+@pytest.fixture(autouse=True)
+def garbage_of_tests_is_not_collected_in_the_loop() -> None:
+    """The tests' own objects are in the server's process here."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

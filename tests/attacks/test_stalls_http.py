@@ -3,6 +3,7 @@ for more than 20 ms, and a request that is not signed never has its body decoded
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 from collections.abc import Iterator
@@ -27,6 +28,13 @@ from penstock.model.limits import (
 )
 
 KIB, MIB = 1_024, 1_048_576
+
+
+@pytest.fixture(autouse=True)
+def garbage_of_tests_is_not_collected_in_the_loop() -> None:
+    """The tests' own objects are in the server's process here."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=["open", "locked"])
