@@ -20,6 +20,9 @@ class OpenedBatches:
         # By owner, a cursor over one partition, and base offset. The one used last is at the end.
         self._kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def find(self, owner: object, offset: int) -> OpenedBatch | None:
         """The batch of ``owner`` that covers an offset."""
         for key, opened in self._kept.items():

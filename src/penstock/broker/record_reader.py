@@ -20,8 +20,7 @@ from penstock.model.message import Message, Record
 from penstock.model.topic import Topic
 from penstock.net.turns import in_turns
 from penstock.net.unpacking import unpacked, unpacked_now
-from penstock.record.batch import BatchHeader, parse_header
-from penstock.record.compression import Codec
+from penstock.record.batch import ATTR_CODEC_MASK, BatchHeader, parse_header
 from penstock.record.malformed import MalformedBatch
 from penstock.record.message import decode_at, decode_batch
 from penstock.record.opened import PIECE_BYTES, PIECE_RECORDS, OpenedBatch
@@ -219,9 +218,9 @@ class RecordReader:
     def read(self, offset: int) -> Record | Reading | None:
         """One record again, for a later lease of it. None, and the damage noted, if it cannot be
         read: the lease then simply runs out. LATER: ``read_late`` can."""
-        opened = self._opened.find(self, offset)
+        opened = self._opened.find(self, offset) if self._opened else None
         if opened is None:
-            if any(start <= offset < end for start, end in self._openings):
+            if self._openings and any(start <= offset < end for start, end in self._openings):
                 return Reading.LATER
             try:
                 data = self.log.read(offset, bytes_max=1)[0]
@@ -230,7 +229,7 @@ class RecordReader:
                 return None
             header = parse_header(data)
             if _is_small(header):
-                return decode_at(data, offset, origin=self._origin)
+                return decode_at(data, offset, origin=self._origin, header=header)
             opened = self._open_now(data, header)
             if opened is None:
                 self._open(data, header)
@@ -298,6 +297,6 @@ class RecordReader:
 def _is_small(header: BatchHeader) -> bool:
     return (
         header.count <= PIECE_RECORDS
-        and header.codec == Codec.NONE
-        and header.total_bytes <= PIECE_BYTES
+        and not header.attributes & ATTR_CODEC_MASK
+        and header.length <= PIECE_BYTES
     )

@@ -171,10 +171,13 @@ def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
     return b"".join(parts)
 
 
-def decode_at(batch: bytes, offset: int, *, origin: bytes) -> Record | None:
+def decode_at(
+    batch: bytes, offset: int, *, origin: bytes, header: BatchHeader | None = None
+) -> Record | None:
     """One record of a message batch, for a later lease of it: the others are stepped over, not
     opened. None when the batch has no such offset."""
-    header = parse_header(batch)
+    if header is None:
+        header = parse_header(batch)
     blob = records_blob(batch, header)
     end = 0
     try:
