@@ -37,6 +37,7 @@ SAMPLED_AFTER_SECONDS = 0.010
 SAMPLE_SECONDS = 0.004
 START_SECONDS_MAX = 30.0
 STACK_LINES = 12
+FULL = 2  # the oldest generation of the garbage collector
 
 
 class Turns:
@@ -51,11 +52,13 @@ class Turns:
         self._clock = time.pthread_getcpuclockid(ident)
         self._since = 0.0
         self._sampled = 0.0
+        self._collecting_since = 0.0
         self._ended = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def begin(self) -> None:
         """Called in the loop's thread."""
+        gc.callbacks.append(self._collected)
         self._since = time.thread_time()
         self._sampler.start()
         self._loop.call_soon(self._turn)
@@ -63,6 +66,7 @@ class Turns:
     def end(self) -> None:
         self._ended.set()
         self._sampler.join()
+        gc.callbacks.remove(self._collected)
 
     def check(self, ms_max: float = TURN_MS_MAX) -> None:
         where = f":\n{self.where}" if self.where else ""
@@ -75,6 +79,16 @@ class Turns:
         if not self._ended.is_set():
             self._loop.call_soon(self._turn)
         self._since = time.thread_time()
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        """A full collection looks at every object of the test process. It is no request's work, so
+        its time is left out; younger generations count."""
+        if info["generation"] < FULL or threading.get_ident() != self._ident:
+            return
+        if phase == "start":
+            self._collecting_since = time.thread_time()
+        else:
+            self._since += time.thread_time() - self._collecting_since
 
     def _sample(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
