@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -66,13 +67,13 @@ def main() -> None:
             for shape in shapes(name):
                 sent = frame(name, shape, row.bound_of(shape.path))
                 title = f"{name} {shape.path} × {row.bound_of(shape.path):,}"
-                wait = longest_wait(server, lambda sent=sent: ask_kafka(server, sent), args.rounds)
+                wait = longest_wait(server, partial(ask_kafka, server, sent), args.rounds)
                 figures[title] = wait
                 print(f"{wait:8.1f} ms  {title}", flush=True)
         for action, body in SQS.items():
             asked = {"QueueUrl": f"/000000000000/{QUEUE}", **body}
             figures[action] = longest_wait(
-                server, lambda a=action, b=asked: ask_sqs(server, a, b), args.rounds
+                server, partial(ask_sqs, server, action, asked), args.rounds
             )
             print(f"{figures[action]:8.1f} ms  {action}", flush=True)
     worst = max(figures, key=figures.__getitem__)

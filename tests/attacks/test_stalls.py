@@ -15,6 +15,7 @@ from tests.attacks.frames import KEYS, Wire, framed
 from tests.attacks.kit import Operator, exchange, signed
 from tests.attacks.stall_requests import KAFKA, SQS, Shape, Values, frame, shapes
 from tests.attacks.stalls import LoopServer
+from tests.harness.server import Server
 
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.wire.kafka.apis import APIS
@@ -80,7 +81,7 @@ def client(request: pytest.FixtureRequest) -> Client:
     return Client(server, (str(credentials.access_key), str(credentials.secret_key)))
 
 
-def wire_of(server: LoopServer, login: tuple[str, str]) -> Wire:
+def wire_of(server: Server, login: tuple[str, str]) -> Wire:
     wire = Wire(server)
     if login[0]:
         assert wire.ask("SaslHandshake", 1, mechanism="PLAIN").error_code == 0
@@ -89,7 +90,7 @@ def wire_of(server: LoopServer, login: tuple[str, str]) -> Wire:
     return wire
 
 
-def fill(server: LoopServer, login: tuple[str, str]) -> None:
+def fill(server: Server, login: tuple[str, str]) -> None:
     """Some of the topics that requests name, so that actions have something to do."""
     topics = [CreatableTopic(f"name-{number}", 1, 1) for number in range(TOPICS)]
     topics.append(CreatableTopic("wide", PARTITIONS, 1))
