@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.attacks.kit import EVERYTHING, ROOT, Operator, sqs_as
+from tests.attacks.stalls import Stalled
 from tests.harness.client import RawClient
 from tests.harness.server import Server, penstock_command
 
@@ -27,6 +28,23 @@ SHORT = {
 }
 
 _numbers = itertools.count(1)
+STALL_TRIES = 6
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Repeat a test that measured a long turn of the loop (``stalls.Stalled``)."""
+    if not pyfuncitem.path.name.startswith("test_stalls"):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    for left in reversed(range(STALL_TRIES)):
+        try:
+            pyfuncitem.obj(**arguments)
+        except Stalled:
+            if not left:
+                raise
+        else:
+            break
+    return True
 
 
 def _run(server: Server) -> Iterator[Server]:

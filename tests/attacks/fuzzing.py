@@ -215,6 +215,8 @@ class Fuzz:
 
     def _value(self, name: str, hint: Any, wire_type: str, version: int | None) -> Any:
         origin, parts = get_origin(hint), get_args(hint)
+        if origin is Annotated:
+            return self._value(name, parts[0], wire_type, version)
         if origin in (Union, types.UnionType):
             if self.random.random() < 0.15:
                 return None

@@ -334,8 +334,8 @@ def _struct_in(kind: Any) -> type[Any]:
     """The struct that a field holds, or a sequence of them."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
-    found = [_struct_in(each) for each in typing.get_args(kind) if each is not type(None)]
-    return found[0]
+    inside, *_ = (each for each in typing.get_args(kind) if each is not type(None))
+    return _struct_in(inside)
 
 
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────

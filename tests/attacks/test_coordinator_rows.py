@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from tests.attacks.kit import EVERYTHING, ROOT, Operator, send, sqs_as
 from tests.compat.conftest import sqs_client
 from tests.e2e.test_cluster_cli import penstock
@@ -36,6 +36,7 @@ from penstock.wire.internal.broker_calls import ANY_EPOCH, APPEND_BATCHES, Appen
 
 GROUPS, PARTITIONS = "__groups", 4
 SECONDS_MAX = 60.0
+ABSENT = {KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR}
 PARTITION = 2  # the one with the foreign row: three groups are in it, two in others
 _SOME = [f"group-{number}" for number in range(40)]
 _THERE = [name for name in _SOME if partition_of_group(name, PARTITIONS) == PARTITION]
@@ -71,9 +72,19 @@ class Group:
         )
 
     def commit(self, offset: int) -> None:
+        """Commit, again while a coordinator that has just begun to lead is not there yet."""
         place = TopicPartition("work", 0, offset)
-        done = self._consumer.commit(offsets=[place], asynchronous=False) or []
-        assert [one.error for one in done] == [None]
+
+        def is_done() -> bool:
+            try:
+                done = self._consumer.commit(offsets=[place], asynchronous=False) or []
+            except KafkaException as error:
+                if error.args[0].code() not in ABSENT:
+                    raise
+                return False
+            return [one.error for one in done] == [None]
+
+        eventually(is_done, seconds=SECONDS_MAX, what="a commit")
 
     def committed(self) -> int:
         (found,) = self._consumer.committed([TopicPartition("work", 0)], timeout=SECONDS_MAX)
