@@ -8,11 +8,20 @@ the loop do other work before it goes on:
 Usually the slice is never over and nothing is awaited. ``Turns`` is shared by all requests: of
 those that are in slices only one goes on in a turn of the loop, so many large requests at once
 delay others no more than one does.
+
+``each`` costs 3 µs per loop. Requests that clients send all the time use cheaper forms:
+
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
+        ...
+
+    rows = await slices.map(make, entries)
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, Generic, TypeVar
 
 # With the work before the first slice (decoding) and after the last one, well below the 20 ms that
@@ -20,10 +29,12 @@ from typing import Final, Generic, TypeVar
 SLICE_SECONDS: Final = 0.005
 
 LONG_AFTER: Final = 2  # slices
+FEW: Final = 32  # entries that ``map`` makes without a look at the clock
 # Entries that a decision takes at once: decisions cannot be interrupted.
 PORTION: Final = 500
 
 T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 def portions(entries: Sequence[T]) -> list[tuple[T, ...]]:
@@ -70,6 +81,20 @@ class Slices:
     def begin(self) -> None:
         """The request has waited: its slice begins now."""
         self._since = self._turns.perf()
+
+    async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
+        """Return ``make(entry)`` for each entry. 32 calls are made
+        without a look at the clock."""
+        if self.is_over:
+            await self.next()
+        if len(entries) <= FEW:
+            return [make(each) for each in entries]
+        made = []
+        for number, each in enumerate(entries, 1):
+            made.append(make(each))
+            if not number % FEW and self.is_over:
+                await self.next()
+        return made
 
     def each(self, entries: Iterable[T]) -> "Each[T]":
         return Each(self, iter(entries))

@@ -1,10 +1,11 @@
 """Long work is done in slices; short work is not interrupted at all."""
 
 import asyncio
+import itertools
 
 import pytest
 
-from penstock.frontend.slices import PORTION, SLICE_SECONDS, Slices, Turns, portions
+from penstock.frontend.slices import FEW, PORTION, SLICE_SECONDS, Slices, Turns, portions
 
 
 class HandPerf:
@@ -28,6 +29,48 @@ async def test_short_work_awaits_nothing() -> None:
         slices.each([1]).__anext__().send(None)
     assert end.value.value == 1
     assert not slices.is_long
+
+
+async def test_few_entries_are_made_without_waiting() -> None:
+    slices = Slices(Turns(HandPerf()))
+    with pytest.raises(StopIteration) as end:  # it did not wait
+        slices.map(str, range(FEW)).send(None)
+    assert end.value.value == [str(number) for number in range(FEW)]
+    assert not slices.is_long
+
+
+async def test_many_entries_are_made_in_slices() -> None:
+    perf = HandPerf()
+    slices = Slices(Turns(perf))
+    seen: list[int] = []  # entries made, in each turn
+    made: list[int] = []
+
+    def make(number: int) -> int:
+        perf.now += SLICE_SECONDS / FEW * 0.6
+        made.append(number)
+        return -number
+
+    async def watch() -> None:
+        while len(made) < 10 * FEW:
+            seen.append(len(made))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    assert await slices.map(make, range(10 * FEW)) == [-number for number in range(10 * FEW)]
+    await watching
+    longest = max(after - before for before, after in itertools.pairwise((*seen, len(made))))
+    assert 0 < longest <= 2 * FEW
+    assert slices.is_long
+
+
+async def test_few_entries_wait_for_the_next_slice_if_the_last_is_over() -> None:
+    """Many loops of a few entries each are long work as well."""
+    perf = HandPerf()
+    slices = Slices(Turns(perf))
+    perf.now += SLICE_SECONDS * 1.1
+    begun = slices.map(str, (1,))
+    assert begun.send(None) is None, "it waits for the next turn"
+    begun.close()
 
 
 async def test_only_one_of_several_goes_on_in_a_turn() -> None:

@@ -49,7 +49,9 @@ async def _refusal(
 ) -> ErrorCode | None:
     if not on_group(context, call, Operation.READ, asked.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
-    async for name in call.slices.each(asked.subscribed_topic_names or ()):
+    for name in asked.subscribed_topic_names or ():
+        if call.slices.is_over:
+            await call.slices.next()
         if not on_topic(context, call, Operation.DESCRIBE, name):
             return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     return None

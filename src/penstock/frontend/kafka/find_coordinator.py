@@ -31,10 +31,10 @@ async def run(
 ) -> FindCoordinatorResponse:
     if call.version >= _BATCHED_FROM:
         return FindCoordinatorResponse(
-            coordinators=[
-                _of(context, call, asked.key_type, key)
-                async for key in call.slices.each(dict.fromkeys(asked.coordinator_keys))
-            ]
+            coordinators=await call.slices.map(
+                lambda key: _of(context, call, asked.key_type, key),
+                dict.fromkeys(asked.coordinator_keys),
+            )
         )
     found = _of(context, call, asked.key_type, asked.key)
     return FindCoordinatorResponse(

@@ -53,19 +53,28 @@ async def run(
     # As Kafka: which of two answers for one partition is meant cannot be told.
     seen: set[tuple[str, int]] = set()
     twice: set[tuple[str, int]] = set()
-    async for each in call.slices.each(asked.topics):
+    slices = call.slices
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
         for one in each.partitions:
             place = (each.name, one.partition_index)
             (twice if place in seen else seen).add(place)
     topics = []
-    async for each in call.slices.each(asked.topics):
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
         topic = locate_name(context, call, Operation.DESCRIBE, each.name)
-        partitions = [
-            ListOffsetsPartitionResponse(one.partition_index, ErrorCode.INVALID_REQUEST)
-            if (each.name, one.partition_index) in twice
-            else await _listed(context, call.version, topic, one, is_committed)
-            async for one in call.slices.each(each.partitions)
-        ]
+        partitions = []
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
+            index = one.partition_index
+            partitions.append(
+                ListOffsetsPartitionResponse(index, ErrorCode.INVALID_REQUEST)
+                if (each.name, index) in twice
+                else await _listed(context, call.version, topic, one, is_committed)
+            )
         topics.append(ListOffsetsTopicResponse(each.name, partitions))
     return ListOffsetsResponse(topics=topics)
 

@@ -61,7 +61,10 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
     else:
         may_create = asked.allow_auto_topic_creation and config.auto_create
         topics = []
-        async for each in call.slices.each(dict.fromkeys(asked.topics)):
+        slices = call.slices
+        for each in dict.fromkeys(asked.topics):
+            if slices.is_over:
+                await slices.next()
             one = await _asked_for(context, call, each, may_create)
             topics.append(shown(one) if isinstance(one, Topic) else one)
     return MetadataResponse(

@@ -28,19 +28,21 @@ Codes = dict[tuple[str, int], int]  # topic id, partition → what came of it
 async def run(
     context: KafkaContext, call: KafkaCall, asked: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    located = [
-        (each, _located(context, call, asked.group_id, each))
-        async for each in call.slices.each(asked.topics)
-    ]
-    commits = [
-        commit
-        async for each, topic in call.slices.each(located)
-        if isinstance(topic, Topic)
-        for commit in _commits(topic, each)
-    ]
+    slices = call.slices
+    located: list[tuple[OffsetCommitRequestTopic, Topic | ErrorCode]] = []
+    commits: list[PartitionCommit] = []
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
+        topic = _located(context, call, asked.group_id, each)
+        located.append((each, topic))
+        if isinstance(topic, Topic):
+            commits += _commits(topic, each)
     codes: Codes = {}
     default: int = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    async for some in call.slices.each(portions(commits)):
+    for some in portions(commits):
+        if slices.is_over:
+            await slices.next()
         reply = await context.groups.commit(
             asked.group_id,
             CommitRequest(
@@ -54,9 +56,7 @@ async def run(
         codes |= {(topic_id, index): code for topic_id, index, code in reply.partitions}
         default = reply.code or default
     return OffsetCommitResponse(
-        topics=[
-            _answer(each, topic, codes, default) async for each, topic in call.slices.each(located)
-        ]
+        topics=await slices.map(lambda one: _answer(*one, codes, default), located)
     )
 
 

@@ -11,12 +11,13 @@ from penstock.cursor.group.offsets import FetchedOffset
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.frontend.kafka.topics import find_id, id_of, locate_id, locate_name
-from penstock.frontend.slices import portions
+from penstock.frontend.slices import Slices, portions
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
     OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
@@ -46,10 +47,7 @@ async def run(
         return OffsetFetchResponse(groups=groups)
     topics = None
     if asked.topics is not None:
-        topics = [
-            OffsetFetchRequestTopics(each.name, partition_indexes=each.partition_indexes)
-            async for each in call.slices.each(asked.topics)
-        ]
+        topics = await call.slices.map(_renamed, asked.topics)
     alone = OffsetFetchRequestGroup(asked.group_id, topics=topics)
     found = await _group(context, call, alone, asked.require_stable)
     if found.error_code and call.version < _GROUP_ERROR_FROM:
@@ -60,26 +58,30 @@ async def run(
     )
 
 
+def _renamed(asked: OffsetFetchRequestTopic) -> OffsetFetchRequestTopics:
+    return OffsetFetchRequestTopics(asked.name, partition_indexes=asked.partition_indexes)
+
+
 async def _group(
     context: KafkaContext, call: KafkaCall, asked: OffsetFetchRequestGroup, requires_stable: bool
 ) -> OffsetFetchResponseGroup:
     if not on_group(context, call, Operation.DESCRIBE, asked.group_id):
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED
         return OffsetFetchResponseGroup(asked.group_id, error_code=code)
-    located: list[tuple[OffsetFetchRequestTopics, Topic | ErrorCode]] | None = None
-    wanted: list[tuple[str, int]] | None = None
-    if asked.topics is not None:
-        located = [
-            (each, _located(context, call, each)) async for each in call.slices.each(asked.topics)
-        ]
-        wanted = [
-            (topic.topic_id, index)
-            async for each, topic in call.slices.each(located)
-            if isinstance(topic, Topic)
-            for index in each.partition_indexes
-        ]
+    slices = call.slices
+    located: list[tuple[OffsetFetchRequestTopics, Topic | ErrorCode]] = []
+    wanted: list[tuple[str, int]] = []
+    for each in asked.topics or ():
+        if slices.is_over:
+            await slices.next()
+        topic = _located(context, call, each)
+        located.append((each, topic))
+        if isinstance(topic, Topic):
+            wanted += [(topic.topic_id, index) for index in each.partition_indexes]
     found: list[FetchedOffset] = []
-    async for some in call.slices.each((None,) if wanted is None else portions(wanted) or ((),)):
+    for some in (None,) if asked.topics is None else portions(wanted) or ((),):
+        if slices.is_over:
+            await slices.next()
         reply = await context.groups.fetch(
             asked.group_id,
             some,
@@ -90,16 +92,11 @@ async def _group(
         if reply.code:
             return OffsetFetchResponseGroup(asked.group_id, error_code=reply.code)
         found += reply.partitions
-    if located is None:
+    if asked.topics is None:
         return OffsetFetchResponseGroup(asked.group_id, await _everything(context, call, found))
     offsets = {(each.topic_id, each.partition): each for each in found}
-    return OffsetFetchResponseGroup(
-        asked.group_id,
-        [
-            await _topic(call, each, topic, offsets)
-            async for each, topic in call.slices.each(located)
-        ],
-    )
+    topics = [await _topic(slices, each, topic, offsets) for each, topic in located]
+    return OffsetFetchResponseGroup(asked.group_id, topics)
 
 
 def _located(
@@ -130,14 +127,14 @@ async def _everything(
 
 
 async def _topic(
-    call: KafkaCall, asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets
+    slices: Slices, asked: OffsetFetchRequestTopics, topic: Topic | ErrorCode, offsets: Offsets
 ) -> OffsetFetchResponseTopics:
     indexes = asked.partition_indexes
     if isinstance(topic, Topic):
         topic_id = topic.topic_id
-        rows = [_row(offsets[topic_id, index]) async for index in call.slices.each(indexes)]
+        rows = await slices.map(lambda index: _row(offsets[topic_id, index]), indexes)
     else:
-        rows = [_nothing(index, topic) async for index in call.slices.each(indexes)]
+        rows = await slices.map(lambda index: _nothing(index, topic), indexes)
     return OffsetFetchResponseTopics(asked.name, asked.topic_id, rows)
 
 
@@ -154,31 +151,29 @@ def _nothing(index: int, code: int) -> OffsetFetchResponsePartitions:
 async def _refused(
     call: KafkaCall, topics: Iterable[OffsetFetchRequestTopics], code: ErrorCode
 ) -> list[OffsetFetchResponseTopic]:
-    return await _as_one(
-        call, [await _topic(call, each, code, {}) async for each in call.slices.each(topics)]
-    )
+    return await _as_one(call, [await _topic(call.slices, each, code, {}) for each in topics])
 
 
 async def _as_one(
     call: KafkaCall, topics: Sequence[OffsetFetchResponseTopics]
 ) -> list[OffsetFetchResponseTopic]:
     """In the shapes of the versions that know one group only: the same fields, other classes."""
-    return [
-        OffsetFetchResponseTopic(
-            each.name,
-            [
-                OffsetFetchResponsePartition(
-                    row.partition_index,
-                    row.committed_offset,
-                    row.committed_leader_epoch,
-                    row.metadata,
-                    row.error_code,
-                )
-                async for row in call.slices.each(each.partitions)
-            ],
-        )
-        async for each in call.slices.each(topics)
-    ]
+    slices = call.slices
+    found = []
+    for each in topics:
+        rows = await slices.map(_row_as_one, each.partitions)
+        found.append(OffsetFetchResponseTopic(each.name, rows))
+    return found
+
+
+def _row_as_one(row: OffsetFetchResponsePartitions) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        row.partition_index,
+        row.committed_offset,
+        row.committed_leader_epoch,
+        row.metadata,
+        row.error_code,
+    )
 
 
 ACTION = KafkaAction(KEY, run)

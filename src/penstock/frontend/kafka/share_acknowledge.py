@@ -27,18 +27,21 @@ async def run(
     session = _session(context, call, asked)
     if isinstance(session, ErrorCode):
         return ShareAcknowledgeResponse(error_code=session, error_message=session.message)
-    topics = [
-        ShareAcknowledgeTopicResponse(
-            each.topic_id,
-            [
+    slices = call.slices
+    topics = []
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
+        partitions = []
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
+            partitions.append(
                 await _acknowledged(
                     context, call, session, each.topic_id, one, is_renewal=asked.is_renew_ack
                 )
-                async for one in call.slices.each(each.partitions)
-            ],
-        )
-        async for each in call.slices.each(asked.topics)
-    ]
+            )
+        topics.append(ShareAcknowledgeTopicResponse(each.topic_id, partitions))
     if asked.share_session_epoch == CLOSING:
         await close_session(context, session)
     return ShareAcknowledgeResponse(

@@ -106,9 +106,14 @@ async def _acknowledge(
     context: KafkaContext, call: KafkaCall, session: ShareSession, asked: ShareFetchRequest
 ) -> dict[Place, ErrorCode]:
     acked: dict[Place, ErrorCode] = {}
-    async for each in call.slices.each(asked.topics):
+    slices = call.slices
+    for each in asked.topics:
         may_read = _may_read(context, call, each.topic_id)
-        async for one in call.slices.each(each.partitions):
+        if slices.is_over:
+            await slices.next()
+        for one in each.partitions:
+            if slices.is_over:
+                await slices.next()
             if one.acknowledgement_batches:
                 place = (each.topic_id, one.partition_index)
                 if not may_read:
@@ -181,15 +186,13 @@ class _Look:
     async def find(self, call: KafkaCall) -> None:
         """All partitions of the session."""
         context, session = self._context, self._session
-        self.sought = [
-            _Sought(
-                place,
-                share_at(context, session, place)
-                if _may_read(context, call, place[0])
-                else ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-            )
-            async for place in self.slices.each(list(session.places()))
-        ]
+
+        def sought(place: Place) -> _Sought:
+            if not _may_read(context, call, place[0]):
+                return _Sought(place, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            return _Sought(place, share_at(context, session, place))
+
+        self.sought = await self.slices.map(sought, list(session.places()))
         self.live = [one for one in self.sought if one.share is not None]
 
     @property
@@ -200,7 +203,9 @@ class _Look:
         return any(one.code for one in self.sought)
 
     async def at(self, some: Iterable[_Sought]) -> None:
-        async for one in self.slices.each(some):
+        for one in some:
+            if self.slices.is_over:
+                await self.slices.next()
             is_full = self.taken > 0 and self.size >= self._bytes_max
             if is_full or self.taken >= self._records_max or not self._session.is_open:
                 return
@@ -333,7 +338,9 @@ async def _reply(
     """Partitions about which there is nothing to say are left out."""
     topics: dict[bytes, list[SharePartitionReply]] = {}
     told = set()
-    async for one in call.slices.each(look.sought if look is not None else ()):
+    for one in look.sought if look is not None else ():
+        if call.slices.is_over:
+            await call.slices.next()
         if one.picks or one.code or one.place in acked:
             told.add(one.place)
             ack_code = acked.get(one.place, ErrorCode.NONE)
@@ -348,7 +355,9 @@ async def _reply(
                     acknowledge_error_message=ack_code.message or None,
                 )
             )
-    async for place, code in call.slices.each(acked.items()):
+    for place, code in acked.items():
+        if call.slices.is_over:
+            await call.slices.next()
         if place not in told:
             topics.setdefault(place[0], []).append(
                 SharePartitionReply(

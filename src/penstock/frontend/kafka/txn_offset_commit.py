@@ -33,19 +33,21 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     refusal = _refusal_of_all(context, call, asked)
-    located = [
-        (each, refusal or locate_name(context, call, Operation.READ, each.name))
-        async for each in call.slices.each(asked.topics)
-    ]
-    commits = [
-        commit
-        async for each, topic in call.slices.each(located)
-        if isinstance(topic, Topic)
-        for commit in _commits(topic, each)
-    ]
+    slices = call.slices
+    located: list[tuple[TxnOffsetCommitRequestTopic, Topic | ErrorCode]] = []
+    commits: list[PartitionCommit] = []
+    for each in asked.topics:
+        if slices.is_over:
+            await slices.next()
+        topic = refusal or locate_name(context, call, Operation.READ, each.name)
+        located.append((each, topic))
+        if isinstance(topic, Topic):
+            commits += _commits(topic, each)
     codes: Codes = {}
     default = ErrorCode.NONE
-    async for some in call.slices.each(portions(commits)):
+    for some in portions(commits):
+        if slices.is_over:
+            await slices.next()
         reply = await context.transactions.commit_offsets(
             asked.transactional_id,
             asked.group_id,
@@ -63,9 +65,7 @@ async def run(
             codes[topic_id, index] = _code(code, call.version)
         default = _code(reply.code, call.version) or default
     return TxnOffsetCommitResponse(
-        topics=[
-            _answer(each, topic, codes, default) async for each, topic in call.slices.each(located)
-        ]
+        topics=await slices.map(lambda one: _answer(*one, codes, default), located)
     )
 
 
