@@ -23,7 +23,6 @@ from penstock.wire.kafka.frame import encode_request_frame
 from penstock.wire.kafka.primitives import ZERO_UUID, Message
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
-RECORD_PARTITIONS_MAX = 4_000
 PARTITIONS_MAX = 10_000
 ENTRIES_MAX = 1_000
 USERS_MAX = 100
@@ -186,10 +185,8 @@ def _fetch(count: int, path: str) -> FetchRequest:
 
 # Every API that is served. Names that are made up are those of topics and groups that do not exist.
 KAFKA: dict[str, KafkaRow] = {
-    "Produce": KafkaRow(
-        RECORD_PARTITIONS_MAX, build=_produce, paths=("topics", "topics.partitions")
-    ),
-    "Fetch": KafkaRow(RECORD_PARTITIONS_MAX, build=_fetch, paths=("topics", "topics.partitions")),
+    "Produce": KafkaRow(build=_produce, paths=("topics", "topics.partitions")),
+    "Fetch": KafkaRow(build=_fetch, paths=("topics", "topics.partitions")),
     "ListOffsets": KafkaRow(),
     "Metadata": KafkaRow(values={"topics.topic_id": ZERO_UUID, "allow_auto_topic_creation": False}),
     "OffsetCommit": KafkaRow(values={"group_id": "g"}),

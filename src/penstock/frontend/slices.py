@@ -73,6 +73,10 @@ class Slices:
         that: the time in which a request waits, for a disk say, counts as well."""
         return self._used >= LONG_AFTER
 
+    def expect_long(self) -> None:
+        """The request is known to have many entries before it has worked on them."""
+        self._used = LONG_AFTER
+
     async def next(self) -> None:
         self._used += 1
         await self._turns.next()

@@ -56,10 +56,7 @@ DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be 
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
 # a request is decoded in less than 10 ms; the action then works in slices (frontend/slices.py).
-KAFKA_PARTITIONS_MAX = 10_000  # partitions and topics that are read; also tagged fields
-# Of Produce and Fetch: they are on every message's path, so their partitions are decoded and looked
-# up in the turn in which they arrive. With default settings a node serves 3,750 partitions.
-KAFKA_RECORD_PARTITIONS_MAX = 4_000
+KAFKA_PARTITIONS_MAX = 10_000  # partitions, topics that are read, and tagged fields
 KAFKA_ENTRIES_MAX = 1_000  # groups, configs, ACLs, topics to change
 KAFKA_USERS_MAX = 100  # whose passwords change in one request
 KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rate

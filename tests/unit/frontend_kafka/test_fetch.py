@@ -7,7 +7,7 @@ import pytest
 from tests.unit.frontend_kafka.rig import MemoryPartition, Rig, batch
 
 from penstock.model.file_slice import in_memory
-from penstock.model.limits import KAFKA_RECORD_PARTITIONS_MAX
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
 from penstock.record.batch import ATTR_CONTROL, HEADER_BYTES
@@ -298,7 +298,7 @@ async def test_committed_readers_stop_at_the_last_stable_offset() -> None:
 
 
 async def test_a_fetch_of_too_many_partitions_is_rejected() -> None:
-    wants = [want()] * (KAFKA_RECORD_PARTITIONS_MAX + 1)
+    wants = [want()] * (KAFKA_PARTITIONS_MAX + 1)
     reply = await Rig().ask(FETCH, 12, request("t", *wants))
     assert reply.error_code == ErrorCode.INVALID_REQUEST
     with pytest.raises(HangUp, match="partitions"):  # a version without a field for it

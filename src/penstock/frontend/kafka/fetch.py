@@ -19,10 +19,19 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+import msgspec
+
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.fetch_sessions import FINAL_EPOCH, FetchSession
 from penstock.frontend.kafka.permissions import Operation
-from penstock.frontend.kafka.sought import Find, Place, Sought
+from penstock.frontend.kafka.sought import (
+    WANTED_AT_ONCE_MAX,
+    Find,
+    Place,
+    Sought,
+    in_parts,
+    is_large,
+)
 from penstock.frontend.kafka.topics import (
     code_for,
     epoch_refusal,
@@ -37,7 +46,7 @@ from penstock.net.kafka import HangUp
 from penstock.wire.kafka.apis import FETCH
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchRequest, FetchResponse, FetchTopicResponse
-from penstock.wire.kafka.fetch_request import READ_COMMITTED
+from penstock.wire.kafka.fetch_request import READ_COMMITTED, FetchTopic, ForgottenTopic
 from penstock.wire.kafka.primitives import ZERO_UUID
 
 _BY_ID_FROM = 13
@@ -60,8 +69,12 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     if len(asked.topics) + len(stale) > FOUND_AT_ONCE_MAX:
         named = [each.topic_id if is_by_id else each.name for each in asked.topics]
         find = await _found_before(context, call, [*named, *stale])
+    first, rest = asked, list[list[FetchTopic]]()
+    if is_large(asked.topics):
+        topics, *rest = in_parts(asked.topics)
+        first = msgspec.structs.replace(asked, topics=topics, forgotten_topics=())
     session = sessions.open(
-        asked,
+        first,
         find,
         is_by_id=is_by_id,
         now_ms=context.clock.mono_ms(),
@@ -70,11 +83,14 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     )
     if isinstance(session, ErrorCode):
         return FetchResponse((), error_code=session)
-    if session.size > PARTITIONS_MAX:
-        sessions.drop(session)
-        raise _too_many()
     fetch = _Fetch(context, call, asked, session)
     try:
+        if rest and not await fetch.want(rest, find, asked.forgotten_topics):
+            return FetchResponse((), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.size > PARTITIONS_MAX:
+            if session.is_kept:
+                sessions.drop(session)
+            raise _too_many()
         await fetch.look()
         if asked.wait_ms_max > 0 and not fetch.is_enough:
             await fetch.wait(min(asked.wait_ms_max, WAIT_MS_MAX))
@@ -90,7 +106,10 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     except _Overtaken:
         return FetchResponse((), error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
     finally:
-        fetch.end()
+        if fetch.is_large:
+            await fetch.end_in_slices()
+        else:
+            fetch.end()
 
 
 def _too_many() -> HangUp:
@@ -180,6 +199,25 @@ class _Fetch:
     def _is_dropped(self) -> bool:
         """The session had to make room for another: its client should know soon."""
         return not self._is_full and not self._session.is_kept
+
+    # ── The partitions of a large request ────────────────────────────────────────────────────
+
+    async def want(
+        self,
+        parts: Sequence[Sequence[FetchTopic]],
+        find: Find,
+        forgotten: Sequence[ForgottenTopic],
+    ) -> bool:
+        """Take up the parts after the first, each in a turn of its own. False if the session is
+        over because there is no room for all of them."""
+        sessions = self._context.fetch_sessions
+        for part in parts:
+            await self._slices.next()
+            self.check_turn()
+            gone = forgotten if part is parts[-1] else ()
+            if not sessions.grow(self._session, part, gone, find):
+                return False
+        return True
 
     # ── Looking ──────────────────────────────────────────────────────────────────────────────
 
@@ -331,7 +369,10 @@ class _Fetch:
 
     async def _news(self) -> Sequence[FetchTopicResponse]:
         places: dict[Place, list[Sought]] = {}
-        for one in self._wanted.looked:
+        for number, one in enumerate(self._wanted.looked):
+            if number % STEP == STEP - 1 and self._slices.is_over:
+                await self._slices.next()
+                self.check_turn()
             if one.is_news:
                 places.setdefault(one.of.place, []).append(one)
         return [await self._topic(place, some) for place, some in places.items()]
@@ -366,6 +407,23 @@ class _Fetch:
             self._wanted.settle()
         else:
             self._wanted.let_go()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its end takes more than a few milliseconds."""
+        wanted = self._wanted
+        return (len(wanted.looked) if self._session.is_kept else wanted.count) > WANTED_AT_ONCE_MAX
+
+    async def end_in_slices(self) -> None:
+        """As ``end``, with other work of the loop done in between."""
+        wanted, epoch = self._wanted, self._epoch
+        steps = wanted.settling() if self._session.is_kept else wanted.letting_go()
+        try:
+            while self._session.epoch == epoch and next(steps, self) is None:
+                if self._slices.is_over:
+                    await self._slices.next()
+        finally:
+            self.end()
 
 
 class _Waker:

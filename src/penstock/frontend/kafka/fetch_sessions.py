@@ -24,7 +24,7 @@ from penstock.model.ports import Catalog
 from penstock.model.quotas import Shares
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.fetch_request import FetchRequest
+from penstock.wire.kafka.fetch_request import FetchRequest, FetchTopic, ForgottenTopic
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
@@ -181,18 +181,33 @@ class FetchSessions:
         if (session.catalog_turn, session.rights_turn) != turns:
             session.catalog_turn, session.rights_turn = turns
             wanted.find_again(find)
-        self._partitions.add(session.account, wanted.count - session.size)
-        session.size = wanted.count
         session.used_at_ms = now_ms
         self._kept[session.session_id] = self._kept.pop(session.session_id)
+        return session if self._has_room(session) else ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    def grow(
+        self,
+        session: FetchSession,
+        topics: Sequence[FetchTopic],
+        forgotten: Sequence[ForgottenTopic],
+        find: Find,
+    ) -> bool:
+        """Make more of the changes of a request, which was opened with the first of them. False if
+        there is no room: the session is over."""
+        session.wanted.want(topics, find, is_by_id=session.is_by_id)
+        session.wanted.forget(forgotten, is_by_id=session.is_by_id)
+        return not session.is_kept or self._has_room(session)
+
+    def _has_room(self, session: FetchSession) -> bool:
+        """Count the partitions of a session that is kept. It is not kept any more without any, and
+        with too many: its client begins anew, and then it is decided who is worth the room."""
         partitions = self._partitions
-        if partitions.is_full(0) or partitions.is_used_up(session.account, 0):
-            # Its client begins anew, and then it is decided who is worth the room.
+        partitions.add(session.account, session.wanted.count - session.size)
+        session.size = session.wanted.count
+        is_full = partitions.is_full(0) or partitions.is_used_up(session.account, 0)
+        if is_full or not session.size:
             self.drop(session)
-            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-        if not session.size:
-            self.drop(session)
-        return session
+        return not is_full
 
     # ── Which are kept ───────────────────────────────────────────────────────────────────────
 

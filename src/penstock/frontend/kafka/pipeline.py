@@ -58,6 +58,8 @@ from penstock.wire.kafka.frame import (
     response_header,
 )
 from penstock.wire.kafka.malformed import Malformed, TooManyEntries, UnsupportedVersion
+from penstock.wire.kafka.primitives import Message
+from penstock.wire.kafka.produce import decode_produce_request
 from penstock.wire.kafka.share_fetch import encode_share_fetch_reply
 
 log = logging.getLogger("penstock.frontend.kafka")
@@ -73,8 +75,10 @@ BEFORE_LOGIN: Final = frozenset((API_VERSIONS, sasl_handshake.KEY, sasl_authenti
 _STRANGER: Final = Caller("", "")  # has no rights and is not believed
 _CARRYING: Final = frozenset((FETCH, SHARE_FETCH))  # answers that are mostly records
 _PRODUCE_KEY: Final = PRODUCE.to_bytes(2, "big")
-# A longer request (but for Produce, which is mostly records) may take 10 ms and more to decode.
+# A longer request may take 10 ms and more to decode. A Produce request is mostly records: there it
+# is the number of partitions that takes long.
 DECODED_ASIDE_BYTES: Final = 16_384
+DECODED_AT_ONCE_MAX: Final = 1_000  # partitions of a Produce request: about 1 ms
 T = TypeVar("T")
 
 
@@ -153,12 +157,19 @@ class KafkaFrontend:
         context = self._context_of(call.caller.account)
         is_produce = call.api.key == PRODUCE
         received_bytes = len(frame) if is_produce else 0
-        decode = codec.decode_request
+        body_at, version = call.header.body_at, call.version
+        asked: Message
         try:
-            if is_produce or len(frame) <= DECODED_ASIDE_BYTES:
-                asked = decode(frame, call.header.body_at, call.version)
+            if is_produce:
+                try:
+                    asked = decode_produce_request(frame, body_at, version, DECODED_AT_ONCE_MAX)
+                except TooManyEntries:
+                    asked = await self._run_aside(decode_produce_request, frame, body_at, version)
+                    call.slices.expect_long()  # so the reply is encoded aside as well
+            elif len(frame) <= DECODED_ASIDE_BYTES:
+                asked = codec.decode_request(frame, body_at, version)
             else:
-                asked = await self._run_aside(decode, frame, call.header.body_at, call.version)
+                asked = await self._run_aside(codec.decode_request, frame, body_at, version)
         except TooManyEntries as error:
             return ErrorCode.INVALID_REQUEST.name, _rejected(call, codec, error)
         if context.audit is not None and call.api.key in AUDITED:

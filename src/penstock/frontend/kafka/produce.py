@@ -79,7 +79,9 @@ async def run(
     refusal = _refusal_of_all(context, call, asked)
     opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
     under_way: list[ProducePartitionResponse | Begun[ProducePartitionResponse]] = []
-    for each in asked.topics:
+    for number, each in enumerate(asked.topics):
+        if number % STEP == STEP - 1 and call.slices.is_over:
+            await call.slices.next()
         target = _target(context, call, each.name, each.topic_id, refusal)
         for partition in each.partitions:
             if len(under_way) % STEP == STEP - 1 and call.slices.is_over:
@@ -98,9 +100,13 @@ async def run(
                 under_way.append(Begun(appending))
     # All of it has its place in the logs: the connection's next request may begin behind it.
     call.connection.written()
-    if len(under_way) >= STEP and call.slices.is_over:
+    results: list[ProducePartitionResponse] = []
+    for one in under_way:
+        if len(results) % STEP == STEP - 1 and call.slices.is_over:
+            await call.slices.next()
+        results.append(one if isinstance(one, ProducePartitionResponse) else await one)
+    if len(results) >= STEP and call.slices.is_over:
         await call.slices.next()
-    results = [one if isinstance(one, ProducePartitionResponse) else await one for one in under_way]
     if asked.acks == NO_ANSWER:
         _hang_up_on_error(results)
         return None

@@ -16,6 +16,7 @@ line, so that however little fits into an answer, each has its turn."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from penstock.frontend.slices import portions
 from penstock.model.file_slice import Piece
 from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.topic import Topic
@@ -26,6 +27,36 @@ from penstock.wire.kafka.fetch_request import FetchTopic, ForgottenTopic
 Place = str | bytes  # a topic's name, or its id where requests name it by that
 Find = Callable[[Place], Topic | ErrorCode]
 NOTHING_TOLD = -1  # no watermark and no start is that low
+WANTED_AT_ONCE_MAX = 1_000  # topics and partitions together: about 3 ms
+
+
+def is_large(topics: Sequence[FetchTopic]) -> bool:
+    """Whether a request has too many partitions to take them up in one turn."""
+    count = len(topics)
+    for each in topics:
+        count += len(each.partitions)
+    return count > WANTED_AT_ONCE_MAX
+
+
+def in_parts(topics: Sequence[FetchTopic]) -> list[list[FetchTopic]]:
+    """The partitions of a request in order, in parts that can each be taken up in one turn. A topic
+    with many partitions is in several of them."""
+    parts: list[list[FetchTopic]] = [[]]
+    room = WANTED_AT_ONCE_MAX
+    for each in topics:
+        if room < 2:
+            parts.append([])
+            room = WANTED_AT_ONCE_MAX
+        left = each
+        while len(left.partitions) >= room:
+            some, others = left.partitions[: room - 1], left.partitions[room - 1 :]
+            parts[-1].append(FetchTopic(each.name, each.topic_id, some))
+            parts.append([])
+            room = WANTED_AT_ONCE_MAX
+            left = FetchTopic(each.name, each.topic_id, others)
+        parts[-1].append(left)
+        room -= 1 + len(left.partitions)
+    return parts
 
 
 class SoughtTopic:
@@ -175,6 +206,8 @@ class SoughtSet:
 
     def want(self, topics: Sequence[FetchTopic], find: Find, *, is_by_id: bool) -> None:
         for each in topics:
+            if not each.partitions:
+                continue
             place: Place = each.topic_id if is_by_id else each.name
             topic = self.topics.get(place)
             if topic is None:
@@ -239,8 +272,24 @@ class SoughtSet:
     def settle(self) -> None:
         """A fetch is over, answered or not: forget what it found, and say what is due for the
         next one. Whoever was given nothing comes before those that were."""
+        self._settle(self.looked)
+        self.looked.clear()
+        self.wake = None
+        self.is_busy = False
+
+    def settling(self) -> Iterator[None]:
+        """As ``settle``, in several steps, after each of which a later request may settle the
+        rest."""
+        for some in portions(sorted(self.looked, key=lambda one: one.size > 0)):
+            self._settle(some)
+            for one in some:
+                del self.looked[one]
+            yield
+        self.settle()
+
+    def _settle(self, some: Iterable[Sought]) -> None:
         given = []
-        for one in self.looked:
+        for one in some:
             if one.size:
                 given.append(one)
             elif one.unwatch is None or one.code or one.is_left or one.is_news:
@@ -251,22 +300,33 @@ class SoughtSet:
             one.stop_watching()
             self.due.pop(one, None)
             self.due[one] = None
-        self.looked.clear()
-        self.wake = None
-        self.is_busy = False
 
     def let_go(self) -> None:
         """Nobody will come back for it."""
-        for one in self:
-            one.stop_watching()
+        self._let_go(self.topics.values())
         self.looked.clear()
         self.due.clear()
-        # Untie what refers to each other: what was found is megabytes, and the cycle collector,
-        # which counts objects, would let a second's worth of answers pile up before it comes by.
-        for topic in self.topics.values():
-            topic.partitions.clear()
         self.topics.clear()
         self.count = 0
+
+    def letting_go(self) -> Iterator[None]:
+        """As ``let_go``, in several steps."""
+        self.looked.clear()
+        self.due.clear()
+        for some in portions(list(self.topics.values())):
+            self._let_go(some)
+            for topic in some:
+                del self.topics[topic.place]
+            yield
+        self.let_go()
+
+    def _let_go(self, some: Iterable[SoughtTopic]) -> None:
+        """Untie what refers to each other: what was found is megabytes, and the cycle collector,
+        which counts objects, would let a second's worth of answers pile up before it comes by."""
+        for topic in some:
+            for one in topic.partitions.values():
+                one.stop_watching()
+            topic.partitions.clear()
 
 
 def _is_same(before: Topic | ErrorCode, now: Topic | ErrorCode) -> bool:

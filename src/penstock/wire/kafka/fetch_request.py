@@ -14,7 +14,7 @@ A partition that is asked for, from version 12 on:
 import struct
 from collections.abc import Sequence
 
-from penstock.model.limits import KAFKA_RECORD_PARTITIONS_MAX
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.endpoints import (
     encode_tags,
     read_tags,
@@ -258,8 +258,8 @@ def _read_compact_topics(
 
 
 def _check_bound(name: str, count: int) -> None:
-    if count > KAFKA_RECORD_PARTITIONS_MAX:
-        raise TooManyEntries(name, count, KAFKA_RECORD_PARTITIONS_MAX)
+    if count > KAFKA_PARTITIONS_MAX:
+        raise TooManyEntries(name, count, KAFKA_PARTITIONS_MAX)
 
 
 def _replica_tags(tags: dict[int, bytes], version: int) -> tuple[bytes, int]:

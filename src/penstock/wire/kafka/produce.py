@@ -15,7 +15,7 @@ A reply is not sent at all when ``acks`` is 0; that is for those who have the co
 import struct
 from collections.abc import Sequence
 
-from penstock.model.limits import KAFKA_RECORD_PARTITIONS_MAX
+from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.endpoints import (
     Leader,
     NodeEndpoint,
@@ -132,12 +132,15 @@ def _check_version(what: str, version: int) -> None:
 # ── Request ──────────────────────────────────────────────────────────────────────────────────
 
 
-def decode_produce_request(buffer: Buffer, position: int, version: int) -> ProduceRequest:
+def decode_produce_request(
+    buffer: Buffer, position: int, version: int, entries_max: int = KAFKA_PARTITIONS_MAX
+) -> ProduceRequest:
+    """Raise TooManyEntries for more than ``entries_max`` topics or partitions."""
     _check_version("ProduceRequest", version)
     try:
         if version < FLEXIBLE_FROM:
-            return _read_plain_request(buffer, position)
-        return _read_compact_request(buffer, position, version)
+            return _read_plain_request(buffer, position, entries_max)
+        return _read_compact_request(buffer, position, version, entries_max)
     except BROKEN as error:
         raise malformed("ProduceRequest", error) from None
 
@@ -146,7 +149,7 @@ def decode_produce_request(buffer: Buffer, position: int, version: int) -> Produ
 # the one-byte varints inlined. Only records are sliced from the view.
 
 
-def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
+def _read_plain_request(data: Buffer, position: int, entries_max: int) -> ProduceRequest:
     view = memoryview(data)
     end = len(data)
     transactional_id: str | None = None
@@ -162,8 +165,8 @@ def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
     position += 10
     if not 0 <= topic_count <= (end - position) // 6:
         raise oversized("topics")
-    if topic_count > KAFKA_RECORD_PARTITIONS_MAX:
-        raise TooManyEntries("topics", topic_count, KAFKA_RECORD_PARTITIONS_MAX)
+    if topic_count > entries_max:
+        raise TooManyEntries("topics", topic_count, entries_max)
     topics = []
     partition_count = 0
     for _ in range(topic_count):
@@ -178,8 +181,8 @@ def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
         if not 0 <= count <= (end - position) // 8:
             raise oversized("partitions")
         partition_count += count
-        if partition_count > KAFKA_RECORD_PARTITIONS_MAX:
-            raise TooManyEntries("partitions", partition_count, KAFKA_RECORD_PARTITIONS_MAX)
+        if partition_count > entries_max:
+            raise TooManyEntries("partitions", partition_count, entries_max)
         partitions = []
         for _ in range(count):
             index, size = _INDEX_SIZE.unpack_from(data, position)
@@ -198,7 +201,9 @@ def _read_plain_request(data: Buffer, position: int) -> ProduceRequest:
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
-def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceRequest:
+def _read_compact_request(
+    data: Buffer, position: int, version: int, entries_max: int
+) -> ProduceRequest:
     view = memoryview(data)
     end = len(data)
     transactional_id: str | None = None
@@ -215,8 +220,8 @@ def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceR
         topic_count, position = read_uvarint(data, position - 1)
     if not 1 <= topic_count <= (end - position) // 3 + 1:
         raise oversized("topics")
-    if topic_count - 1 > KAFKA_RECORD_PARTITIONS_MAX:
-        raise TooManyEntries("topics", topic_count - 1, KAFKA_RECORD_PARTITIONS_MAX)
+    if topic_count - 1 > entries_max:
+        raise TooManyEntries("topics", topic_count - 1, entries_max)
     topics = []
     partition_count = tags = 0
     for _ in range(topic_count - 1):
@@ -241,8 +246,8 @@ def _read_compact_request(data: Buffer, position: int, version: int) -> ProduceR
         if not 1 <= count <= (end - position) // 6 + 1:
             raise oversized("partitions")
         partition_count += count - 1
-        if partition_count > KAFKA_RECORD_PARTITIONS_MAX:
-            raise TooManyEntries("partitions", partition_count, KAFKA_RECORD_PARTITIONS_MAX)
+        if partition_count > entries_max:
+            raise TooManyEntries("partitions", partition_count, entries_max)
         partitions = []
         for _ in range(count - 1):
             index, size = _INDEX_BYTE.unpack_from(data, position)
