@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +28,7 @@ from penstock.log.log import Log
 from penstock.model.errors import PenstockError, TopicNotFound
 from penstock.model.ports import EARLIEST
 from penstock.model.topic import QueueStats, Topic
+from penstock.net.turns import in_turns
 
 log_ = logging.getLogger(__name__)
 
@@ -424,5 +425,9 @@ class Partitions:
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self._surroundings.fsync_interval_ms / 1_000)
-            for partition in self._partitions():
-                partition.sync_soon()
+            await in_turns(self._sync_all())
+
+    def _sync_all(self) -> Generator[None, None, None]:
+        for partition in self._partitions():
+            partition.sync_soon()  # does nothing to one that was closed meanwhile
+            yield None

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from penstock.model.errors import (
 )
 from penstock.model.levels import LEVEL_FIRST
 from penstock.model.topic import Fsync, Topic
+from penstock.net.turns import in_turns
 from penstock.replication.election import Found, declare_loss, loss_of
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.replica import Role
@@ -450,8 +451,13 @@ class Replicators:
     async def _sync_forever(self) -> None:
         while True:
             await asyncio.sleep(self.surroundings.fsync_interval_ms / 1_000)
-            for replicator in tuple(self._replicas.values()):
+            await in_turns(self._sync_all())
+
+    def _sync_all(self) -> Generator[None, None, None]:
+        for key, replicator in tuple(self._replicas.items()):
+            if self._replicas.get(key) is replicator:  # not closed meanwhile
                 replicator.followed.sync_soon()
+                yield None
 
     # ── A life after death ───────────────────────────────────────────────────────────────────
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +56,7 @@ async def is_freed(circle: "weakref.ref[Circle]") -> bool:
 @pytest.mark.usefixtures("no_collector")
 async def test_what_belonged_to_a_deleted_topic_is_freed() -> None:
     with ThreadPoolExecutor(1) as pool:
-        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
         old = weakref.ref(Circle())
         keeper.freeze([topic("old")])
         assert old() is None, "freezing begins with a collection"
@@ -71,7 +72,7 @@ async def test_what_belonged_to_a_deleted_topic_is_freed() -> None:
 @pytest.mark.usefixtures("no_collector")
 async def test_what_was_there_at_the_start_is_freed_with_its_topic() -> None:
     with ThreadPoolExecutor(1) as pool:
-        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
         held = Circle()
         circle = weakref.ref(held)
         keeper.freeze([topic("old")])
@@ -87,10 +88,52 @@ async def test_what_was_there_at_the_start_is_freed_with_its_topic() -> None:
 @pytest.mark.usefixtures("no_collector")
 async def test_a_stopped_keeper_does_nothing() -> None:
     with ThreadPoolExecutor(1) as pool:
-        keeper = MemoryKeeper(pool, settle_s=SETTLE_S)
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
         circle = weakref.ref(Circle())
         keeper.topic_changed(topic("a"), None)
         keeper.stop()
         await asyncio.sleep(5 * SETTLE_S)
         assert circle() is not None
         gc.collect()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_busy_node_is_not_stopped_for_a_collection() -> None:
+    """All of one core until it is told to be quiet."""
+    is_busy = True
+    used = 0.0
+
+    def cpu() -> float:
+        nonlocal used
+        used += SETTLE_S if is_busy else 0
+        return used
+
+    with ThreadPoolExecutor(1) as pool:
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=cpu)
+        circle = weakref.ref(Circle())
+        keeper.topic_changed(topic("a"), None)
+        await asyncio.sleep(10 * SETTLE_S)
+        assert circle() is not None, "the node is busy"
+        is_busy = False
+        assert await is_freed(circle)
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_collections_take_at_most_one_percent_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    collect_s, begun = 0.02, list[float]()
+
+    def collect() -> None:
+        begun.append(time.monotonic())
+        time.sleep(collect_s)
+
+    monkeypatch.setattr(gc, "collect", collect)
+    with ThreadPoolExecutor(1) as pool:
+        keeper = MemoryKeeper(pool, settle_s=SETTLE_S, cpu=lambda: 0.0)
+        async with asyncio.timeout(20):
+            while len(begun) < 2:
+                keeper.topic_changed(topic("a"), None)
+                await asyncio.sleep(SETTLE_S)
+        keeper.stop()
+    assert begun[1] - begun[0] >= 100 * collect_s
