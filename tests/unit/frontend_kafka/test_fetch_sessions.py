@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -17,7 +17,14 @@ from penstock.frontend.kafka.fetch_sessions import (
     FetchSessions,
     next_epoch,
 )
-from penstock.frontend.kafka.sought import Place
+from penstock.frontend.kafka.sought import (
+    WANTED_AT_ONCE_MAX,
+    Place,
+    SoughtSet,
+    in_parts,
+    is_large,
+)
+from penstock.frontend.slices import PORTION
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
@@ -354,3 +361,95 @@ def test_beyond_its_share_a_tenant_loses_sessions_of_its_own_only() -> None:
     table.now_ms += IDLE_MS_MAX + 1
     assert table.begin().is_kept
     assert (theirs.is_kept, first.is_kept, second.is_kept) == (True, False, True)
+
+
+# ── Requests with many partitions ────────────────────────────────────────────────────────────
+
+
+@given(st.lists(st.integers(0, 3 * WANTED_AT_ONCE_MAX), max_size=6), st.integers(0, 1_500))
+def test_parts_hold_all_partitions_in_their_order(sizes: list[int], single: int) -> None:
+    topics = [
+        FetchTopic(f"t{number}", ZERO_UUID, [FetchPartition(n, 0, 1) for n in range(size)])
+        for number, size in enumerate((*sizes, *(1 for _ in range(single))))
+    ]
+    parts = in_parts(topics)
+    assert [
+        (topic.name, each.index) for part in parts for topic in part for each in topic.partitions
+    ] == [(topic.name, each.index) for topic in topics for each in topic.partitions]
+    for part in parts:
+        assert len(part) + sum(len(topic.partitions) for topic in part) <= WANTED_AT_ONCE_MAX
+    assert is_large(topics) or len(parts) == 1
+
+
+def test_a_session_that_grows_is_counted_part_by_part() -> None:
+    table = Table(partitions_max=100)
+    session = table.begin(10)
+    assert table.ask(request(501, 1, wanted=range(30))) is session
+    more = request(0, 0, range(20, 60)).topics
+    assert table.sessions.grow(session, more, [ForgottenTopic("t", ZERO_UUID, [0, 59])], nowhere)
+    assert table.sessions.partition_count == session.size == session.wanted.count == 58
+
+
+def test_a_session_that_grows_too_large_is_over_and_counted_no_more() -> None:
+    table = Table(partitions_max=100)
+    others = table.begin(20)
+    session = table.begin(10)
+    assert table.ask(request(502, 1, wanted=range(60))) is session
+    assert not table.sessions.grow(session, request(0, 0, range(60, 200)).topics, (), nowhere)
+    assert not session.is_kept
+    assert table.sessions.partition_count == others.size == 20
+
+
+def test_a_new_session_is_counted_when_it_is_kept() -> None:
+    table = Table(partitions_max=100)
+    session = table.sessions.open(request(0, 0, range(5)), nowhere, is_by_id=False, now_ms=0)
+    assert isinstance(session, FetchSession)
+    assert table.sessions.grow(session, request(0, 0, range(5, 9)).topics, (), nowhere)
+    assert (table.sessions.partition_count, session.wanted.count) == (0, 9)
+    table.sessions.keep(session, now_ms=0, chance=lambda: 1)
+    assert table.sessions.partition_count == session.size == 9
+
+
+def looked_at(count: int) -> SoughtSet:
+    """A fetch has found records in every third partition, and an error in every second."""
+    found = SoughtSet()
+    found.want(request(0, 0, range(count)).topics, nowhere, is_by_id=False)
+    for one in tuple(found.due):
+        del found.due[one]
+        found.looked[one] = None
+        one.size = 1 if one.asked.index % 3 == 0 else 0
+        one.code = ErrorCode.UNKNOWN_SERVER_ERROR if one.asked.index % 2 else ErrorCode.NONE
+    return found
+
+
+def test_a_fetch_settled_in_steps_leaves_the_same_order() -> None:
+    count = 2 * PORTION + 7
+    at_once, in_steps = looked_at(count), looked_at(count)
+    at_once.settle()
+    assert sum(1 for _ in in_steps.settling()) == 3
+    assert [one.asked.index for one in in_steps.due] == [one.asked.index for one in at_once.due]
+    assert not in_steps.looked
+
+
+def test_what_a_fetch_has_not_settled_a_later_one_settles() -> None:
+    found = looked_at(3 * PORTION)
+    steps = found.settling()
+    next(steps)
+    assert (len(found.due), len(found.looked)) == (PORTION, 2 * PORTION)
+    found.settle()
+    assert (len(found.due), len(found.looked)) == (3 * PORTION, 0)
+
+
+def test_a_set_is_let_go_in_steps() -> None:
+    found = SoughtSet()
+    topics = [
+        FetchTopic(f"t{number}", ZERO_UUID, [FetchPartition(0, 0, 1)])
+        for number in range(2 * PORTION)
+    ]
+    found.want(topics, nowhere, is_by_id=False)
+    watched = itertools.count()
+    for one in found:
+        one.unwatch = lambda: next(watched)  # type: ignore[assignment, return-value]
+    left = [len(found.topics) for _ in found.letting_go()]
+    assert left == [PORTION, 0]
+    assert (found.count, len(found.due), next(watched)) == (0, 0, 2 * PORTION)

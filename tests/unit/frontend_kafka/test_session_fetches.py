@@ -17,6 +17,7 @@ from tests.unit.frontend_kafka.rig import ACCOUNT, REGION, Rig, batch
 
 from penstock.frontend.kafka import fetch
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
+from penstock.frontend.kafka.sought import WANTED_AT_ONCE_MAX
 from penstock.model.file_slice import in_memory
 from penstock.model.topic import Topic
 from penstock.net.kafka import HangUp
@@ -328,6 +329,86 @@ async def test_a_session_too_large_ends_the_connection(monkeypatch: pytest.Monke
     with pytest.raises(HangUp, match="partitions"):
         await reader.send(reader.request())
     assert rig.context.fetch_sessions.partition_count == 0
+    assert not rig.partition(topic).listeners
+
+
+# ── Requests with many partitions ────────────────────────────────────────────────────────────
+
+
+MANY = 3 * WANTED_AT_ONCE_MAX
+
+
+async def reading_many() -> tuple[Rig, Topic, Reader]:
+    """Of many partitions that a session names, two are there."""
+    rig, topic, reader = await reading(2)
+    rig.context.fetch_sessions = FetchSessions()
+    reader.offsets = {("t", index): 0 for index in range(MANY)}
+    return rig, topic, reader
+
+
+async def test_a_session_with_many_partitions_begins_grows_and_shrinks() -> None:
+    rig, topic, reader = await reading_many()
+    sessions = rig.context.fetch_sessions
+    rig.partition(topic, 1).append(batch(b"a"))
+    found = await reader.fetch()
+    assert held(found) == [("t", 1)]
+    assert len(found) == sessions.partition_count == MANY
+    reader.offsets["t", 1] = 1
+    reader.offsets |= {("u", index): 0 for index in range(MANY)}
+    del reader.offsets["t", 2]
+    await reader.fetch()
+    assert sessions.partition_count == 2 * MANY - 1
+    rig.partition(topic, 0).append(batch(b"b"))
+    assert held(await reader.fetch()) == [("t", 0)]
+    (session,) = sessions._kept.values()
+    assert (session.size, session.wanted.is_busy) == (session.wanted.count, False)
+    assert not session.wanted.looked
+
+
+async def test_partitions_that_are_added_and_forgotten_are_forgotten() -> None:
+    rig, _, reader = await reading_many()
+    await reader.fetch()
+    added = [FetchTopic("u", ZERO_UUID, [FetchPartition(n, 0, 1) for n in range(MANY)])]
+    gone = [ForgottenTopic("u", ZERO_UUID, range(MANY))]
+    asked = msgspec.structs.replace(reader.request(), topics=added, forgotten_topics=gone)
+    await reader.send(asked)
+    assert rig.context.fetch_sessions.partition_count == MANY
+
+
+async def growing(rig: Rig, reader: Reader) -> asyncio.Task[FetchResponse]:
+    """A request that adds many partitions to the session, and has added the first of them."""
+    (session,) = rig.context.fetch_sessions._kept.values()
+    reader.offsets |= {("u", index): 0 for index in range(MANY)}
+    large = asyncio.create_task(reader.send(reader.request()))
+    async with asyncio.timeout(5):
+        while session.wanted.count == MANY:
+            await asyncio.sleep(0)
+    assert MANY < session.wanted.count < 2 * MANY
+    return large
+
+
+async def test_a_large_request_is_overtaken_while_it_adds_partitions() -> None:
+    rig, _, reader = await reading_many()
+    await reader.fetch()
+    large = await growing(rig, reader)
+    reader.epoch += 1
+    assert (await reader.send(reader.request())).error_code == ErrorCode.NONE
+    assert (await large).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    (session,) = rig.context.fetch_sessions._kept.values()
+    assert MANY < session.wanted.count < 2 * MANY, "no more is added after that"
+    assert rig.context.fetch_sessions.partition_count == session.size == session.wanted.count
+    assert not session.wanted.is_busy
+
+
+async def test_a_session_is_dropped_while_a_large_request_adds_partitions() -> None:
+    rig, topic, reader = await reading_many()
+    await reader.fetch()
+    large = await growing(rig, reader)
+    (session,) = rig.context.fetch_sessions._kept.values()
+    rig.context.fetch_sessions.drop(session)
+    assert (await large).session_id == 0
+    assert rig.context.fetch_sessions.partition_count == 0
+    assert (session.wanted.count, len(session.wanted.topics)) == (0, 0), "all is let go"
     assert not rig.partition(topic).listeners
 
 
