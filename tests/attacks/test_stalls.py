@@ -7,26 +7,43 @@ import struct
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 from tests.attacks.frames import KEYS, Wire, framed
 from tests.attacks.kit import Operator, exchange, signed
-from tests.attacks.stall_requests import KAFKA, SQS, Shape, Values, frame, shapes
+from tests.attacks.stall_requests import (
+    KAFKA,
+    PARTITIONS_MAX,
+    SQS,
+    Shape,
+    Values,
+    frame,
+    shapes,
+)
 from tests.attacks.stalls import LoopServer
+from tests.attacks.test_batches import batch
 from tests.harness.server import Server
 
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch_request import (
+    READ_COMMITTED,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+)
 from penstock.wire.kafka.frame import parse_response_header
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
 from penstock.wire.kafka.generated.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from penstock.wire.kafka.primitives import UVARINT
+from penstock.wire.kafka.primitives import UVARINT, ZERO_UUID
+from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
 KAFKA_CASES = [
     pytest.param(name, shape, id=f"{name}-{shape.path or 'no-array'}-v{shape.version}")
@@ -271,6 +288,97 @@ def test_what_there_is_is_listed_without_a_stall(client: Client, case: str) -> N
         wire.send(frame(name, shape, count, values))
         assert wire.read_frame() is not None
     turns.check()
+
+
+# ── Produce and Fetch ────────────────────────────────────────────────────────────────────────
+
+
+def names(count: int, partitions: int = 1) -> list[FetchTopic]:
+    wanted = [FetchPartition(index, 0, 1_000) for index in range(partitions)]
+    return [FetchTopic(f"name-{number}", ZERO_UUID, wanted) for number in range(count)]
+
+
+SESSIONS: dict[str, tuple[list[FetchTopic], list[FetchTopic]]] = {
+    "topics": (names(PARTITIONS_MAX), names(2 * PARTITIONS_MAX)[PARTITIONS_MAX:]),
+    "partitions": (
+        [FetchTopic("wide", ZERO_UUID, names(1, PARTITIONS_MAX)[0].partitions)],
+        names(1, PARTITIONS_MAX),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SESSIONS)
+def test_a_fetch_session_as_large_as_it_may_be(client: Client, case: str) -> None:
+    """It begins, grows, reads another way, has nothing new, and ends with a new one."""
+    first, more = SESSIONS[case]
+    with client.wire() as wire:
+        wire.socket.settimeout(60)
+
+        def fetch(epoch: int, **fields: Any) -> Any:
+            asked = FetchRequest(0, 1, session_epoch=epoch, **fields)
+            with client.server.watch() as turns:
+                reply = wire.ask_for("Fetch", 12, asked)
+            turns.check()
+            assert reply.error_code == 0
+            return reply
+
+        wire.ask_for("Fetch", 12, FetchRequest(0, 1, first))  # opens the logs
+        kept = fetch(0, topics=first).session_id
+        assert kept > 0, "as many as one request may have fit into a session"
+        fetch(1, session_id=kept, topics=more)
+        fetch(2, session_id=kept, topics=(), isolation_level=READ_COMMITTED)
+        fetch(3, session_id=kept, topics=())
+        again = fetch(0, session_id=kept, topics=first)
+        assert sum(len(each.partitions) for each in again.topics) == PARTITIONS_MAX
+        fetch(-1, session_id=again.session_id, topics=())
+
+
+def test_records_for_many_partitions_are_appended_without_a_stall(open_loop: LoopServer) -> None:
+    parts = [ProducePartition(index, batch()) for index in range(PARTITIONS)]
+    topics = [ProduceTopic("wide", ZERO_UUID, parts)]
+    topics += [
+        ProduceTopic(f"name-{number}", ZERO_UUID, [ProducePartition(0, batch())])
+        for number in range(1, TOPICS)
+    ]
+    with wire_of(open_loop, ("", "")) as wire:
+        wire.socket.settimeout(60)
+        for _ in range(2):  # logs are opened when they are first written to
+            with open_loop.watch() as turns:
+                reply = wire.ask_for("Produce", 9, ProduceRequest(None, -1, 30_000, topics))
+        turns.check()
+    results = [each for topic in reply.topics for each in topic.partitions]
+    assert [each.error_code for each in results] == [0] * (PARTITIONS + TOPICS - 1)
+
+
+def test_topics_without_partitions_are_served_without_a_stall(client: Client) -> None:
+    empty = [ProduceTopic(f"name-{number}", ZERO_UUID, ()) for number in range(PARTITIONS_MAX)]
+    requests = {
+        "Produce": ProduceRequest(None, 1, 1_000, empty),
+        "Fetch": FetchRequest(0, 1, names(PARTITIONS_MAX, 0)),
+    }
+    for name, asked in requests.items():
+        with client.wire() as wire, client.server.watch() as turns:
+            reply = wire.ask_for(name, 9, asked)
+        turns.check()
+        assert reply is not None
+
+
+# ── Upkeep ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_partitions_are_synced_without_a_stall(tmp_path: Path) -> None:
+    settings = {"log.fsync": "interval", "log.fsync_interval_ms": 100}
+    topics = [CreatableTopic("wide", PARTITIONS, 1)]
+    with LoopServer(tmp_path, **settings) as server:
+        with wire_of(server, ("", "")) as wire:
+            made = wire.ask("CreateTopics", 5, topics=topics, timeout_ms=30_000)
+        assert [each.error_code for each in made.topics] == [0]
+        with server.watch() as turns:
+            time.sleep(1)  # ten intervals
+        turns.check()
+
+
+# ── Tags and patterns ────────────────────────────────────────────────────────────────────────
 
 
 def test_tagged_fields_are_bounded_in_all_sections_together(client: Client) -> None:

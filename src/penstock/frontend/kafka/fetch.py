@@ -29,6 +29,7 @@ from penstock.frontend.kafka.sought import (
     Find,
     Place,
     Sought,
+    SoughtSet,
     in_parts,
     is_large,
 )
@@ -65,14 +66,15 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
     owner = (call.caller.account, call.caller.user)
     is_by_id = call.version >= _BY_ID_FROM
     find: Find = partial(_find, context, call)
+    first, rest = asked, list[list[FetchTopic]]()
+    if is_large(asked.topics):
+        call.slices.begin()
+        topics, *rest = in_parts(asked.topics)
+        first = msgspec.structs.replace(asked, topics=topics, forgotten_topics=())
     stale = sessions.stale_places(asked.session_id, owner, rights_turn)
     if len(asked.topics) + len(stale) > FOUND_AT_ONCE_MAX:
         named = [each.topic_id if is_by_id else each.name for each in asked.topics]
         find = await _found_before(context, call, [*named, *stale])
-    first, rest = asked, list[list[FetchTopic]]()
-    if is_large(asked.topics):
-        topics, *rest = in_parts(asked.topics)
-        first = msgspec.structs.replace(asked, topics=topics, forgotten_topics=())
     session = sessions.open(
         first,
         find,
@@ -91,6 +93,8 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
             if session.is_kept:
                 sessions.drop(session)
             raise _too_many()
+        if session.wanted.count > WANTED_AT_ONCE_MAX:
+            await fetch.read_as()
         await fetch.look()
         if asked.wait_ms_max > 0 and not fetch.is_enough:
             await fetch.wait(min(asked.wait_ms_max, WAIT_MS_MAX))
@@ -110,6 +114,8 @@ async def run(context: KafkaContext, call: KafkaCall, asked: FetchRequest) -> Fe
             await fetch.end_in_slices()
         else:
             fetch.end()
+        if sessions.dropped:
+            await fetch.let_go_of(sessions.dropped)
 
 
 def _too_many() -> HangUp:
@@ -176,7 +182,8 @@ class _Fetch:
         self._bytes_max = min(asked.bytes_max, RESPONSE_BYTES_MAX)
         self._bytes_min = min(asked.bytes_min, self._bytes_max)
         self._is_committed = asked.isolation_level == READ_COMMITTED
-        self._wanted.read_as(is_committed=self._is_committed)
+        if self._wanted.count <= WANTED_AT_ONCE_MAX:
+            self._wanted.read_as(is_committed=self._is_committed)
         self._takes_slices = call.connection.takes_slices
         self._slices = call.slices
         self._size = 0
@@ -218,6 +225,12 @@ class _Fetch:
             if not sessions.grow(self._session, part, gone, find):
                 return False
         return True
+
+    async def read_as(self) -> None:
+        for _ in self._wanted.reading_as(is_committed=self._is_committed):
+            if self._slices.is_over:
+                await self._slices.next()
+                self.check_turn()
 
     # ── Looking ──────────────────────────────────────────────────────────────────────────────
 
@@ -424,6 +437,13 @@ class _Fetch:
                     await self._slices.next()
         finally:
             self.end()
+
+    async def let_go_of(self, dropped: list[SoughtSet]) -> None:
+        """Of sessions that are over."""
+        while dropped:
+            for _ in dropped.pop().letting_go():
+                if self._slices.is_over:
+                    await self._slices.next()
 
 
 class _Waker:

@@ -18,7 +18,7 @@ Pure: time and chance are arguments. What a session holds is in ``sought.py``.""
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from penstock.frontend.kafka.sought import Find, Place, SoughtSet
+from penstock.frontend.kafka.sought import WANTED_AT_ONCE_MAX, Find, Place, SoughtSet
 from penstock.model.limits import TENANT_SESSIONS_PERCENT
 from penstock.model.ports import Catalog
 from penstock.model.quotas import Shares
@@ -99,6 +99,8 @@ class FetchSessions:
         self._catalog: Catalog | None = None
         self._catalog_turn = 0
         self.evicted_count = 0
+        # Large sets of sessions that are over, for whoever asks next to let go of in steps.
+        self.dropped: list[SoughtSet] = []
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -253,10 +255,13 @@ class FetchSessions:
         session.session_id = NO_SESSION
         session.wants_id = False
         wanted = session.wanted
-        if not wanted.is_busy:
+        if wanted.is_busy:
+            if wanted.wake is not None:
+                wanted.wake()
+        elif wanted.count > WANTED_AT_ONCE_MAX:
+            self.dropped.append(wanted)
+        else:
             wanted.let_go()
-        elif wanted.wake is not None:
-            wanted.wake()
 
 
 def next_epoch(epoch: int) -> int:

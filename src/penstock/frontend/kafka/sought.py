@@ -245,6 +245,14 @@ class SoughtSet:
             self._is_committed = is_committed
             self.look_again(self)
 
+    def reading_as(self, *, is_committed: bool) -> Iterator[None]:
+        """As ``read_as``, in several steps. All of them are repeated if not all are taken."""
+        if is_committed != self._is_committed:
+            for some in portions(list(self)):
+                self.look_again(some)
+                yield
+            self._is_committed = is_committed
+
     def find_again(self, find: Find) -> None:
         """The catalog has changed: what does each place stand for now?"""
         for topic in self.topics.values():
