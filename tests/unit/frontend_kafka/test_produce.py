@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
-from penstock.frontend.kafka.pipeline import is_produce
+from penstock.frontend.kafka.pipeline import DECODED_AT_ONCE_MAX, is_produce
 from penstock.model.errors import (
     DiskFull,
     Overloaded,
@@ -115,6 +115,36 @@ async def test_partitions_wait_for_their_commit_together() -> None:
     assert not asking.done()
     rig.streams.may_commit.set()
     assert await asking == [0, 0, 0]
+
+
+async def test_a_request_decoded_in_a_thread_keeps_its_place_among_others() -> None:
+    """One with many partitions and small ones behind it, all sent at once."""
+    rig = Rig()
+    topic = await rig.topic("t")
+    many = DECODED_AT_ONCE_MAX + 1
+    listener = KafkaListener(rig.frontend.answer, config=KafkaConfig(), outlives=is_produce)
+    bound = await listener.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(bound.rpartition(":")[2]))
+    for correlation_id in range(3):
+        records = [(0, batch(b"%d" % correlation_id))]
+        if correlation_id == 0:
+            records += [(index, batch(b"x")) for index in range(1, many)]
+        body = encode_produce_request(request("t", *records), 9)
+        writer.write(
+            encode_request_frame(
+                APIS[PRODUCE], 9, correlation_id=correlation_id, client_id="me", body=body
+            )
+        )
+    for correlation_id in range(3):
+        size = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 5), "big")
+        reply = await asyncio.wait_for(reader.readexactly(size), 5)
+        assert int.from_bytes(reply[:4], "big") == correlation_id
+        results = decode_produce_response(reply, 5, 9).topics[0].partitions
+        assert (results[0].error_code, results[0].base_offset) == (0, correlation_id)
+        assert len(results) == (many if correlation_id == 0 else 1)
+    assert rig.partition(topic).end_offset == 3
+    writer.close()
+    await listener.drain(seconds_max=1.0)
 
 
 async def test_requests_sent_ahead_wait_for_their_commits_together() -> None:
