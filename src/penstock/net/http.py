@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
@@ -21,6 +20,7 @@ from penstock.model.quotas import Shares
 from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http_head import Refused, body_behind_upgrade, check_head
+from penstock.net.http_reply import PieceWriter, encode, plain
 from penstock.net.listener import Connection, Listener, source_of
 
 Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
@@ -52,8 +52,6 @@ _SINGLE = frozenset(
 # Clients send the same few names over and over: reading one afresh costs as much as its value.
 _NAMES: dict[bytes, str] = {}
 NAMES_MAX = 512
-
-_REASONS = {status.value: status.phrase for status in HTTPStatus}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +146,7 @@ class _HttpConnection(Connection):
         self._waiting_bytes = 0
         self._task: asyncio.Task[HttpReply] | None = None
         self._answering: HttpRequest | None = None
+        self._writer: PieceWriter | None = None  # of a large reply that is being written
         self._keep_alive = True
         self._is_reading_paused = False
 
@@ -158,13 +157,15 @@ class _HttpConnection(Connection):
         peer = transport.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
         if not self._listener.opened(self, self._peer):
-            self._transport.write(_plain(503, "too many connections, try again later"))
+            self._transport.write(plain(503, "too many connections, try again later"))
             self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
         self._listener.closed(self)
         self._waiting.clear()
         self._let_go()
+        if self._writer is not None:
+            self._writer.stop()
         task, request = self._task, self._answering
         if task is not None and request is not None and not self._listener.outlives(request):
             # A parked receive must not take a message for someone who has left.
@@ -221,10 +222,14 @@ class _HttpConnection(Connection):
     def pause_writing(self) -> None:
         """It reads no answers, so it gets no more of them until it does."""
         self._stalled_since = self._listener.now
+        if self._writer is not None:
+            self._writer.pause()
 
     def resume_writing(self) -> None:
         self._stalled_since = None
-        if self._waiting and self._task is None and not self._transport.is_closing():
+        if self._writer is not None:
+            self._writer.resume()
+        elif self._waiting and self._task is None and not self._transport.is_closing():
             self._answer_next()
 
     # ── httptools callbacks ──────────────────────────────────────────────────────────────────
@@ -370,40 +375,44 @@ class _HttpConnection(Connection):
             self._listener.loop.call_exception_handler(
                 {"message": "a request handler failed", "exception": error}
             )
-            transport.write(_plain(500, "internal error"))
+            transport.write(plain(500, "internal error"))
             self._close()
             return
         keep_alive = self._keep_alive and not self._listener.is_draining
         reply = task.result()
-        transport.write(self._encode(reply, keep_alive=keep_alive))
-        for piece in reply.pieces:
-            transport.write(piece)
+        transport.write(encode(reply, self._listener.last_line, keep_alive=keep_alive))
+        if reply.pieces:
+            self._task = task  # no other request is answered before the pieces are written
+            self._begin_pieces(reply)
+            return
+        self._next(keep_alive=keep_alive)
+
+    def _begin_pieces(self, reply: HttpReply) -> None:
+        pieces, reply.pieces = reply.pieces, ()  # each is released when it is written
+        is_paused, loop = self._stalled_since is not None, self._listener.loop
+        self._writer = PieceWriter(
+            loop, self._transport, pieces, is_paused=is_paused, done=self._end_pieces
+        )
+        self._writer.write()
+
+    def _end_pieces(self) -> None:
+        self._task = self._writer = None
+        if not self._transport.is_closing():
+            self._next(keep_alive=self._keep_alive and not self._listener.is_draining)
+
+    def _next(self, *, keep_alive: bool) -> None:
+        """Go on with the request after the one that was answered."""
         if not keep_alive:
             self._close()
             return
-        self._enter(IDLE)
+        self._phase, self._phase_since = IDLE, self._listener.now
         if self._held_bytes and not self._waiting and not self._is_in_body:
             self._let_go()
         if self._is_reading_paused and not self._is_far_ahead:
             self._is_reading_paused = False
-            transport.resume_reading()
+            self._transport.resume_reading()
         if self._waiting and self._stalled_since is None:
             self._answer_next()
-
-    def _encode(self, reply: HttpReply, *, keep_alive: bool) -> bytes:
-        status, size = reply.status, len(reply.body)
-        if reply.pieces:
-            size += sum(map(len, reply.pieces))
-        first = (
-            f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
-            f"Content-Type: {reply.content_type}\r\n"
-            f"Content-Length: {size}\r\n"
-        )
-        lines = [first, *[f"{name}: {value}\r\n" for name, value in reply.headers]]
-        if not keep_alive:
-            lines.append("Connection: close\r\n")
-        lines.append(self._listener.last_line)
-        return "".join(lines).encode("latin-1", "replace") + reply.body
 
     # ── bounds ───────────────────────────────────────────────────────────────────────────────
 
@@ -469,7 +478,7 @@ class _HttpConnection(Connection):
         self._body = []
         self._let_go()
         self._enter(LINGERING)
-        self._transport.write(_plain(status, message))
+        self._transport.write(plain(status, message))
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
@@ -488,12 +497,3 @@ class _HttpConnection(Connection):
 
 async def _forbidden(forbid: Forbid, request: HttpRequest, reason: str) -> HttpReply:
     return forbid(request, reason)
-
-
-def _plain(status: int, message: str) -> bytes:
-    body = (message + "\n").encode("utf-8", "replace")
-    return (
-        f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
-        "Content-Type: text/plain; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    ).encode("latin-1") + body
