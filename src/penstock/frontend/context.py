@@ -85,5 +85,5 @@ class Context:
 
     def __post_init__(self) -> None:
         self.signers = Signers(self.identities)
-        self.decisions = Decisions(self.identities)
+        self.decisions = Decisions(self.identities, postpones=True)
         self.passes = Passes(self.identities)

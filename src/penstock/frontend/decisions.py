@@ -10,7 +10,8 @@ A stored policy that cannot be read denies: what it meant to forbid is not known
 queue can still replace its policy."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from penstock.model.identity import Caller, Circumstances
@@ -23,7 +24,11 @@ log = logging.getLogger("penstock.frontend")
 DECISIONS_MAX: Final = 20_000  # about 300 bytes each
 STANDINGS_MAX: Final = 10_000
 
+# Policies of a caller and a resource that are compiled and weighed at once: a few milliseconds.
+AT_ONCE_CHARS_MAX: Final = 16_384
+
 TRUSTED: Final = Decision(is_allowed=True)
+Question = tuple[str, str, str, str, str, str | None]
 
 
 def _denial(reason: str) -> Compiled:
@@ -44,11 +49,35 @@ _DENIES_USE: Final = access.compile_policy(
 )
 
 
+def _asks(identity: Sequence[Compiled], resource: Compiled | None) -> Asks:
+    asks = Asks.NOTHING if resource is None else resource.asks
+    for compiled in identity:
+        asks |= compiled.asks
+    return asks
+
+
+class Postponed(Exception):
+    """Raised instead of a decision that takes long: ``weigh`` may be called in a thread, and
+    ``Decisions.keep`` takes its result."""
+
+    def __init__(
+        self, question: Question, epoch: int, weigh: Callable[[], tuple[Asks, Decision]]
+    ) -> None:
+        super().__init__("the policies are large")
+        self.question = question
+        self.epoch = epoch
+        self.weigh = weigh
+
+
 class Decisions:
-    def __init__(self, identities: Identities) -> None:
+    def __init__(self, identities: Identities, *, postpones: bool = False) -> None:
+        """``postpones``: decisions on large policies raise Postponed, except in ``at_once``."""
         self._identities = identities
+        self._postpones = postpones
         self._epoch = identities.epoch
         self._decisions: dict[tuple[object, ...], Decision] = {}
+        # Questions that depend on the circumstances, and whose large policies are compiled:
+        self._compiled: set[tuple[object, ...]] = set()
         self._standings: dict[tuple[str, str], tuple[Compiled, ...]] = {}  # by account and user
 
     def decide(
@@ -71,11 +100,32 @@ class Decisions:
             self._epoch = epoch
             self._decisions.clear()
             self._standings.clear()
+            self._compiled.clear()
         question = (caller.account, caller.user, action, arn, owner, policy)
         decision = self._decisions.get(question)
         if decision is None:
             decision = self._weigh(caller, action, arn, owner, policy, circumstances)
         return decision
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Nothing is postponed in this block, which does not wait."""
+        before, self._postpones = self._postpones, False
+        try:
+            yield
+        finally:
+            self._postpones = before
+
+    def keep(self, postponed: Postponed, asks: Asks, decision: Decision) -> None:
+        """Remember a decision that was made in a thread, unless something has changed since."""
+        if postponed.epoch != self._identities.epoch or postponed.epoch != self._epoch:
+            return
+        if not asks:
+            self._remember(postponed.question, decision)
+            return
+        if len(self._compiled) >= DECISIONS_MAX:
+            self._compiled.clear()
+        self._compiled.add(postponed.question)
 
     def is_kept(
         self, caller: Caller, action: str, *, arn: str, owner: str, policy: str | None
@@ -114,12 +164,12 @@ class Decisions:
         policy: str | None,
         circumstances: Callable[[], Circumstances],
     ) -> Decision:
+        place: tuple[object, ...] = (caller.account, caller.user, action, arn, owner, policy)
+        if self._postpones and place not in self._compiled:
+            self._check_size(caller, action, arn, owner, policy, circumstances)
         identity = self._standing(caller)
         resource = None if policy is None else self._resource(policy, arn)
-        asks = Asks.NOTHING if resource is None else resource.asks
-        for compiled in identity:
-            asks |= compiled.asks
-        place: tuple[object, ...] = (caller.account, caller.user, action, arn, owner, policy)
+        asks = _asks(identity, resource)
         found = Circumstances()
         if asks:
             found = circumstances()
@@ -138,10 +188,49 @@ class Decisions:
             circumstances=found,
         )
         if not asks & Asks.TIME:
-            if len(self._decisions) >= DECISIONS_MAX:
-                self._decisions.clear()
-            self._decisions[place] = decision
+            self._remember(place, decision)
         return decision
+
+    def _remember(self, place: tuple[object, ...], decision: Decision) -> None:
+        if len(self._decisions) >= DECISIONS_MAX:
+            self._decisions.clear()
+        self._decisions[place] = decision
+
+    def _check_size(
+        self,
+        caller: Caller,
+        action: str,
+        arn: str,
+        owner: str,
+        policy: str | None,
+        circumstances: Callable[[], Circumstances],
+    ) -> None:
+        """Raise Postponed if the policies are large."""
+        tenant = self._identities.tenant(caller.account)
+        user = self._identities.user(caller.account, caller.user)
+        if tenant is None or user is None or tenant.is_suspended:
+            return  # the caller's own policies do not matter
+        total = len(policy or "") + sum(map(len, user.policies.values()))
+        if total <= AT_ONCE_CHARS_MAX:
+            return
+        texts, found = tuple(user.policies.items()), circumstances()
+
+        def weigh() -> tuple[Asks, Decision]:
+            identity = [self._identity(name, text, caller) for name, text in texts]
+            resource = None if policy is None else self._resource(policy, arn)
+            decision = access.decide(
+                identity,
+                resource,
+                caller=caller,
+                owner_account=owner,
+                action=action,
+                resource_arn=arn,
+                circumstances=found,
+            )
+            return _asks(identity, resource), decision
+
+        question = (caller.account, caller.user, action, arn, owner, policy)
+        raise Postponed(question, self._epoch, weigh)
 
     def _standing(self, caller: Caller) -> Sequence[Compiled]:
         place = (caller.account, caller.user)

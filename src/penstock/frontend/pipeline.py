@@ -23,6 +23,7 @@ from penstock.frontend.authorize import authorize
 from penstock.frontend.call import Call
 from penstock.frontend.catalog_view import queues_of
 from penstock.frontend.context import Context, FrontendConfig, Meter
+from penstock.frontend.decisions import Postponed, Question
 from penstock.frontend.decode import decode, decode_in_steps, has_action, identify, name_action
 from penstock.frontend.idempotency import REPEATABLE, Answers, found_by, outlives
 from penstock.frontend.metering import DENIALS, Metering, Tally
@@ -133,11 +134,15 @@ class Frontend:
         held_ms = 0
         audit: AuditTrail | None = None  # set for what is noted there however it ends
         try:
-            if len(request.body) <= WHOLE_BODY_BYTES_MAX:
-                for stage in STAGES:
-                    stage(context, call)
-            else:
-                await _admit_large(context, call)
+            try:
+                if len(request.body) <= WHOLE_BODY_BYTES_MAX:
+                    for stage in STAGES:
+                        stage(context, call)
+                else:
+                    await _admit_large(context, call)
+            except Postponed as postponed:
+                await _authorize_in_thread(context, call, postponed)
+                throttle(context, call)
             action = call.action
             assert action is not None, "decode found an action or raised"
             if action.name in AUDITED and self._audit is not None:
@@ -152,7 +157,10 @@ class Frontend:
                 call.owed_from_ms = context.clock.mono_ms()
                 if not call.caller.is_trusted:
                     authenticate_again(context, call)
-                    authorize(context, call)
+                    try:
+                        authorize(context, call)
+                    except Postponed as postponed:
+                        await _authorize_in_thread(context, call, postponed)
             if isinstance(answer, HttpReply):
                 reply = answer  # encoded already, in turns
             else:
@@ -248,6 +256,24 @@ async def _admit_large(context: Context, call: Call) -> None:
     await in_turns(decode_in_steps(context, call))
     authorize(context, call)
     throttle(context, call)
+
+
+async def _authorize_in_thread(context: Context, call: Call, postponed: Postponed) -> None:
+    """Authorize a request on large policies: each of its questions is weighed in a thread first."""
+    decisions = context.decisions
+    weighed: set[Question] = set()
+    while postponed.question not in weighed:
+        weighed.add(postponed.question)
+        asks, decision = await asyncio.to_thread(postponed.weigh)
+        decisions.keep(postponed, asks, decision)
+        try:
+            authorize(context, call)
+            return
+        except Postponed as another:
+            postponed = another
+    # The answer depends on the circumstances, or the policies have changed meanwhile.
+    with decisions.at_once():
+        authorize(context, call)
 
 
 def _refusal(error: Exception, request: HttpRequest) -> Fault:

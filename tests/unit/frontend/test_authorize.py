@@ -23,6 +23,7 @@ from penstock.frontend import decisions
 from penstock.frontend.sqs.actions import ACTIONS
 from penstock.frontend.sqs.move_tasks import seal_handle
 from penstock.model.identity import Caller, Circumstances
+from penstock.wire.aws.access import Decision
 
 NO_QUEUE = "AWS.SimpleQueueService.NonExistentQueue"
 EVERYTHING = allow("sqs:*")
@@ -52,8 +53,11 @@ class House:
         assert answer == {}, answer
 
 
-@pytest.fixture
-async def house() -> House:
+@pytest.fixture(params=["at-once", "in-a-thread"])
+async def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> House:
+    """Everything holds for policies of any size, so also when all count as large."""
+    if request.param == "in-a-thread":
+        monkeypatch.setattr(decisions, "AT_ONCE_CHARS_MAX", -1)
     rig, identities = locked()
     house = House(rig, identities)
     house.let()
@@ -401,6 +405,41 @@ async def test_decisions_are_remembered_within_a_bound(
         assert len(kept._decisions) <= 5
 
 
+def test_a_decision_made_in_a_thread_counts_only_if_nothing_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decisions, "AT_ONCE_CHARS_MAX", -1)
+    _, identities = locked()
+    kept = decisions.Decisions(identities, postpones=True)
+    identities.put(OWN, "alice", "AKALICE", "hers", policy(EVERYTHING))
+
+    def decide() -> Decision:
+        return kept.decide(
+            Caller(OWN, "alice"),
+            "sqs:SendMessage",
+            arn=arn("q"),
+            owner=OWN,
+            policy=None,
+            circumstances=Circumstances,
+        )
+
+    with pytest.raises(decisions.Postponed) as caught:
+        decide()
+    asks, decision = caught.value.weigh()
+    assert decision.is_allowed
+    identities.put(OWN, "alice", "AKALICE", "hers", policy(deny("sqs:*")))
+    stale = caught.value
+    with pytest.raises(decisions.Postponed) as caught:
+        decide()
+    kept.keep(stale, asks, decision)
+    with pytest.raises(decisions.Postponed):
+        decide()
+    kept.keep(caught.value, *caught.value.weigh())
+    assert not decide().is_allowed
+    with kept.at_once():
+        assert not decide().is_allowed
+
+
 def test_a_decision_is_remembered_for_its_owner_and_its_policy_only() -> None:
     _, identities = locked()
     kept = decisions.Decisions(identities)
@@ -446,14 +485,21 @@ async def test_a_user_that_is_gone_has_no_rights_even_where_everybody_has(house:
     assert topic is not None
 
     def may(user: str) -> bool:
-        return context.decisions.decide(
-            Caller(OWN, user),
-            "sqs:SendMessage",
-            arn=topic.arn,
-            owner=OWN,
-            policy=topic.settings.policy,
-            circumstances=Circumstances,
-        ).is_allowed
+        def decide() -> bool:
+            return context.decisions.decide(
+                Caller(OWN, user),
+                "sqs:SendMessage",
+                arn=topic.arn,
+                owner=OWN,
+                policy=topic.settings.policy,
+                circumstances=Circumstances,
+            ).is_allowed
+
+        try:
+            return decide()
+        except decisions.Postponed as postponed:
+            context.decisions.keep(postponed, *postponed.weigh())
+            return decide()
 
     assert may("alice")
     house.identities.remove_user(OWN, "alice")

@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import Caller, Circumstances
-from penstock.wire.aws.glob import Globs, unescaped
+from penstock.wire.aws.glob import Globs, matches, unescaped
 
 CONDITIONS_MAX = 50  # operator and key pairs of one statement
 VALUES_MAX = 200  # of one key
@@ -223,13 +223,13 @@ def _like(given: _Given) -> Test:
 
 def _arns(given: _Given) -> Test:
     """Part by part: a star does not reach over a colon, except in the last of the six."""
-    patterns: list[tuple[Globs, ...]] = []
+    patterns: list[list[str]] = []
     for value in given.values:
         parts = value.split(":", ARN_PARTS - 1)
         if value != "*" and (len(parts) != ARN_PARTS or parts[0] != "arn"):
             raise given.wrong(value, "an ARN")
-        globs = tuple(Globs([part], has_escapes=given.has_escapes) for part in parts)
-        patterns.append(() if value == "*" else globs)
+        patterns.append([] if value == "*" else parts)
+    has_escapes = given.has_escapes
 
     def fits(value: str) -> bool:
         parts = value.split(":", ARN_PARTS - 1)
@@ -237,7 +237,10 @@ def _arns(given: _Given) -> Test:
             not pattern
             or (
                 len(parts) == ARN_PARTS
-                and all(one.match(part) for one, part in zip(pattern, parts, strict=True))
+                and all(
+                    matches(one, part, has_escapes=has_escapes)
+                    for one, part in zip(pattern, parts, strict=True)
+                )
             )
             for pattern in patterns
         )
