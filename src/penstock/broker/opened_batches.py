@@ -18,17 +18,14 @@ class OpenedBatches:
         self._bytes_max = bytes_max
         self._size_bytes = 0
         # By owner, a cursor over one partition, and base offset. The one used last is at the end.
-        self._kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self.kept: OrderedDict[tuple[object, int], OpenedBatch] = OrderedDict()
 
     def find(self, owner: object, offset: int) -> OpenedBatch | None:
         """The batch of ``owner`` that covers an offset."""
-        for key, opened in self._kept.items():
+        for key, opened in self.kept.items():
             header = opened.header
             if key[0] is owner and header.base_offset <= offset < header.next_offset:
-                self._kept.move_to_end(key)
+                self.kept.move_to_end(key)
                 return opened
         return None
 
@@ -37,18 +34,18 @@ class OpenedBatches:
         always kept."""
         key = (owner, opened.header.base_offset)
         self._drop(key)
-        self._kept[key] = opened
+        self.kept[key] = opened
         self._size_bytes += opened.size_bytes
-        while len(self._kept) > 1 and (
-            self._size_bytes > self._bytes_max or len(self._kept) > BATCHES_MAX
+        while len(self.kept) > 1 and (
+            self._size_bytes > self._bytes_max or len(self.kept) > BATCHES_MAX
         ):
-            self._drop(next(iter(self._kept)))
+            self._drop(next(iter(self.kept)))
 
     def forget(self, owner: object) -> None:
-        for key in [key for key in self._kept if key[0] is owner]:
+        for key in [key for key in self.kept if key[0] is owner]:
             self._drop(key)
 
     def _drop(self, key: tuple[object, int]) -> None:
-        opened = self._kept.pop(key, None)
+        opened = self.kept.pop(key, None)
         if opened is not None:
             self._size_bytes -= opened.size_bytes

@@ -218,7 +218,7 @@ class RecordReader:
     def read(self, offset: int) -> Record | Reading | None:
         """One record again, for a later lease of it. None, and the damage noted, if it cannot be
         read: the lease then simply runs out. LATER: ``read_late`` can."""
-        opened = self._opened.find(self, offset) if self._opened else None
+        opened = self._opened.find(self, offset) if self._opened.kept else None
         if opened is None:
             if self._openings and any(start <= offset < end for start, end in self._openings):
                 return Reading.LATER

@@ -50,7 +50,8 @@ def decode(_context: Context, call: Call) -> None:
         call.asked = json10.decode(OPERATIONS[call.action.name], request.body)
     elif call.codec is not STS_JSON:
         _read_form(call, query.fields_of(request.query, request.body))
-    _fill_url(call)
+    if request.path != "/":
+        _fill_url(call)
 
 
 def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]:
@@ -64,7 +65,8 @@ def decode_in_steps(context: Context, call: Call) -> Generator[None, None, None]
     elif call.codec is not STS_JSON:
         fields = yield from query.fields_in_steps(request.query, request.body)
         _read_form(call, fields)
-    _fill_url(call)
+    if request.path != "/":
+        _fill_url(call)
 
 
 def name_action(call: Call) -> None:
@@ -76,7 +78,7 @@ def name_action(call: Call) -> None:
 
 def _fill_url(call: Call) -> None:
     asked = call.asked
-    if isinstance(asked, QueueRequest) and asked.queue_url is None and call.request.path != "/":
+    if isinstance(asked, QueueRequest) and asked.queue_url is None:
         asked.queue_url = unquote(call.request.path)
 
 

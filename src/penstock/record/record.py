@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from penstock.model.limits import BATCH_BYTES_MAX
-from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
+from penstock.record.batch import ATTR_CODEC_MASK, HEADER_BYTES, BatchHeader, parse_header
 from penstock.record.compression import decompress, decompress_to_view
 from penstock.record.malformed import MalformedBatch
 from penstock.record.varint import decode_varint, encode_varint
@@ -58,7 +58,10 @@ def encode_record(
 
 def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
     """The records of a whole batch, decompressed."""
-    return decompress(header.codec, _packed(batch, header), bytes_max=bytes_max)
+    packed = _packed(batch, header)
+    if header.attributes & ATTR_CODEC_MASK or len(packed) > bytes_max:
+        return decompress(header.codec, packed, bytes_max=bytes_max)
+    return packed
 
 
 def records_view(
