@@ -60,10 +60,16 @@ class Operator:
 
 
 def send(
-    host: str, method: str, path: str, body: str | bytes | None, headers: dict[str, str]
+    host: str,
+    method: str,
+    path: str,
+    body: str | bytes | None,
+    headers: dict[str, str],
+    *,
+    seconds: float = 15,
 ) -> tuple[int, bytes, dict[str, str]]:
     """Status, body, and headers with their names in lower case."""
-    connection = http.client.HTTPConnection(host, timeout=15)
+    connection = http.client.HTTPConnection(host, timeout=seconds)
     try:
         connection.request(method, path, body, headers)
         reply = connection.getresponse()

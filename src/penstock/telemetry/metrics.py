@@ -7,7 +7,7 @@ whoever knows a level registers a collector, which must answer from memory and a
 
 import platform
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 from penstock import __version__
 from penstock.telemetry import exposition, families
@@ -18,6 +18,7 @@ from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind
 # lands in the series named "other" once these are used up.
 SERIES_MAX = 1_000
 OTHER = "other"
+RENDERED_SAMPLES = 1_000  # at a time: about 2 ms
 
 Collector = Callable[[], Iterable[tuple[Family, Sample]]]
 
@@ -195,13 +196,17 @@ class Meter:
         return found
 
 
-def render_samples(samples: Iterable[tuple[Family, Sample]]) -> bytes:
-    """Samples alone, without the node's totals: what ``/metrics/objects`` answers."""
-    by_family: dict[str, tuple[Family, list[Sample]]] = {}
-    for family, sample in samples:
-        by_family.setdefault(family.name, (family, []))[1].append(sample)
-    lines: list[str] = []
-    for family, group in by_family.values():
-        lines += exposition.sample_lines(family, group)
-    lines.append("")
-    return "\n".join(lines).encode()
+def render_samples(
+    by_family: Mapping[Family, Sequence[Sample]],
+) -> Generator[None, None, list[bytes]]:
+    """Return samples alone, without the node's totals: the pieces of ``/metrics/objects``. Yields
+    None after every few milliseconds of work."""
+    pieces: list[bytes] = []
+    for family, samples in by_family.items():
+        for start in range(0, len(samples), RENDERED_SAMPLES):
+            lines = exposition.sample_lines(family, samples[start : start + RENDERED_SAMPLES])
+            if start:
+                del lines[: len(exposition.head_lines(family))]
+            pieces.append(("\n".join(lines) + "\n").encode())
+            yield None
+    return pieces

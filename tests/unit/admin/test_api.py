@@ -358,7 +358,7 @@ async def test_a_queue_deleted_during_a_scrape_is_left_out(world: World) -> None
 async def test_a_scrape_lets_other_work_run_between_queues(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "QUEUES_PER_TURN", 2)
+    monkeypatch.setattr(metrics, "QUEUES_AT_ONCE", 2)
     for n in range(6):
         await world.topic(f"q{n}")
     turns = 0

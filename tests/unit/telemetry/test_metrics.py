@@ -1,5 +1,6 @@
 import math
 import timeit
+from collections.abc import Generator
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock import __version__
 from penstock.telemetry import exposition, families, metrics
 from penstock.telemetry.families import BUCKETS_SECONDS, FAMILIES, Family, MetricKind
-from penstock.telemetry.metrics import Meter, render_samples
+from penstock.telemetry.metrics import RENDERED_SAMPLES, Meter, render_samples
+
+
+def steps_of(steps: Generator[None, None, list[bytes]]) -> list[bytes]:
+    """The result of a generator that pauses now and then."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: list[bytes] = end.value
+            return found
 
 
 def parsed(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -134,9 +145,18 @@ def test_the_client_librarys_parser_reads_our_escapes(value: str) -> None:
     "value", [0, 1, -1, 0.5, 1e300, 123_456_789.125, 2**53, math.inf, -math.inf, 1e-9]
 )
 def test_numbers_are_written_without_loss(value: float) -> None:
-    text = render_samples([(families.DISK_FREE, ((), value))])
+    (text,) = steps_of(render_samples({families.DISK_FREE: [((), value)]}))
     assert value_of(text, "penstock_disk_free_bytes") == value
     assert exposition.number_text(math.nan) == "NaN"
+
+
+def test_samples_in_several_pieces_are_one_family() -> None:
+    labels = [("a", "r", str(number)) for number in range(2 * RENDERED_SAMPLES + 1)]
+    samples = [(each, number) for number, each in enumerate(labels)]
+    pieces = steps_of(render_samples({families.OBJECT_QUEUE_WAITS: samples}))
+    assert len(pieces) == 3
+    whole = exposition.sample_lines(families.OBJECT_QUEUE_WAITS, samples)
+    assert b"".join(pieces).decode().splitlines() == whole
 
 
 def test_help_and_type_stand_once_before_each_family() -> None:

@@ -38,11 +38,14 @@ from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
-from penstock.model.errors import PenstockError
-from penstock.model.limits import MIB
+from penstock.model.errors import InvalidRequest, PenstockError
+from penstock.model.limits import MIB, WHOLE_BODY_BYTES_MAX
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.turns import in_turns
 from penstock.telemetry.metrics import Meter
+from penstock.wire.aws.faults import Fault
+from penstock.wire.aws.large_json import check_large
 from penstock.wire.facts.audit import DENIED, AuditEntry
 
 BODY_BYTES_MAX = MIB
@@ -145,6 +148,10 @@ class AdminApi:
         refusal = None if request.method in READS else _refused_change(request)
         if refusal is not None:
             return refusal
+        if len(request.body) > WHOLE_BODY_BYTES_MAX and (
+            route.noted is None or route.noted.kind != audited.POLICY
+        ):
+            await _check_body(request.body)
         if route.noted is None:
             reply = await self._carry_out(route, call)
         else:
@@ -170,6 +177,8 @@ class AdminApi:
             caller = self._gate.caller(request.headers.get("authorization", ""), now_ms=now_ms)
         except Unauthenticated:
             if route.noted is not None:
+                if len(call.body) > WHOLE_BODY_BYTES_MAX:
+                    call = msgspec.structs.replace(call, body=b"")  # it is not worth decoding
                 subject = audited.subject_of(self._context, call, route.noted)
                 self._note(route.noted, request, call, subject, UNAUTHORIZED)
             raise
@@ -219,6 +228,15 @@ class AdminApi:
         call.only(())
         given = call.json(Credentials)
         return json_reply(200, self._gate.log_in(given, now_ms=context.clock.wall_ms()))
+
+
+async def _check_body(body: bytes) -> None:
+    """Raise InvalidRequest if decoding the body would take too long. The body of a policy is not
+    decoded before its size was checked."""
+    try:
+        await in_turns(check_large(body))
+    except Fault as fault:
+        raise InvalidRequest(fault.message) from None
 
 
 def _not_allowed(methods: Sequence[str]) -> HttpReply:

@@ -86,7 +86,7 @@ def subject_of(context: Context, call: Call, noted: Noted) -> Subject:
     user = None if identities is None else identities.user(account, named)
     known = "" if user is None else named
     if noted.kind == POLICY:
-        document = {"document": call.body.decode("utf-8", "replace")} if call.body else {}
+        document = {"document": _text(call.body)} if call.body else {}
         return Subject(account, f"{named}/{call.path[4]}", known, {**params, **document})
     return Subject(account, named or str(body.get("name", "")), known, params)
 
@@ -146,6 +146,13 @@ def _account(context: Context, call: Call, in_body: str) -> str:
     if not text:
         return call.caller.account or context.info.account
     return account_named(context, text) or ""
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:  # of a policy that is rejected
+        return ""
 
 
 def _body(call: Call) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.frontend.admin.health import State
 from penstock.frontend.admin.queues import find
-from penstock.frontend.admin.reply import json_reply
+from penstock.frontend.admin.reply import rows_reply
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.rights import may_use_queue
 from penstock.model.errors import InvalidRequest, Throttled
@@ -80,13 +80,8 @@ class Messages:
             tails = self._tails_of(context)
             with tails.holding(call.caller.account, "tails waiting on this node"):
                 starts = await _tail(context, call, topic, starts, window, wait_ms)
-        return json_reply(
-            200,
-            {
-                "messages": window.messages,
-                "next": {str(partition): offset for partition, offset in starts.items()},
-            },
-        )
+        nexts = {str(partition): offset for partition, offset in starts.items()}
+        return await rows_reply("messages", window.messages, {"next": nexts})
 
     def _tails_of(self, context: Context) -> Shares:
         if self._tails is None:

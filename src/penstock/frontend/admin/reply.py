@@ -1,12 +1,14 @@
 """Replies of the admin API: JSON in, an HttpReply out; errors in one shape from one table."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from penstock.model import errors
 from penstock.net.exchange import HttpReply, HttpRequest
+from penstock.net.http_reply import TURN_BYTES_MAX
+from penstock.net.turns import in_turns
 
 JSON = "application/json"
 # Nothing here may be cached: every answer is a level or a state of this moment.
@@ -41,6 +43,32 @@ def json_reply(status: int, value: Any) -> HttpReply:
     return HttpReply(status, msgspec.json.encode(value) + b"\n", JSON, HEADERS)
 
 
+async def rows_reply(name: str, rows: Iterable[object], rest: Mapping[str, object]) -> HttpReply:
+    """Return 200 with ``{name: [rows], **rest}``. Rows may be large: they are encoded in turns."""
+    pieces = await in_turns(_encode_rows(name, rows, rest))
+    return large_reply(pieces, JSON, HEADERS)
+
+
+def _encode_rows(
+    name: str, rows: Iterable[object], rest: Mapping[str, object]
+) -> Generator[None, None, list[bytes]]:
+    pieces = [b"{%b:[" % msgspec.json.encode(name)]
+    for number, row in enumerate(rows):
+        pieces.append(b"," * bool(number) + msgspec.json.encode(row))
+        yield None
+    pieces.append(b"]," + msgspec.json.encode(rest)[1:] + b"\n")
+    return pieces
+
+
+def large_reply(
+    pieces: Sequence[bytes], content_type: str, headers: tuple[tuple[str, str], ...] = ()
+) -> HttpReply:
+    """Return 200 with a body that the listener writes in turns if it is large."""
+    if sum(map(len, pieces)) <= TURN_BYTES_MAX:
+        return HttpReply(200, b"".join(pieces), content_type, headers)
+    return HttpReply(200, b"", content_type, headers, tuple(pieces))
+
+
 def error_reply(
     status: int, code: str, message: str, headers: tuple[tuple[str, str], ...] = ()
 ) -> HttpReply:
@@ -69,6 +97,6 @@ def forbidden(request: HttpRequest, reason: str) -> HttpReply:
 def finished(request: HttpRequest, reply: HttpReply) -> HttpReply:
     """Add the headers that every reply has, and drop the body of a reply to HEAD."""
     if request.method == "HEAD":
-        reply.body = b""
+        reply.body, reply.pieces = b"", ()
     reply.headers = (*BROWSER_HEADERS, *reply.headers)
     return reply

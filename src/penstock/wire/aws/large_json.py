@@ -53,6 +53,14 @@ def decode_large(body: bytes, token: str) -> Steps:
     return _restored(_decode_any(b"".join(parts)), texts)
 
 
+def check_large(body: bytes) -> Generator[None, None, None]:
+    """Raise SerializationException if the body has more strings or more bytes outside of strings
+    than are decoded in one step."""
+    masked = yield from _masked(body)
+    yield None
+    _long_strings(masked)
+
+
 def _masked(body: bytes) -> Generator[None, None, bytes]:
     r"""The body with ``\\`` and ``\"`` blanked, so that every quote left begins or ends a string.
     Its length stays the same."""
