@@ -87,8 +87,7 @@ class Slices:
         self._since = self._turns.perf()
 
     async def map(self, make: Callable[[T], Made], entries: Collection[T]) -> list[Made]:
-        """Return ``make(entry)`` for each entry. 32 calls are made
-        without a look at the clock."""
+        """Return ``make(entry)`` for each entry, with a look at the clock every FEW entries."""
         if self.is_over:
             await self.next()
         if len(entries) <= FEW:
