@@ -119,7 +119,7 @@ class LoopServer(Server):
             "kafka.listen": f"127.0.0.1:{self.kafka_port}",
             "admin.listen": "127.0.0.1:0",
             "log.fsync": self.fsync,
-            "log.fsync_interval_ms": 60_000,  # no request's work; tried in a test of its own
+            "log.fsync_interval_ms": 60_000,  # no request's work
             "auth.mode": "on" if is_auth_on else "off",
             **settings,
         }

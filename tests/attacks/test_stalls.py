@@ -7,7 +7,6 @@ import struct
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -361,21 +360,6 @@ def test_topics_without_partitions_are_served_without_a_stall(client: Client) ->
             reply = wire.ask_for(name, 9, asked)
         turns.check()
         assert reply is not None
-
-
-# ── Upkeep ───────────────────────────────────────────────────────────────────────────────────
-
-
-def test_many_partitions_are_synced_without_a_stall(tmp_path: Path) -> None:
-    settings = {"log.fsync": "interval", "log.fsync_interval_ms": 100}
-    topics = [CreatableTopic("wide", PARTITIONS, 1)]
-    with LoopServer(tmp_path, **settings) as server:
-        with wire_of(server, ("", "")) as wire:
-            made = wire.ask("CreateTopics", 5, topics=topics, timeout_ms=30_000)
-        assert [each.error_code for each in made.topics] == [0]
-        with server.watch() as turns:
-            time.sleep(1)  # ten intervals
-        turns.check()
 
 
 # ── Tags and patterns ────────────────────────────────────────────────────────────────────────
