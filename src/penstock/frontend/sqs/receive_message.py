@@ -25,18 +25,17 @@ async def run(
     deliveries = await context.backend.lease(topic, request)
     if context.sealing is not None:
         deliveries = await context.sealing.opened(topic, deliveries)
-    if not deliveries:
-        context.meter.received(0, 0)
-        return ReceiveMessageReply()
-    view = View(topic, system, asked.message_attribute_names or ())
     size_bytes = 0
     for delivery in deliveries:
         size_bytes += len(delivery.record.message.body)
+    view = View(topic, system, asked.message_attribute_names or ()) if deliveries else None
     reply: HttpReply | None = None
-    if is_large(deliveries, size_bytes):
+    if view is not None and is_large(deliveries, size_bytes):
         token = context.entropy(TOKEN_BYTES).hex()
         reply = await encode_large(call.codec, view, deliveries, call.request.request_id, token)
     context.meter.received(len(deliveries), size_bytes)
+    if view is None:
+        return ReceiveMessageReply()
     return reply or ReceiveMessageReply(messages=[view.show(delivery) for delivery in deliveries])
 
 
