@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -45,12 +46,24 @@ class Stalled(AssertionError):
     of a thread includes the time in which the host ran another machine, so one long turn proves
     little, while a request that stalls the loop does so every time."""
 
+    def __init__(self, text: str, *, is_void: bool) -> None:
+        """``is_void``: the host ran another machine meanwhile, so the figure says nothing."""
+        super().__init__(text)
+        self.is_void = is_void
+
+
+def stolen_ms() -> int:
+    """Return how long the host has run other machines on the processors of this one."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) * 1_000 // os.sysconf("SC_CLK_TCK")
+
 
 class Turns:
     """The turns of a loop while it is watched."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         self.longest_ms = 0.0
+        self.stolen_ms = 0  # while the loop was watched
         self.total_ms = 0.0  # of turns longer than a millisecond
         self.where = ""  # the stack of the longest turn that was sampled
         self._loop = loop
@@ -65,6 +78,7 @@ class Turns:
     def begin(self) -> None:
         """Called in the loop's thread."""
         gc.callbacks.append(self._collected)
+        self._stolen_before_ms = stolen_ms()
         self._since = time.thread_time()
         self._sampler.start()
         self._loop.call_soon(self._turn)
@@ -72,12 +86,15 @@ class Turns:
     def end(self) -> None:
         self._ended.set()
         self._sampler.join()
+        self.stolen_ms = stolen_ms() - self._stolen_before_ms
         gc.callbacks.remove(self._collected)
 
     def check(self, ms_max: float = TURN_MS_MAX) -> None:
         where = f":\n{self.where}" if self.where else ""
         if self.longest_ms > ms_max:
-            raise Stalled(f"a turn took {self.longest_ms:.1f} ms{where}")
+            stolen = f" while the host took {self.stolen_ms} ms away" if self.stolen_ms else ""
+            text = f"a turn took {self.longest_ms:.1f} ms{stolen}{where}"
+            raise Stalled(text, is_void=self.stolen_ms > 0)
 
     def _turn(self) -> None:
         spent_ms = (time.thread_time() - self._since) * 1_000

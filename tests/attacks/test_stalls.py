@@ -22,7 +22,7 @@ from tests.attacks.stall_requests import (
     frame,
     shapes,
 )
-from tests.attacks.stalls import LoopServer
+from tests.attacks.stalls import LoopServer, Turns
 from tests.attacks.test_batches import batch
 from tests.harness.server import Server
 
@@ -315,11 +315,13 @@ def test_a_fetch_session_as_large_as_it_may_be(client: Client, case: str) -> Non
     with client.wire() as wire:
         wire.socket.settimeout(60)
 
+        watched: list[Turns] = []
+
         def fetch(epoch: int, **fields: Any) -> Any:
             asked = FetchRequest(0, 1, session_epoch=epoch, **fields)
             with client.server.watch() as turns:
                 reply = wire.ask_for("Fetch", 12, asked)
-            turns.check()
+            watched.append(turns)
             assert reply.error_code == 0
             return reply
 
@@ -332,6 +334,8 @@ def test_a_fetch_session_as_large_as_it_may_be(client: Client, case: str) -> Non
         again = fetch(0, session_id=kept, topics=first)
         assert sum(len(each.partitions) for each in again.topics) == PARTITIONS_MAX
         fetch(-1, session_id=again.session_id, topics=())
+    for turns in watched:
+        turns.check()
 
 
 def test_records_for_many_partitions_are_appended_without_a_stall(open_loop: LoopServer) -> None:

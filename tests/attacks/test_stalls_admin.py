@@ -151,6 +151,7 @@ class Filled:
         topics = [CreatableTopic(f"queue-{n}", 1, 1, configs=queue) for n in range(QUEUES)]
         credentials = self.server.root
         with Wire(self.server) as wire:
+            wire.socket.settimeout(120)
             assert wire.ask("SaslHandshake", 1, mechanism="PLAIN").error_code == 0
             token = f"\0{credentials.access_key}\0{credentials.secret_key}".encode()
             assert wire.ask("SaslAuthenticate", 2, auth_bytes=token).error_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import uuid
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -157,6 +158,7 @@ def test_an_encrypted_stream_takes_10_000_records_in_a_batch_and_no_more(
 def stream(server: LoopServer, name: str, **configs: str) -> None:
     with Wire(server) as wire:
         topic = CreatableTopic(name, num_partitions=1, replication_factor=1)
+        wire.ask("DeleteTopics", 5, topic_names=[name], timeout_ms=30_000)  # of an earlier try
         assert wire.ask("CreateTopics", 2, topics=[topic]).topics[0].error_code == 0
     if configs:
         configure(server, name, **configs)
@@ -231,10 +233,11 @@ def test_a_bomb_of_64_mib_in_a_stream_is_received_as_a_share(
 def test_an_unreadable_batch_of_100_000_records_is_passed_over(
     server: LoopServer, client: RawClient
 ) -> None:
-    stream(server, "unreadable")
-    assert produced(server, "unreadable", packed(ZSTD, b"\xff" * STORED, STORED)) == 0
-    configure(server, "unreadable", **{"penstock.queue": "true"})
-    url = client.call("GetQueueUrl", {"QueueName": "unreadable"})["QueueUrl"]
+    name = f"unreadable-{uuid.uuid4().hex[:8]}"
+    stream(server, name)
+    assert produced(server, name, packed(ZSTD, b"\xff" * STORED, STORED)) == 0
+    configure(server, name, **{"penstock.queue": "true"})
+    url = client.call("GetQueueUrl", {"QueueName": name})["QueueUrl"]
     client.call("SendMessage", {"QueueUrl": url, "MessageBody": "behind"})
     with server.watch() as turns:
         [found] = received(client, url, WaitTimeSeconds=5)
