@@ -170,12 +170,14 @@ class Mover:
         if arn is None:
             return None, SOURCE_UNKNOWN
         target = self._catalog.find_arn(arn)
-        if task.destination_arn is None and task.origin_arns is None:
+        if task.destination_arn is None:
             redrive = None if target is None else target.settings.redrive
-            if redrive is None or redrive.target_arn != source.arn:
+            if task.origin_arns is not None:
+                is_origin = arn in task.origin_arns
+            else:
+                is_origin = redrive is not None and redrive.target_arn == source.arn
+            if not is_origin:
                 return None, SOURCE_UNKNOWN
-        elif task.destination_arn is None and arn not in (task.origin_arns or ()):
-            return None, SOURCE_UNKNOWN
         if target is None:
             return None, QUEUE_GONE
         if not source.may_pass_messages_to(target):
