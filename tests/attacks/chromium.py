@@ -113,12 +113,13 @@ class _RelayHandler(_Handler):
 
 
 class Attacker(_Port):
-    """The attacker's own server: serves ``page``, holds back ``/go`` until ``go`` is set, and
-    collects what pages post to ``/report/NAME``."""
+    """The attacker's own server: serves ``page``, holds back ``/go`` and ``/leave`` until ``go`` and
+    ``leave`` are set, and collects what pages post to ``/report/NAME``."""
 
     def __init__(self, page: bytes) -> None:
         self.page = page
         self.go = threading.Event()
+        self.leave = threading.Event()
         self._reports: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._early: dict[str, Any] = {}
         super().__init__(_AttackerHandler)
@@ -141,8 +142,8 @@ class _AttackerHandler(_Handler):
     def answer(self, body: bytes) -> None:
         attacker: Attacker = self.server.owner  # type: ignore[attr-defined]
         readable = [("Access-Control-Allow-Origin", "*"), ("Content-Type", "text/html")]
-        if self.path == "/go":
-            attacker.go.wait(SECONDS_MAX)
+        if self.path in ("/go", "/leave"):
+            (attacker.go if self.path == "/go" else attacker.leave).wait(SECONDS_MAX)
             self.reply(200, b"", readable)
         elif self.path.startswith("/report/"):
             attacker.add(self.path.removeprefix("/report/"), json.loads(body))

