@@ -113,8 +113,8 @@ class _RelayHandler(_Handler):
 
 
 class Attacker(_Port):
-    """The attacker's own server: serves ``page``, holds back ``/go`` and ``/leave`` until ``go`` and
-    ``leave`` are set, and collects what pages post to ``/report/NAME``."""
+    """The attacker's own server: serves ``page``, holds back ``/go`` and ``/leave`` until the
+    events of these names are set, and collects what pages post to ``/report/NAME``."""
 
     def __init__(self, page: bytes) -> None:
         self.page = page

@@ -10,16 +10,13 @@ class Stage:
     a cancelled task cancels the future it awaits, and that must not reach the others. Whoever asks
     after it has happened, as a parked receive does, is answered at once."""
 
-    __slots__ = ("_error", "_futures", "_loop", "is_past")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._futures: list[asyncio.Future[None]] | None = None  # most have nobody who waits
-        self.is_past = False
-        self._error: BaseException | None = None
+    # Defaults of the class, for every send makes three stages and waits for one of them.
+    is_past = False
+    _error: BaseException | None = None
+    _futures: list[asyncio.Future[None]] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        future = self._loop.create_future()
+        future = asyncio.get_running_loop().create_future()
         if not self.is_past:
             if self._futures is None:
                 self._futures = []
@@ -37,7 +34,9 @@ class Stage:
         self.is_past = True
         self._error = error
         futures, self._futures = self._futures, None
-        for future in futures or ():
+        if futures is None:
+            return
+        for future in futures:
             if future.done():
                 continue
             if error is None:
@@ -51,15 +50,15 @@ class Flush:
 
     __slots__ = ("committed", "end_offset", "sent", "size_bytes", "started", "written")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.started = 0.0
         self.size_bytes = 0
         self.end_offset = 0  # of the log behind it
-        self.sent = Stage(loop)  # the messages are committed
+        self.sent = Stage()  # the messages are committed
         # The events are in the log: enough for a lease that may be given twice, as long as there
         # is no other node that could give it while this one lives on.
-        self.written = Stage(loop)
-        self.committed = Stage(loop)  # the events are committed
+        self.written = Stage()
+        self.committed = Stage()  # the events are committed
 
     def succeed(self) -> None:
         self.sent.settle()

@@ -232,7 +232,7 @@ class Journal:
             raise self.failure
         flush = self._flush
         if flush is None:
-            flush = self._flush = Flush(self._loop)
+            flush = self._flush = Flush()
             self._loop.call_soon(self.flush)
         return flush
 
@@ -249,10 +249,10 @@ class Journal:
         try:
             if self._messages or self._events or self.failure is not None:
                 self._write(flush)
-            if self._replication is None or not self._replication.is_awaited:
-                flush.written.settle()
             flush.end_offset = self.log.end_offset
             if self._is_flush_awaited:
+                if self._replication is None or not self._replication.is_awaited:
+                    flush.written.settle()
                 self._committing.append(flush)
                 if self.fsync is Fsync.ALWAYS:
                     self._sync()

@@ -35,7 +35,7 @@ from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
-from penstock.model.topic import Topic
+from penstock.model.topic import Kind, Topic
 from penstock.record.batch import BatchHeader
 
 OLDEST_READ_BYTES = 4 * limits.KIB
@@ -109,7 +109,7 @@ class Leases:
     def appended(
         self, base_offset: int, next_offset: int, now_ms: int, messages: Sequence[Message]
     ) -> None:
-        if self.topic.is_fifo:
+        if self.topic.kind is Kind.FIFO:
             delay_ms = self.topic.settings.delay_ms
             delays = [(base_offset + i, delay_ms) for i in range(len(messages))] if delay_ms else ()
         else:

@@ -44,7 +44,7 @@ from penstock.model.ports import (
     StreamEnds,
 )
 from penstock.model.stream import settings_of
-from penstock.model.topic import Fsync, Topic
+from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import BatchHeader, parse_header
 
 log_ = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Partition:
     async def append(self, messages: Sequence[Message]) -> Sequence[Appended]:
         self._check_takes()
         journal = self.journal
-        if self.topic.is_fifo:
+        if self.topic.kind is Kind.FIFO:
             # Before the first of them is handed in: a call is refused whole or not at all.
             self._dedup.check_room(len(messages), wall_ms=self._clock.wall_ms())
         results: list[Appended] = []

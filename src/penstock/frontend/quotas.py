@@ -78,7 +78,7 @@ class TenantQuotas:
         ``coordinators`` count groups and transactional ids."""
         self._coordinators = coordinators
         self._identities = identities
-        self._own_account = own_account
+        self.own_account = own_account
         self._bounds = dict(bounds or {})
         self._catalog = catalog
         self.rooms: dict[str, int] = {}  # bytes left, of accounts that have a quota of them
@@ -118,12 +118,12 @@ class TenantQuotas:
 
     def _most(self, tenant: Tenant | None, quota: Quota) -> int:
         bound = self._bounds.get(quota, NO_LIMIT)
-        return most_of(tenant, quota, own_account=self._own_account, bound=bound)
+        return most_of(tenant, quota, own_account=self.own_account, bound=bound)
 
     def _here(self, tenant: Tenant | None, quota: Quota) -> int:
         """This frontend's part of a quota that is divided. A share of a bound of this node is not
         divided."""
-        most = most_of(tenant, quota, own_account=self._own_account)
+        most = most_of(tenant, quota, own_account=self.own_account)
         return most if most == NO_LIMIT else min(self._part_of(most), self._most(tenant, quota))
 
     def used(self, account: str) -> dict[str, int]:
@@ -289,14 +289,10 @@ class TenantQuotas:
 
     # ── Connections ──────────────────────────────────────────────────────────────────────────
 
-    def counts_connections(self, tenant: Tenant) -> bool:
-        """Whether a quota of connections holds for the tenant. Asked with every request."""
-        most = tenant.quotas.connections_max
-        return tenant.account != self._own_account if most is None else most > 0
-
     def claim(self, connection: Peer, tenant: Tenant) -> None:
         """The tenant asks on this connection, which is one of its own from now on. Raises
-        Throttled when it has too many, and then the connection ends with the answer."""
+        Throttled when it has too many, and then the connection ends with the answer. The node's
+        own tenant need not claim any unless it has a quota of them."""
         accounts = self._accounts_on.get(connection)
         if accounts is not None and tenant.account in accounts:
             return

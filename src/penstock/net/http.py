@@ -8,7 +8,7 @@ something. What it guarantees to other connections: a bad one is answered, close
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any, cast
@@ -23,7 +23,7 @@ from penstock.net.http_head import Refused, body_behind_upgrade, check_head
 from penstock.net.http_reply import PieceWriter, encode, plain
 from penstock.net.listener import Connection, Listener, source_of
 
-Answer = Callable[[HttpRequest], Awaitable[HttpReply]]
+Answer = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
 Forbid = Callable[[HttpRequest, str], HttpReply]
 
 PIPELINED_MAX = 32  # requests read ahead of the one being answered, then the socket is left unread
@@ -252,11 +252,12 @@ class _HttpConnection(Connection):
             raise Refused(431, "request target too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value) + 4
-        if self._header_bytes > self._config.header_bytes_max:
+        size = self._header_bytes = self._header_bytes + len(name) + len(value) + 4
+        if size > self._config.header_bytes_max:
             raise Refused(431, "request header too large")
-        key = _NAMES.get(name)
-        if key is None:
+        try:
+            key = _NAMES[name]
+        except KeyError:
             key = name.decode("latin-1").lower()
             if len(_NAMES) < NAMES_MAX:
                 _NAMES[name] = key
@@ -352,14 +353,13 @@ class _HttpConnection(Connection):
         request, self._keep_alive, forbidden = self._waiting.popleft()
         self._waiting_bytes -= len(request.body)
         self._answering = request
-        self._enter(ANSWERING)
         listener = self._listener
+        self._phase, self._phase_since = ANSWERING, listener.now
         if forbidden is None:
             answer = listener.answer(request)
         else:
             answer = _forbidden(listener.forbid, request, forbidden)
-        task: asyncio.Task[HttpReply] = listener.loop.create_task(cast(Any, answer))
-        self._task = task
+        task = self._task = listener.loop.create_task(answer)
         task.add_done_callback(self._answered)
 
     def _answered(self, task: "asyncio.Task[HttpReply]") -> None:

@@ -1,8 +1,9 @@
 """The listener over real sockets: what it answers, what it refuses, and that others go on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from penstock.net.browsers import BrowserGuard
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.net.http import HttpConfig, HttpListener
 
-Handler = Callable[[HttpRequest], Awaitable[HttpReply]]
+Handler = Callable[[HttpRequest], Coroutine[Any, Any, HttpReply]]
 
 
 async def echo(request: HttpRequest) -> HttpReply:

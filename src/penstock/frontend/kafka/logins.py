@@ -276,7 +276,7 @@ class Logins:
         """Raises when the tenant has its connections already."""
         quotas = self._context.quotas
         tenant = self._identities.tenant(caller.account)
-        if quotas is not None and tenant is not None and quotas.counts_connections(tenant):
+        if quotas is not None and tenant is not None:
             try:
                 quotas.claim(connection, tenant)
             except Throttled as error:

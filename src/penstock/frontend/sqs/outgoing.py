@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.model.limits import DELAY_MS_MAX
 from penstock.model.message import Message
-from penstock.model.topic import Topic
+from penstock.model.topic import Kind, Topic
 from penstock.wire.aws.attributes import (
     TRACE_HEADER,
     body_bytes,
@@ -82,7 +82,7 @@ def outgoing(
     group = asked.message_group_id
     if group is not None:
         check_id(group, "MessageGroupId")
-    if topic.is_fifo:
+    if topic.kind is Kind.FIFO:
         if asked.delay_seconds:  # zero is accepted, and the queue's delay applies all the same
             raise invalid_value(asked.delay_seconds, "DelaySeconds", _WRONG_KIND)
         delay_ms = None

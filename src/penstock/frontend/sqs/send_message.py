@@ -7,6 +7,7 @@ from penstock.frontend.sqs.naming import read_only, topic_of
 from penstock.frontend.sqs.outgoing import TRACE_ID, outgoing
 from penstock.model.names import uuid_text
 from penstock.model.partitioning import partition_of_group
+from penstock.model.topic import Kind
 from penstock.wire.aws.attributes import trace_of_request
 from penstock.wire.aws.shapes import SendMessageReply, SendMessageRequest
 
@@ -17,7 +18,7 @@ async def run(context: Context, call: Call, asked: SendMessageRequest) -> SendMe
         raise read_only(topic)
     trace_id = trace_of_request(call.request.headers.get(TRACE_ID))
     out = outgoing(asked, topic, sender=call.sender, entropy=context.entropy, trace_id=trace_id)
-    is_fifo = topic.is_fifo
+    is_fifo = topic.kind is Kind.FIFO
     if is_fifo:
         assert out.message.group is not None, "outgoing() requires a group of FIFO messages"
         partition = partition_of_group(out.message.group, topic.partition_count)
