@@ -6,6 +6,7 @@ was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones.
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put SPARK first: the longest piece of work must not be the last that is begun."""
     folder = Path(config.rootpath, SPARK)
     items.sort(key=lambda item: item.path.parent != folder)
+
+
+# ── Where the time went ──────────────────────────────────────────────────────────────────────
+
+SLOWEST_FILES = 25
+_seconds_by_file: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds_by_file[report.nodeid.split("::", 1)[0]] += report.duration  # type: ignore[assignment]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the files that took longest, after a long run."""
+    if sum(_seconds_by_file.values()) > 300:
+        terminalreporter.section("slowest files, seconds")
+        for file, seconds in _seconds_by_file.most_common(SLOWEST_FILES):
+            terminalreporter.write_line(f"{seconds:7.0f}  {file}")
