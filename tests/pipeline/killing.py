@@ -39,6 +39,7 @@ from tests.pipeline.topics import Topics, topics_of
 
 from penstock.net.kafka_client import LATEST
 from penstock.pipeline.lake import Lake
+from penstock.pipeline.transient import is_transient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -282,9 +283,16 @@ class Stage:
         return tally
 
     def finish(self, case: Case) -> list[Told]:
-        """Run a job undisturbed, here."""
+        """Run a job undisturbed, here. As its runner does, try again what may pass: on a busy
+        machine Spark gives up a Python process that takes ten seconds to start."""
         told: list[Told] = []
-        run_job(self.spark, self._wish(case, is_last=True), told.append)
+        for tries_left in reversed(range(TRIES_MAX)):
+            try:
+                run_job(self.spark, self._wish(case, is_last=True), told.append)
+                break
+            except Exception as error:
+                if not tries_left or not is_transient(error):
+                    raise
         return told
 
     def _wish(self, case: Case, hold: Kill | None = None, *, is_last: bool) -> dict[str, Any]:
