@@ -291,12 +291,14 @@ class TenantQuotas:
 
     def claim(self, connection: Peer, tenant: Tenant) -> None:
         """The tenant asks on this connection, which is one of its own from now on. Raises
-        Throttled when it has too many, and then the connection ends with the answer. The node's
-        own tenant need not claim any unless it has a quota of them."""
+        Throttled when it has too many, and then the connection ends with the answer. A tenant
+        without a limit is not counted; ``throttle`` does not even call this for such a tenant."""
         accounts = self._accounts_on.get(connection)
         if accounts is not None and tenant.account in accounts:
             return
         most = self._here(tenant, CONNECTIONS)
+        if most == NO_LIMIT:
+            return
         count = self._connection_counts.get(tenant.account, 0)
         if count >= most:
             self._refuse(tenant.account, "connections")

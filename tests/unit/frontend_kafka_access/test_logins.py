@@ -379,6 +379,11 @@ async def test_a_log_in_may_be_good_for_a_time_only(tmp_path: Path) -> None:
         assert is_refused(await client.scram("bob"))  # another user than before
 
 
+def counted_connections(house: House) -> int:
+    assert house.context.quotas is not None
+    return house.context.quotas.used(OWN)["connections_max"]
+
+
 async def test_a_tenant_has_so_many_connections_and_gets_them_back(house: House) -> None:
     await house.tenant(quotas=Quotas(connections_max=2))
     await house.user("ann", allow("*"))
@@ -387,8 +392,16 @@ async def test_a_tenant_has_so_many_connections_and_gets_them_back(house: House)
     found = await Client(house).scram("ann")
     assert found.error_code == FAILED
     assert "has 2 of 2 connections" in (found.error_message or "")
+    assert counted_connections(house) == 2
     first.lose()
     await house.client("ann")
+
+
+async def test_connections_of_a_tenant_without_a_limit_are_not_counted(house: House) -> None:
+    await house.tenant(quotas=Quotas(connections_max=0))
+    await house.user("ann", allow("*"))
+    await house.client("ann")
+    assert counted_connections(house) == 0
 
 
 # ── With authentication off ──────────────────────────────────────────────────────────────────
