@@ -5,11 +5,11 @@ so only the cycle collector frees it. That counts objects and not bytes: a few h
 hold megabytes of recent batches would never make it run on their own. What was there at the start
 was even exempted from it (``gc.freeze``). And the allocator keeps the pages it got back, in case.
 
-So a while after a deletion the collector is asked, and the allocator told to let go. A collection
-stops everything else for up to 100 ms on a node with 1,250 partitions, and nothing can be done in
-between. So it waits for a moment in which the node has little to do, and takes at most 1 % of the
-time however often topics are deleted. A busy node keeps the objects until then; their batches are
-freed at once, when the partition is closed.
+So some seconds after a deletion the collector runs, and then the allocator returns free pages. A
+collection stops everything else for up to 100 ms on a node with 1,250 partitions and cannot be
+interrupted. So it waits until the node has little to do, and takes at most 1 % of the time however
+often topics are deleted. A busy node keeps the objects until then; their batches are freed at once,
+when the partition is closed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from penstock.model.topic import Topic
 log_ = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 2.0  # for files to be closed, and for more deletions to share the round
-QUIET_SHARE_MAX = 0.05  # of the CPU time since the last look: nobody is delayed by a collection
+QUIET_SHARE_MAX = 0.05  # CPU time since the last look: so few requests that hardly any is delayed
 COLLECTING_SHARE_MAX = 0.01  # of all time
 
 

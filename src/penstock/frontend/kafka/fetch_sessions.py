@@ -99,7 +99,7 @@ class FetchSessions:
         self._catalog: Catalog | None = None
         self._catalog_turn = 0
         self.evicted_count = 0
-        # Large sets of sessions that are over, for whoever asks next to let go of in steps.
+        # Large sets of sessions that have ended: the next request releases them in steps.
         self.dropped: list[SoughtSet] = []
 
     def __len__(self) -> int:
@@ -201,8 +201,8 @@ class FetchSessions:
         return not session.is_kept or self._has_room(session)
 
     def _has_room(self, session: FetchSession) -> bool:
-        """Count the partitions of a session that is kept. It is not kept any more without any, and
-        with too many: its client begins anew, and then it is decided who is worth the room."""
+        """Count the partitions of a session that is kept. Drop a session that has none or too many:
+        its client opens a new session, and that request decides which sessions are kept."""
         partitions = self._partitions
         partitions.add(session.account, session.wanted.count - session.size)
         session.size = session.wanted.count
