@@ -19,7 +19,12 @@ from penstock.model.message import Claim, Message, Record
 from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.message import decode_batch, encode_message
 from penstock.wire.aws import json10
-from penstock.wire.aws.shapes import ReceivedMessage, ReceiveMessageReply, SendMessageReply
+from penstock.wire.aws.shapes import (
+    OPERATIONS,
+    ReceivedMessage,
+    ReceiveMessageReply,
+    SendMessageReply,
+)
 
 TURNS = 5
 TURN_S = 0.1
@@ -114,7 +119,7 @@ def log_append(folder: Path) -> tuple[Call, int]:
 
 def json_decode() -> tuple[Call, int]:
     body = b'{"QueueUrl":"http://127.0.0.1:9324/000000000000/q","MessageBody":"%b"}' % BODY
-    operation = json10.operation_of("AmazonSQS.SendMessage")
+    operation = OPERATIONS["SendMessage"]
     return (lambda: json10.decode(operation, body)), 1
 
 

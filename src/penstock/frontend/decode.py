@@ -24,6 +24,8 @@ from penstock.wire.aws.shapes import OPERATIONS, QueueRequest
 # About all queues, so refused in a form sent to the address of one.
 _NOT_AT_A_QUEUE = frozenset(("CreateQueue", "ListQueues"))
 
+_TARGETS = {json10.TARGET_PREFIX + name: action for name, action in ACTIONS.items()}
+
 SCOPES_MAX = 1_000  # callers remembered; each is a few hundred bytes
 TOKEN_BYTES = 16
 
@@ -36,11 +38,12 @@ def identify(context: Context, call: Call) -> None:
             call.codec = STS_QUERY
         return
     target = request.headers.get("x-amz-target", "")
-    if target == sts.TARGET:
+    call.action = _TARGETS.get(target)
+    if call.action is None:
+        if target != sts.TARGET:
+            raise json10.unknown_operation(target)
         call.codec = STS_JSON
         call.action = get_caller_identity.ACTION
-    else:
-        call.action = ACTIONS[json10.operation_of(target).name]
 
 
 def decode(_context: Context, call: Call) -> None:

@@ -292,12 +292,15 @@ class TenantQuotas:
     def claim(self, connection: Peer, tenant: Tenant) -> None:
         """The tenant asks on this connection, which is one of its own from now on. Raises
         Throttled when it has too many, and then the connection ends with the answer. A tenant
-        without a limit is not counted; ``throttle`` does not even call this for such a tenant."""
+        without a limit is not counted. ``throttle`` calls this once for a connection and a tenant,
+        and again when the tenant has changed."""
         accounts = self._accounts_on.get(connection)
         if accounts is not None and tenant.account in accounts:
+            connection.counted_for = tenant
             return
         most = self._here(tenant, CONNECTIONS)
         if most == NO_LIMIT:
+            connection.counted_for = tenant
             return
         count = self._connection_counts.get(tenant.account, 0)
         if count >= most:
@@ -313,6 +316,7 @@ class TenantQuotas:
             accounts = self._accounts_on[connection] = set()
             connection.when_lost(lambda: self._release(connection))
         accounts.add(tenant.account)
+        connection.counted_for = tenant
         self._connection_counts[tenant.account] = count + 1
 
     def _release(self, connection: Peer) -> None:

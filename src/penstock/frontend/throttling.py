@@ -28,11 +28,10 @@ def throttle(context: Context, call: Call) -> None:
     tenant = context.identities.tenant(call.caller.account) if kept is None else kept.tenant
     if tenant is None:
         return
-    quotas = context.quotas
-    if quotas is not None and (most := tenant.quotas.connections_max) != 0:
-        connection = call.request.connection
-        if connection is not None and (most or tenant.account != quotas.own_account):
-            quotas.claim(connection, tenant)
+    connection = call.request.connection
+    if connection is not None and connection.counted_for is not tenant:
+        if context.quotas is not None:
+            context.quotas.claim(connection, tenant)
     throttler, clock = context.throttler, context.clock
     if kept is None:
         if throttler.is_free(tenant):

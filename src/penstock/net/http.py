@@ -297,7 +297,7 @@ class _HttpConnection(Connection):
             self._headers = {}
         if self._phase == HEAD:
             self._enter(BODY)
-        if headers.get("expect", "").lower() == "100-continue":
+        if "expect" in headers and headers["expect"].lower() == "100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -385,7 +385,7 @@ class _HttpConnection(Connection):
             self._task = task  # no other request is answered before the pieces are written
             self._begin_pieces(reply)
             return
-        self._next(keep_alive=keep_alive)
+        self._next(keep_alive)
 
     def _begin_pieces(self, reply: HttpReply) -> None:
         pieces, reply.pieces = reply.pieces, ()  # each is released when it is written
@@ -398,9 +398,9 @@ class _HttpConnection(Connection):
     def _end_pieces(self) -> None:
         self._task = self._writer = None
         if not self._transport.is_closing():
-            self._next(keep_alive=self._keep_alive and not self._listener.is_draining)
+            self._next(self._keep_alive and not self._listener.is_draining)
 
-    def _next(self, *, keep_alive: bool) -> None:
+    def _next(self, keep_alive: bool) -> None:
         """Go on with the request after the one that was answered."""
         if not keep_alive:
             self._close()

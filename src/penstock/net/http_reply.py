@@ -18,16 +18,16 @@ def encode(reply: HttpReply, last_line: str, *, keep_alive: bool) -> bytes:
     status, size = reply.status, len(reply.body)
     if reply.pieces:
         size += sum(map(len, reply.pieces))
-    first = (
+    head = (
         f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
         f"Content-Type: {reply.content_type}\r\n"
         f"Content-Length: {size}\r\n"
     )
-    lines = [first, *[f"{name}: {value}\r\n" for name, value in reply.headers]]
+    for name, value in reply.headers:
+        head += f"{name}: {value}\r\n"
     if not keep_alive:
-        lines.append("Connection: close\r\n")
-    lines.append(last_line)
-    return "".join(lines).encode("latin-1", "replace") + reply.body
+        head += "Connection: close\r\n"
+    return (head + last_line).encode("latin-1", "replace") + reply.body
 
 
 def plain(status: int, message: str) -> bytes:

@@ -20,6 +20,7 @@ class Peer(asyncio.BaseProtocol):
     """One client's connection, as its listener sees it. How it gets its bytes is its own affair:
     in pieces that the loop makes (``Connection``), or into memory of its own."""
 
+    counted_for: object = None  # the tenant for which ``quotas.claim`` was called last
     _lost: tuple[Callable[[], None], ...] = ()  # most have none, and share this one
 
     def when_lost(self, listener: Callable[[], None]) -> None:

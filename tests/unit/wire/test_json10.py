@@ -130,22 +130,17 @@ def test_arbitrary_documents_give_a_request_or_a_fault(document: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "name"),
+    ("target", "text"),
     [
-        ("AmazonSQS.SendMessage", "SendMessage"),
-        ("AmazonSQS.Nope", None),
-        ("SendMessage", None),
-        ("DynamoDB.SendMessage", None),
-        ("", None),
+        ("AmazonSQS.Nope", "The operation Nope is not known to this endpoint."),
+        ("SendMessage", "The X-Amz-Target header names no SQS operation."),
+        ("DynamoDB.SendMessage", "The X-Amz-Target header names no SQS operation."),
+        ("", "The X-Amz-Target header names no SQS operation."),
     ],
 )
-def test_the_target_header_names_the_operation(target: str, name: str | None) -> None:
-    if name is not None:
-        assert json10.operation_of(target).name == name
-        return
-    with pytest.raises(Fault) as caught:
-        json10.operation_of(target)
-    assert caught.value.shape == "UnknownOperationException"
+def test_an_unknown_target_is_told_in_one_line(target: str, text: str) -> None:
+    told = json10.unknown_operation(target)
+    assert (told.shape, told.message) == ("UnknownOperationException", text)
 
 
 def test_the_sdk_reads_the_code_and_the_blame_from_the_headers() -> None:

@@ -34,17 +34,13 @@ class _FaultBody(msgspec.Struct):
     message: str
 
 
-def operation_of(target: str) -> Operation:
-    """The operation an ``X-Amz-Target`` header names."""
-    if not target.startswith(TARGET_PREFIX):
-        raise fault("UnknownOperationException", "The X-Amz-Target header names no SQS operation.")
-    name = target[len(TARGET_PREFIX) :]
-    operation = OPERATIONS.get(name)
-    if operation is None:
-        raise fault(
-            "UnknownOperationException", f"The operation {name[:80]} is not known to this endpoint."
-        )
-    return operation
+def unknown_operation(target: str) -> Fault:
+    """The error for an ``X-Amz-Target`` header that names no operation of SQS."""
+    text = "The X-Amz-Target header names no SQS operation."
+    if target.startswith(TARGET_PREFIX):
+        name = target.removeprefix(TARGET_PREFIX)
+        text = f"The operation {name[:80]} is not known to this endpoint."
+    return fault("UnknownOperationException", text)
 
 
 def decode(operation: Operation, body: bytes) -> Request:
