@@ -58,6 +58,18 @@ def stolen_ms() -> int:
     return int(fields[8]) * 1_000 // os.sysconf("SC_CLK_TCK")
 
 
+def longest_pause_ms(seconds: float = 3.0) -> float:
+    """Return the longest CPU time of a loop's round that does next to nothing. More than a few
+    milliseconds mean that the host interrupts this machine without saying so in ``/proc/stat``."""
+    longest = 0.0
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        since = time.thread_time()
+        sum(range(10_000))
+        longest = max(longest, time.thread_time() - since)
+    return longest * 1_000
+
+
 class Turns:
     """The turns of a loop while it is watched."""
 

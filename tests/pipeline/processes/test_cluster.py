@@ -26,7 +26,7 @@ RECORDS = 60_000
 SHORT = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while not condition():

@@ -39,6 +39,9 @@ class SqlitePlace:
         pass
 
 
+CALL_MS = 60_000  # these tests are not about deadlines, and the machine may be busy
+
+
 class EtcdPlace:
     """One etcd for all tests, and in it a namespace for each folder."""
 
@@ -50,7 +53,9 @@ class EtcdPlace:
         from penstock.metadata.etcd_links import EtcdConfig
 
         name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-        config = EtcdConfig(endpoints=self._cluster.endpoints, namespace=f"/test/{name}")
+        config = EtcdConfig(
+            endpoints=self._cluster.endpoints, namespace=f"/test/{name}", call_ms=CALL_MS
+        )
         return await EtcdStore.open(config)
 
     async def forget(self, revision: int) -> None:
