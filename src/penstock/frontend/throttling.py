@@ -28,10 +28,9 @@ def throttle(context: Context, call: Call) -> None:
     tenant = context.identities.tenant(call.caller.account) if kept is None else kept.tenant
     if tenant is None:
         return
-    connection = call.request.connection
-    if connection is not None and connection.counted_for is not tenant:
-        if context.quotas is not None:
-            context.quotas.claim(connection, tenant)
+    connection, quotas = call.request.connection, context.quotas
+    if connection is not None and connection.counted_for is not tenant and quotas is not None:
+        quotas.claim(connection, tenant)
     throttler, clock = context.throttler, context.clock
     if kept is None:
         if throttler.is_free(tenant):
