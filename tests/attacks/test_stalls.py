@@ -393,7 +393,15 @@ def test_tagged_fields_are_bounded_in_all_sections_together(client: Client) -> N
     turns.check()
 
 
-PATTERNS = ("(.*a){25}b", "(.*a){50}b", "(.*.*.*.*a){20}b", "([a-z]*[a-y]*){60}b", "(a?){120}b")
+PATTERNS = (
+    "(.*a){50}b",
+    "(.*.*.*.*a){20}b",
+    "([a-z]*[a-y]*){60}b",
+    "(a?){120}b",
+    r"(?i)(\b|\pL|[[:^digit:]a-z]){0,100}b",
+    "[" + "a-z" * 600 + "]*b",
+    "(a|" * 99 + "b" + ")" * 99,
+)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -97,6 +97,38 @@ def consumed(
     return found
 
 
+def test_a_pattern_of_a_kip_848_group_finds_topics_on_every_node(cluster: PenstockCluster) -> None:
+    written = []
+    for topic in ("pattern-a", "pattern-b"):
+        made(cluster, topic)
+        producer = Produced(cluster, topic)
+        producer.send(60)
+        written += [(topic, value) for value in producer.written]
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "patterns",
+            "group.protocol": "consumer",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe(["^pattern-a", "^pattern-[b-c]$"])
+    found: list[tuple[str, str]] = []
+
+    def are_read() -> bool:
+        message = consumer.poll(0.5)
+        while message is not None and message.error() is None:
+            found.append((message.topic() or "", (message.value() or b"").decode()))
+            message = consumer.poll(0.5)
+        return len(found) >= len(written)
+
+    try:
+        eventually(are_read, seconds=60, what="the records of both topics")
+    finally:
+        consumer.close()
+    assert sorted(found) == sorted(written)
+
+
 def test_clients_are_told_of_all_nodes_and_their_partitions(cluster: PenstockCluster) -> None:
     made(cluster, "told")
     admin = AdminClient({"bootstrap.servers": cluster.nodes[1].kafka})

@@ -35,7 +35,7 @@ from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.matches import Matches
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
-from penstock.cursor.group.pattern import InvalidPattern
+from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.group.settings import GroupSettings, ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight

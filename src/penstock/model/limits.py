@@ -58,6 +58,16 @@ DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be 
 # a request is decoded in less than 10 ms; the action then works in slices (frontend/slices.py).
 KAFKA_PARTITIONS_MAX = 10_000  # partitions, topics that are read, and tagged fields
 KAFKA_ENTRIES_MAX = 1_000  # groups, configs, ACLs, topics to change
+# Bad records named in one Produce reply, about 100 bytes each: a few kilobytes of compressed
+# records could otherwise make a reply of gigabytes.
+RECORD_ERRORS_MAX = 10_000
+# A topic pattern (RE2 syntax). At these sizes it is compiled in less than 15 ms.
+PATTERN_CHARS_MAX = 2_048
+PATTERN_DEPTH_MAX = 100  # nested groups: the parser calls itself
+PATTERN_STATES_MAX = 5_000  # enough for x{0,1000}; also bounds the time of one step of a match
+# States of the compiled patterns that one tenant's groups keep, about 150 bytes each. Beyond it
+# patterns are compiled again when a topic is created.
+PATTERN_STATES_KEPT_MAX = 200_000
 KAFKA_USERS_MAX = 100  # whose passwords change in one request
 KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rate
 

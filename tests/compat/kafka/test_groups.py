@@ -163,6 +163,22 @@ def test_a_group_goes_on_from_what_it_committed(
         assert [int(message.value()) for message in read(reader, 6)] == list(range(4, 10))
 
 
+@pytest.mark.parametrize("protocol", ["range", "kip-848"])
+def test_two_patterns_find_the_topics_of_both(
+    bootstrap: str, make_topic: MakeTopic, name: Name, protocol: str
+) -> None:
+    topics = [make_topic(2), make_topic(2), make_topic(2)]
+    for topic in topics:
+        for partition in (0, 1):
+            send(producer(bootstrap), topic, [topic.encode()] * 5, partition=partition)
+    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in PROTOCOLS[protocol])
+    with consumer(bootstrap, name("group"), **settings) as reader:
+        reader.subscribe([f"^{topics[0][:-1]}[{topics[0][-1]}]$", f"^{topics[1]}"])
+        found = sorted(message.topic() for message in read(reader, 20))
+        assert found == sorted([topics[0]] * 10 + [topics[1]] * 10)
+        assert reader.poll(1) is None, "a third topic was read"
+
+
 def test_metadata_of_a_commit_comes_back(bootstrap: str, make_topic: MakeTopic, name: Name) -> None:
     topic, group = make_topic(), name("group")
     send(producer(bootstrap), topic, [b"0", b"1"])

@@ -104,6 +104,8 @@ class Scene:
         return decision.answers[-1].reply if decision.answers else None
 
     def beat(self, group: str, member: str, epoch: int, **fields: object) -> ConsumerReply:
+        if not epoch:
+            fields.setdefault("owned", frozenset())
         request = ConsumerHeartbeat(member, epoch, rebalance_ms=60_000, **fields)  # type: ignore[arg-type]
         reply = self.take(
             self.groups.consumer_heartbeat(group, request, TOPICS, ticket=1, now_ms=1, wall_ms=1)

@@ -52,6 +52,8 @@ async def beat(
     names: tuple[str, ...] | None = None,
     owned: frozenset[tuple[str, int]] | None = None,
 ) -> ConsumerReply:
+    if not epoch and owned is None:
+        owned = frozenset()
     return await stage.host.consumer_heartbeat(
         group_id,
         ConsumerHeartbeat(

@@ -91,7 +91,8 @@ async def test_what_the_other_coordinator_says_of_a_group_is_passed_on(tmp_path:
         two.leading.now(2)
         assert await two.here.committed("g") == -1  # by then it has read its log
         joined = await two.there.host.consumer_heartbeat(
-            "g", ConsumerHeartbeat("m", 0, rebalance_ms=60_000, topic_names=("t",))
+            "g",
+            ConsumerHeartbeat("m", 0, rebalance_ms=60_000, topic_names=("t",), owned=frozenset()),
         )
         assert joined.code is Code.NONE
         told = await two.here.host.fetch(

@@ -218,23 +218,31 @@ CASES: dict[str, tuple[Code, Callable[[Shell], Code]]] = {
     ),
     "a join without a subscription": (
         Code.INVALID_REQUEST,
-        lambda s: s.beat(TOPICS, "x", 0).code,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING).code,
     ),
     "a join without a rebalance time-out": (
         Code.INVALID_REQUEST,
-        lambda s: s.beat(TOPICS, "x", 0, names=("t",), rebalance_ms=-1).code,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, names=("t",), rebalance_ms=-1).code,
     ),
     "a join that claims partitions": (
         Code.INVALID_REQUEST,
         lambda s: s.beat(TOPICS, "x", 0, names=("t",), owned=parts("t", 0)).code,
     ),
+    "a join that does not name its partitions": (
+        Code.INVALID_REQUEST,
+        lambda s: s.beat(TOPICS, "x", 0, names=("t",)).code,
+    ),
+    "a join without a pattern or a name": (
+        Code.NONE,
+        lambda s: s.beat(TOPICS, "x", 0, regex="", owned=NOTHING).code,
+    ),
     "an assignor nobody knows": (
         Code.UNSUPPORTED_ASSIGNOR,
-        lambda s: s.beat(TOPICS, "x", 0, names=("t",), assignor="magic").code,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, names=("t",), assignor="magic").code,
     ),
     "a pattern that is none": (
         Code.INVALID_REGULAR_EXPRESSION,
-        lambda s: s.beat(TOPICS, "x", 0, regex="(a").code,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, regex="(a").code,
     ),
     "a group that is not there": (
         Code.GROUP_ID_NOT_FOUND,
@@ -256,7 +264,7 @@ CASES: dict[str, tuple[Code, Callable[[Shell], Code]]] = {
     "an epoch long past": (Code.FENCED_MEMBER_EPOCH, lambda s: s.beat(TOPICS, "b", 1).code),
     "an instance id that another member holds": (
         Code.UNRELEASED_INSTANCE_ID,
-        lambda s: s.beat(TOPICS, "x", 0, names=("t",), instance="i").code,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, names=("t",), instance="i").code,
     ),
     "an instance id of another member": (
         Code.FENCED_INSTANCE_ID,
@@ -302,15 +310,42 @@ def test_answers_with_the_code_the_protocol_has_for(name: str) -> None:
     shell.check_replay()
 
 
+def test_rejections_have_the_texts_that_clients_show() -> None:
+    shell = Shell()
+    null = shell.beat(TOPICS, "x", 0, names=("t",))
+    assert null.message == "TopicPartitions must be empty when (re-)joining."
+    wrong = shell.beat(TOPICS, "x", 0, regex="(a", owned=NOTHING)
+    assert wrong.message == (
+        "SubscribedTopicRegex `(a` is not a valid regular expression: missing closing )."
+    )
+
+
+def test_an_empty_pattern_is_a_subscription_to_nothing() -> None:
+    shell = Shell()
+    joined = shell.beat(TOPICS, "x", 0, regex="", owned=NOTHING)
+    assert (joined.code, joined.assignment) == (Code.NONE, NOTHING)
+    shell.check_replay()
+
+
+def test_patterns_as_librdkafka_wraps_them_are_assigned() -> None:
+    shell = Shell()
+    topics = topics_of(1, a1=1, b1=1, c1=1)
+    joined = shell.beat(topics, "x", 0, regex="(^a.*)|(^b.*)", owned=NOTHING)
+    assert joined.assignment == parts("a1", 0) | parts("b1", 0)
+    shell.check_replay()
+
+
 def test_a_full_group_takes_no_one_but_those_it_knows() -> None:
     shell = Shell(GroupSettings(members_max=1))
     joined(shell, "a")
-    assert shell.beat(TOPICS, "b", 0, names=("t",)).code == Code.GROUP_MAX_SIZE_REACHED
+    assert (
+        shell.beat(TOPICS, "b", 0, owned=NOTHING, names=("t",)).code == Code.GROUP_MAX_SIZE_REACHED
+    )
     assert joined(shell, "a") == 1
 
 
 def test_a_refused_first_join_leaves_no_group_behind() -> None:
     shell = Shell()
-    assert shell.beat(TOPICS, "a", 0).code == Code.INVALID_REQUEST
+    assert shell.beat(TOPICS, "a", 0, owned=NOTHING).code == Code.INVALID_REQUEST
     assert shell.groups.list_groups() == ()
     assert shell.log == []

@@ -537,7 +537,12 @@ ASKS = (
         "ConsumerGroupHeartbeat about a topic",
         68,
         lambda _: consumer_group_heartbeat.ConsumerGroupHeartbeatRequest(
-            "g", "m", 0, rebalance_timeout_ms=1_000, subscribed_topic_names=["t"]
+            "g",
+            "m",
+            0,
+            rebalance_timeout_ms=1_000,
+            subscribed_topic_names=["t"],
+            topic_partitions=[],
         ),
         DESCRIBE,
         TOPIC,

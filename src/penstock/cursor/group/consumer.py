@@ -31,7 +31,7 @@ from penstock.cursor.group.consumer_fold import ConsumerFold, Current, MemberSta
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft, Reply
 from penstock.cursor.group.matches import Matches
-from penstock.cursor.group.pattern import InvalidPattern
+from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.group.records import (
     ConsumerKey,
     ConsumerValue,
@@ -256,19 +256,24 @@ class ConsumerGroup(ConsumerFold):
         if request.member_epoch == JOIN:
             if request.rebalance_ms <= 0:
                 return _refuse(request, Code.INVALID_REQUEST, "A join needs a rebalance time-out.")
-            if request.topic_names is None and not request.topic_regex:
-                return _refuse(request, Code.INVALID_REQUEST, "A join needs a subscription.")
-            if request.owned:
-                return _refuse(request, Code.INVALID_REQUEST, "Who joins owns no partitions yet.")
+            if request.owned is None or request.owned:
+                text = "TopicPartitions must be empty when (re-)joining."
+                return _refuse(request, Code.INVALID_REQUEST, text)
+            # An empty list and an empty pattern are subscriptions to nothing.
+            if request.topic_names is None and request.topic_regex is None:
+                text = "SubscribedTopicNames or SubscribedTopicRegex must be set when (re-)joining."
+                return _refuse(request, Code.INVALID_REQUEST, text)
         if request.assignor is not None and request.assignor not in ASSIGNORS:
             known = ", ".join(sorted(ASSIGNORS))
             text = f"Assignor {request.assignor} is not known; there are: {known}."
             return _refuse(request, Code.UNSUPPORTED_ASSIGNOR, text)
         if request.topic_regex:
             try:
-                topics.matches.pattern(request.topic_regex)
+                topics.matches.check(request.topic_regex)
             except InvalidPattern as error:
-                return _refuse(request, Code.INVALID_REGULAR_EXPRESSION, f"The pattern: {error}.")
+                regex = request.topic_regex
+                text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
+                return _refuse(request, Code.INVALID_REGULAR_EXPRESSION, text)
         return None
 
     def _refusal(self, request: ConsumerHeartbeat) -> ConsumerReply | None:

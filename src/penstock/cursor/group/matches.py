@@ -8,6 +8,7 @@ whoever hosts the groups runs it before a decision, which then finds all results
 from collections.abc import Collection, Generator
 
 from penstock.cursor.group.pattern import Pattern
+from penstock.model.limits import PATTERN_STATES_KEPT_MAX
 
 # Names found by all patterns together, about 100 bytes each. Beyond it the oldest patterns go, and
 # are matched anew when they are asked for.
@@ -19,10 +20,9 @@ PATTERNS_MAX = 4_000  # twice as many as a group has members
 class _Row:
     """One pattern. ``upto``: how many of the account's names it has been matched against."""
 
-    __slots__ = ("as_set", "found", "pattern", "upto")
+    __slots__ = ("as_set", "found", "upto")
 
-    def __init__(self, pattern: Pattern) -> None:
-        self.pattern = pattern
+    def __init__(self) -> None:
         self.upto = 0
         self.found: set[str] = set()
         self.as_set: frozenset[str] | None = None  # of ``found``, until that changes
@@ -32,14 +32,16 @@ class Matches:
     def __init__(self, *, patterns_max: int = PATTERNS_MAX) -> None:
         self._patterns_max = patterns_max
         self._rows: dict[str, _Row] = {}  # by pattern, oldest first
+        self._compiled: dict[str, Pattern] = {}  # oldest first; bounded by their states
+        self._states = 0  # of all compiled patterns
         self._epoch: int | None = None
         self._known: set[str] = set()
         self._names: list[str] = []  # in the order in which they came; some have gone since
         self._found_count = 0
 
-    def pattern(self, regex: str) -> Pattern:
+    def check(self, regex: str) -> None:
         """Raises InvalidPattern."""
-        return self._row(regex).pattern
+        self._row(regex)
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
         """The topics that match. Raises InvalidPattern. ``epoch`` changes with the topics."""
@@ -53,15 +55,21 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match the names that are new to a pattern. Yields about once a millisecond; when the
-        topics have changed meanwhile, the work ends early and has to be begun again."""
+        """Match the names that are new to a pattern. Yields about once a millisecond, and after
+        the pattern was compiled; when the topics have changed meanwhile, the work ends early and
+        has to be begun again."""
         self._see(topics, epoch)
-        row = self._row(regex)
+        if regex not in self._rows:
+            self._row(regex)
+            yield
+            if self._epoch != epoch or regex not in self._rows:
+                return
+        row = self._rows[regex]
         while row.upto < len(self._names):
             name = self._names[row.upto]
             is_found = False
             if name in self._known and name not in row.found:
-                is_found = yield from row.pattern.steps(name)
+                is_found = yield from self._pattern(regex).steps(name)
             if self._epoch != epoch or self._rows.get(regex) is not row:
                 return
             row.upto += 1
@@ -78,8 +86,19 @@ class Matches:
     def _row(self, regex: str) -> _Row:
         row = self._rows.get(regex)
         if row is None:
-            row = self._rows[regex] = _Row(Pattern(regex))
+            self._pattern(regex)
+            row = self._rows[regex] = _Row()
         return row
+
+    def _pattern(self, regex: str) -> Pattern:
+        pattern = self._compiled.get(regex)
+        if pattern is None:
+            pattern = Pattern(regex)
+            self._states += pattern.size
+            while self._states > PATTERN_STATES_KEPT_MAX:
+                self._states -= self._compiled.pop(next(iter(self._compiled))).size
+            self._compiled[regex] = pattern
+        return pattern
 
     def _see(self, topics: Collection[str], epoch: int) -> None:
         if epoch == self._epoch:
@@ -110,3 +129,5 @@ class Matches:
             if oldest is None:
                 return
             self._found_count -= len(self._rows.pop(oldest).found)
+            if oldest in self._compiled:
+                self._states -= self._compiled.pop(oldest).size

@@ -1,74 +1,56 @@
-"""Topic patterns of consumers, matched in time linear in the name.
+"""Topic patterns of consumers in RE2 syntax, matched in time linear in the name.
 
-A pattern comes from a client and is matched against every topic name by the one coordinator that
-all its neighbours share, so a backtracking matcher would let one client stop it. This one walks a
-set of states through the name, character by character (Thompson's construction), with a bound on
-the states, and in steps between which others can be served. It knows what topic patterns are
-made of:
+A pattern comes from a client and is matched against every topic name by a coordinator that many
+clients share, so a backtracking matcher would let one client stop the others. This matcher walks a
+set of states through the name, character by character (Thompson's construction). The number of
+states is bounded, and a match is done in steps between which other requests are served.
 
-    literals  .  [abc]  [^a-z]  \\d \\w \\s \\D \\W \\S  \\. and other escaped marks
-    x* x+ x? x{m} x{m,} x{m,n}  and their lazy forms   (x) (?:x)   x|y   ^ and $ at the ends
-
-The whole name must match. Back references and look-around are refused, as RE2 refuses them.
+The whole name must match. ``pattern_syntax.py`` has the grammar.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Generator
-from typing import TypeAlias
+from collections.abc import Generator, Iterable
 
-import msgspec
+from penstock.cursor.group.pattern_classes import Test, is_word
+from penstock.cursor.group.pattern_syntax import (
+    BEGIN_LINE,
+    BEGIN_TEXT,
+    END_LINE,
+    END_TEXT,
+    NO_WORD_BOUNDARY,
+    WORD_BOUNDARY,
+    Assertion,
+    Char,
+    Choice,
+    InvalidPattern,
+    Node,
+    Sequence,
+    Syntax,
+)
+from penstock.model.limits import PATTERN_STATES_MAX
 
-# Enough for x{1000}. A character takes up to a millisecond with so many; since a match is done in
-# steps, the bound is on memory and on the time to read a pattern, about 5 ms.
-STATES_MAX = 5_000
 STEP_STATES = 2_000  # visited in one step, about a millisecond
-PATTERN_CHARS_MAX = 1_024
-REPEAT_MAX = 250
 
-Test: TypeAlias = Callable[[str], bool]
-
-_WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
-_DIGIT = frozenset("0123456789")
-_SPACE = frozenset(" \t\n\r\f")
-_CLASSES: dict[str, tuple[frozenset[str], bool]] = {
-    "d": (_DIGIT, False),
-    "w": (_WORD, False),
-    "s": (_SPACE, False),
-    "D": (_DIGIT, True),
-    "W": (_WORD, True),
-    "S": (_SPACE, True),
-}
-
-
-class InvalidPattern(ValueError):
-    """Says what is wrong, for the client."""
-
-
-class _State:
-    """Either a test that leads to ``next``, or a fork to several states that costs no character."""
-
-    __slots__ = ("forks", "next", "test")
-
-    def __init__(self, test: Test | None = None) -> None:
-        self.test = test
-        self.next: _State | None = None
-        self.forks: list[_State] = []
-
-
-class _Piece(msgspec.Struct, frozen=True, gc=False):
-    start: _State
-    end: _State  # a fork without forks yet: where the piece goes on
+_END = 0  # the state of a name that matches
+_FORK = -1  # instead of a test: the state leads to others without a character
+_TOO_LARGE = "expression too large"
 
 
 class Pattern:
+    """Raises InvalidPattern when it is made."""
+
     def __init__(self, text: str) -> None:
-        if len(text) > PATTERN_CHARS_MAX:
-            raise InvalidPattern(f"a pattern has at most {PATTERN_CHARS_MAX} characters")
-        parser = _Parser(text)
-        piece = parser.parse()
-        self.text = text
-        self._start = piece.start
-        self._end = piece.end
+        syntax = Syntax(text)
+        program = _Program()
+        self._start = program.add(syntax.tree, _END)
+        self._tests = syntax.tests
+        self._chars = program.chars
+        self._leads = program.leads
+        self._needs = program.needs
+        self._has_assertions = any(program.needs)
+
+    @property
+    def size(self) -> int:
+        return len(self._chars)
 
     def matches(self, name: str) -> bool:
         steps = self.steps(name)
@@ -79,269 +61,107 @@ class Pattern:
                 return bool(end.value)
 
     def steps(self, name: str) -> Generator[None, None, bool]:
-        """Whether the name matches, in steps: yields about once a millisecond."""
-        states = _closure([self._start])
+        """Return whether the name matches, in steps: yields about once a millisecond."""
+        chars, leads = self._chars, self._leads
+        states = self._closure((self._start,), name, 0)
         visited = 0
-        for character in name:
+        for at, character in enumerate(name, 1):
             visited += len(states)
             if visited > STEP_STATES:
                 visited = 0
                 yield
-            states = _closure(
-                [
-                    s.next
-                    for s in states
-                    if s.test is not None and s.next is not None and s.test(character)
-                ]
-            )
-            if not states:
+            passes = _Passes(self._tests, character)
+            reached = [leads[state][0] for state in states if passes[chars[state]]]
+            if not reached:
                 return False
-        return self._end in states
+            states = self._closure(reached, name, at)
+        return _END in states
+
+    def _closure(self, states: Iterable[int], name: str, at: int) -> set[int]:
+        """Return the states that are reached without a character at this place of the name."""
+        holds = _holding(name, at) if self._has_assertions else 0
+        chars, leads, needs = self._chars, self._leads, self._needs
+        found: set[int] = set()
+        waiting = list(states)
+        while waiting:
+            state = waiting.pop()
+            if state not in found:
+                found.add(state)
+                if chars[state] == _FORK and not needs[state] & ~holds:
+                    waiting += leads[state]
+        return found
 
 
-def _closure(states: list[_State]) -> set[_State]:
-    found: set[_State] = set()
-    waiting = states
-    while waiting:
-        state = waiting.pop()
-        if state not in found:
-            found.add(state)
-            waiting.extend(state.forks)
-    return found
+class _Passes(dict[int, bool]):
+    """Which tests one character passes. Each test is made once, whatever the number of states."""
+
+    def __init__(self, tests: list[Test], character: str) -> None:
+        self._tests = tests
+        self._character = character
+        self[_FORK] = False
+
+    def __missing__(self, test: int) -> bool:
+        passes = self[test] = self._tests[test](self._character)
+        return passes
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        text = text[1:] if text.startswith("^") else text
-        if text.endswith("$") and not _is_escaped_end(text):
-            text = text[:-1]
-        self._text = text
-        self._at = 0
-        self._states = 0
-        self._depth = 0
+class _Program:
+    """The states of a pattern, as parallel lists: test number or _FORK, next states, and the
+    assertions that must hold to go on."""
 
-    def parse(self) -> _Piece:
-        piece = self._choice()
-        if self._at < len(self._text):
-            raise InvalidPattern(f"unexpected {self._text[self._at]!r} at {self._at}")
-        return piece
+    def __init__(self) -> None:
+        self.chars = [_FORK]
+        self.leads: list[tuple[int, ...]] = [()]
+        self.needs = [0]
+        self._visits = 0
 
-    # ── Grammar ──────────────────────────────────────────────────────────────────────────────
-    def _choice(self) -> _Piece:
-        branches = [self._sequence()]
-        while self._take("|"):
-            branches.append(self._sequence())
-        if len(branches) == 1:
-            return branches[0]
-        start, end = self._state(), self._state()
-        for branch in branches:
-            start.forks.append(branch.start)
-            branch.end.forks.append(end)
-        return _Piece(start, end)
-
-    def _sequence(self) -> _Piece:
-        start = end = self._state()
-        while self._at < len(self._text) and self._text[self._at] not in "|)":
-            piece = self._repeated()
-            end.forks.append(piece.start)
-            end = piece.end
-        return _Piece(start, end)
-
-    def _repeated(self) -> _Piece:
-        begin = self._at
-        piece = self._atom()
-        stop = self._at
-        bounds = self._bounds()
-        if bounds is None:
-            return piece
-        self._take("?")  # lazy: the same names match
-        if self._bounds() is not None:
-            raise InvalidPattern(f"a repetition of a repetition at {self._at}")
-        least, most = bounds
-        after = self._at
-        start = end = self._state()
-        for _ in range(least):
-            piece = self._copy(begin, stop)
-            end.forks.append(piece.start)
-            end = piece.end
-        if most is None:
-            end = self._star(end, self._copy(begin, stop))
+    def add(self, node: Node, then: int) -> int:
+        """Add the states of a node that leads to ``then``; return the first."""
+        self._visits += 1
+        if self._visits > PATTERN_STATES_MAX:  # a repetition of nothing adds no state
+            raise InvalidPattern(_TOO_LARGE)
+        if isinstance(node, Char):
+            return self._state(node.test, (then,))
+        if isinstance(node, Assertion):
+            return self._state(_FORK, (then,), node.needs)
+        if isinstance(node, Sequence):
+            for item in reversed(node.items):
+                then = self.add(item, then)
+            return then
+        if isinstance(node, Choice):
+            leads = tuple([self.add(branch, then) for branch in node.branches])
+            return self._state(_FORK, leads)
+        end = then
+        if node.most is None:
+            then = self._state(_FORK, ())
+            self.leads[then] = (self.add(node.item, then), end)
         else:
-            end = self._optional(end, begin, stop, most - least)
-        self._at = after
-        return _Piece(start, end)
+            for _ in range(node.most - node.least):
+                then = self._state(_FORK, (self.add(node.item, then), end))
+        for _ in range(node.least):
+            then = self.add(node.item, then)
+        return then
 
-    def _optional(self, before: _State, begin: int, stop: int, count: int) -> _State:
-        """Up to ``count`` further copies, each of which may be the last."""
-        done = self._state()
-        before.forks.append(done)
-        for _ in range(count):
-            piece = self._copy(begin, stop)
-            before.forks.append(piece.start)
-            before = piece.end
-            before.forks.append(done)
-        return done
-
-    def _star(self, before: _State, piece: _Piece) -> _State:
-        loop, end = self._state(), self._state()
-        before.forks.append(loop)
-        loop.forks += (piece.start, end)
-        piece.end.forks.append(loop)
-        return end
-
-    def _copy(self, begin: int, stop: int) -> _Piece:
-        """The atom again, with states of its own: simply read again."""
-        self._at = begin
-        piece = self._atom()
-        assert self._at == stop, "the same text reads the same"
-        return piece
-
-    def _bounds(self) -> tuple[int, int | None] | None:
-        for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(mark):
-                return bounds
-        if self._peek() != "{":
-            return None
-        close = self._text.find("}", self._at)
-        inside = self._text[self._at + 1 : close] if close > 0 else ""
-        low, comma, high = inside.partition(",")
-        if not low.isdecimal() or (high and not high.isdecimal()):
-            raise InvalidPattern(f"expected {{m,n}} at {self._at}")
-        least = int(low)
-        most = (int(high) if high else None) if comma else least
-        if least > REPEAT_MAX or (most is not None and not least <= most <= REPEAT_MAX):
-            raise InvalidPattern(f"a repetition outside 0 to {REPEAT_MAX} at {self._at}")
-        self._at = close + 1
-        return least, most
-
-    def _atom(self) -> _Piece:
-        mark = self._next()
-        if mark == "(":
-            return self._group()
-        if mark == "[":
-            return self._single(self._bracket())
-        if mark == ".":
-            return self._single(lambda _: True)
-        if mark == "\\":
-            members, is_negated = self._escape()
-            return self._single(_member_test(members, is_negated))
-        if mark in "*+?{)|^$":
-            raise InvalidPattern(f"unexpected {mark!r} at {self._at - 1}")
-        return self._single(_member_test(frozenset(mark), False))
-
-    def _group(self) -> _Piece:
-        if self._take("?") and not self._take(":"):
-            raise InvalidPattern(f"only (?: is known of the (? forms, at {self._at}")
-        self._depth += 1
-        if self._depth > 50:
-            raise InvalidPattern("groups are nested too deeply")
-        piece = self._choice()
-        self._depth -= 1
-        if not self._take(")"):
-            raise InvalidPattern("a group is not closed")
-        return piece
-
-    def _bracket(self) -> Test:
-        is_negated = self._take("^")
-        members: set[str] = set()
-        negated: set[frozenset[str]] = set()
-        ranges: list[tuple[str, str]] = []
-        is_first = True
-        while is_first or self._peek() != "]":
-            is_first = False
-            low = self._next()
-            if low == "\\":
-                escaped, is_class_negated = self._escape()
-                if is_class_negated:
-                    negated.add(escaped)
-                    continue
-                if len(escaped) != 1:
-                    members |= escaped
-                    continue
-                low = min(escaped)
-            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                high = self._next()
-                if high == "\\":
-                    escaped, _ = self._escape()
-                    high = min(escaped) if len(escaped) == 1 else ""
-                if high < low or ord(high) - ord(low) > 0x1_000:
-                    raise InvalidPattern(f"a bad range at {self._at}")
-                ranges.append((low, high))
-            else:
-                members.add(low)
-        self._at += 1
-        return _bracket_test(frozenset(members), tuple(negated), ranges, is_negated)
-
-    def _escape(self) -> tuple[frozenset[str], bool]:
-        mark = self._next()
-        if mark in _CLASSES:
-            return _CLASSES[mark]
-        if mark.isalnum():
-            raise InvalidPattern(f"\\{mark} is not known, at {self._at - 1}")
-        return frozenset(mark), False
-
-    # ── Characters and states ────────────────────────────────────────────────────────────────
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _next(self) -> str:
-        mark = self._peek()
-        if not mark:
-            raise InvalidPattern("the pattern ends too early")
-        self._at += 1
-        return mark
-
-    def _take(self, mark: str) -> bool:
-        if self._peek() != mark:
-            return False
-        self._at += 1
-        return True
-
-    def _single(self, test: Test) -> _Piece:
-        start, end = self._state(test), self._state()
-        start.next = end
-        return _Piece(start, end)
-
-    def _state(self, test: Test | None = None) -> _State:
-        self._states += 1
-        if self._states > STATES_MAX:
-            raise InvalidPattern("the pattern is too large")
-        return _State(test)
+    def _state(self, test: int, leads: tuple[int, ...], needs: int = 0) -> int:
+        if len(self.chars) > PATTERN_STATES_MAX:
+            raise InvalidPattern(_TOO_LARGE)
+        self.chars.append(test)
+        self.leads.append(leads)
+        self.needs.append(needs)
+        return len(self.chars) - 1
 
 
-def _member_test(members: frozenset[str], is_negated: bool) -> Test:
-    if is_negated:
-        return lambda c: c not in members
-    return members.__contains__
-
-
-def _bracket_test(
-    members: frozenset[str],
-    negated: tuple[frozenset[str], ...],
-    ranges: list[tuple[str, str]],
-    is_negated: bool,
-) -> Test:
-    """Ranges are merged and searched: written out as members, a short pattern could take long."""
-    lows: list[str] = []
-    highs: list[str] = []
-    for low, high in sorted(ranges):
-        if highs and low <= highs[-1]:
-            highs[-1] = max(highs[-1], high)
-        else:
-            lows.append(low)
-            highs.append(high)
-
-    def test(c: str) -> bool:
-        at = bisect_right(lows, c) - 1
-        is_in = (
-            c in members or (at >= 0 and c <= highs[at]) or any(c not in each for each in negated)
-        )
-        return is_in is not is_negated
-
-    return test
-
-
-def _is_escaped_end(text: str) -> bool:
-    backslashes = len(text) - 1 - len(text[:-1].rstrip("\\"))
-    return backslashes % 2 == 1
+def _holding(name: str, at: int) -> int:
+    """Return the assertions that hold before the character at ``at``."""
+    before, after = name[at - 1 : at] if at else "", name[at : at + 1]
+    holds = 0
+    if at == 0:
+        holds |= BEGIN_TEXT | BEGIN_LINE
+    elif before == "\n":
+        holds |= BEGIN_LINE
+    if not after:
+        holds |= END_TEXT | END_LINE
+    elif after == "\n":
+        holds |= END_LINE
+    is_boundary = is_word(before) is not is_word(after)
+    return holds | (WORD_BOUNDARY if is_boundary else NO_WORD_BOUNDARY)

@@ -1,7 +1,8 @@
 """ListTransactions: all transactional ids that the caller may describe, filtered by state, by
 producer, by how long a transaction has been open (version 1) and by a pattern (version 2)."""
 
-from penstock.cursor.group.pattern import InvalidPattern, Pattern
+from penstock.cursor.group.pattern import Pattern
+from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.transactions import TxnValue
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_transaction
