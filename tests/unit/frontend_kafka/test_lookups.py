@@ -137,6 +137,28 @@ async def test_topics_are_found_by_id() -> None:
     assert [each.error_code for each in early] == [ErrorCode.INVALID_REQUEST] * 2
 
 
+@pytest.mark.parametrize("version", [12, 13])
+@pytest.mark.parametrize("name", [None, "", "other", "not a name"])
+async def test_a_request_with_an_id_ignores_names(version: int, name: str | None) -> None:
+    rig = Rig()
+    topic, unknown = await rig.topic("t"), bytes(15) + b"\xff"
+    topic_id = bytes.fromhex(topic.topic_id)
+    await rig.topic("other")
+    asked = [
+        MetadataRequestTopic(topic_id, name),
+        MetadataRequestTopic(name="other"),  # no id: no reply
+        MetadataRequestTopic(unknown, "other"),
+        MetadataRequestTopic(topic_id, "t"),
+    ]
+    found = (await rig.ask(METADATA, version, MetadataRequest(asked))).topics
+    assert [(each.error_code, each.name, each.topic_id) for each in found] == [
+        (0, "t", topic_id),
+        (ErrorCode.UNKNOWN_TOPIC_ID, None, unknown),
+    ]
+    assert len(found[0].partitions) == topic.partition_count
+    assert len(rig.catalog.all_topics()) == 2, "no topic was created by its name"
+
+
 async def test_operations_are_listed_when_asked_for() -> None:
     rig = Rig()
     await rig.topic("t")

@@ -5,7 +5,7 @@ it means to write to finds it made. A produce never makes one; it may be the las
 whose topic was deleted on purpose. Who may not describe a topic does not find it in the list of
 all, and is told nothing of it by any name or id."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
@@ -37,6 +37,7 @@ from penstock.wire.kafka.generated.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from penstock.wire.kafka.primitives import ZERO_UUID
 
 KEY = 3
 _NULL_IS_ALL_FROM = 1  # before, an empty list asked for all topics
@@ -62,7 +63,7 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
         may_create = asked.allow_auto_topic_creation and config.auto_create
         topics = []
         slices = call.slices
-        for each in dict.fromkeys(asked.topics):
+        for each in _distinct(call, asked.topics):
             if slices.is_over:
                 await slices.next()
             one = await _asked_for(context, call, each, may_create)
@@ -78,6 +79,17 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
             else UNASKED
         ),
     )
+
+
+def _distinct(
+    call: KafkaCall, asked: Sequence[MetadataRequestTopic]
+) -> Iterable[MetadataRequestTopic]:
+    """Return the entries to answer. If one of them has a topic id, the request is by id: names are
+    ignored, and entries without an id are left out."""
+    if call.version < _BY_ID_FROM or all(each.topic_id == ZERO_UUID for each in asked):
+        return dict.fromkeys(asked)
+    ids = dict.fromkeys(each.topic_id for each in asked if each.topic_id != ZERO_UUID)
+    return [MetadataRequestTopic(topic_id, None) for topic_id in ids]
 
 
 async def _asked_for(
