@@ -70,8 +70,8 @@ def compact_batch(
     is_gone_kept: bool = False,
 ) -> bytes:
     """The batch with its unwanted records left out; the very same object when nothing changes.
-    Records without a key stay, those without a value until their horizon has passed, or, with
-    ``is_gone_kept``, whatever it is."""
+    Records without a key are dropped. Those without a value stay until their horizon has passed,
+    or, with ``is_gone_kept``, whatever it is."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -85,15 +85,13 @@ def compact_batch(
     kept = [
         one
         for one in records
-        if one.key is None
-        or (
-            is_wanted(one.key, header.base_offset + one.offset_delta)
-            and not (one.is_tombstone and is_past)
-        )
+        if one.key is not None
+        and is_wanted(one.key, header.base_offset + one.offset_delta)
+        and not (one.is_tombstone and is_past)
     ]
     if not kept:
         return empty_batch(header, with_producer=True)
-    if horizon_ms is None and any(one.is_tombstone and one.key is not None for one in kept):
+    if horizon_ms is None and any(one.is_tombstone for one in kept):
         stamped = _encode(header, blob, kept, horizon_ms=now_ms + tombstone_ms)
         if stamped is not None:
             return stamped

@@ -9,7 +9,7 @@ Generators here stop at least every few milliseconds.
 
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.model.limits import KIB
 from penstock.model.message import Record
@@ -137,6 +137,47 @@ class OpenedBatch:
             raise MalformedBatch("a record runs past the end of the batch") from None
         except UnicodeDecodeError as error:
             raise MalformedBatch(f"text that is not UTF-8: {error.reason}") from None
+
+
+class BadRecord(NamedTuple):
+    """A record that breaks a rule of its topic; ``timestamp_ms`` is None if it lacks a key."""
+
+    number: int  # within the batch
+    offset_delta: int
+    timestamp_ms: int | None
+
+
+def bad_records(
+    blob: bytes | memoryview,
+    header: BatchHeader,
+    *,
+    needs_key: bool,
+    earliest_ms: int,
+    latest_ms: int,
+) -> Generator[None, None, list[BadRecord]]:
+    """Return the records without a key (if ``needs_key``), and those with a timestamp outside of
+    the bounds. Raises MalformedBatch."""
+    bad: list[BadRecord] = []
+    end, base_ms = 0, header.base_timestamp
+    try:
+        for number in range(header.count):
+            if number % STEP_RECORDS == STEP_RECORDS - 1:
+                yield None
+            size, position = decode_varint(blob, end)
+            end = position + size
+            if size < 0 or end > len(blob):
+                raise MalformedBatch(f"a record of {size} bytes runs past the end of the batch")
+            delta_ms, position = decode_varint(blob, position + 1)
+            delta, position = decode_varint(blob, position)
+            if needs_key and decode_varint(blob, position)[0] < 0:
+                bad.append(BadRecord(number, delta, None))
+            elif not earliest_ms <= base_ms + delta_ms <= latest_ms and base_ms + delta_ms != -1:
+                bad.append(BadRecord(number, delta, base_ms + delta_ms))
+    except IndexError:
+        raise MalformedBatch("a record runs past the end of the batch") from None
+    if end != len(blob):
+        raise MalformedBatch(f"{len(blob) - end} bytes behind the last record")
+    return bad
 
 
 def first_at(

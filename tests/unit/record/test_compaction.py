@@ -84,7 +84,7 @@ def test_what_stays_keeps_offset_time_and_bytes_under_every_codec(codec: Codec) 
 
 
 def test_a_batch_that_keeps_everything_is_the_same_object() -> None:
-    batch = batch_of((b"a", b"1"), (None, None))
+    batch = batch_of((b"a", b"1"), (b"", b"2"))
     assert compact(batch, all_wanted) is batch
 
 
@@ -114,9 +114,9 @@ def test_a_batch_without_records_is_left_as_a_header_with_its_sequences() -> Non
     assert compact(compacted, none_wanted) is compacted
 
 
-def test_records_without_a_key_and_control_batches_stay() -> None:
-    batch = batch_of((None, b"1"), (b"a", b"2"), (None, None))
-    assert [r.offset for r in iter_records(compact(batch, none_wanted))] == [100, 102]
+def test_records_without_a_key_are_dropped_and_control_batches_stay() -> None:
+    batch = batch_of((None, b"1"), (b"a", b"2"), (None, None), (b"", b"4"))
+    assert [r.offset for r in iter_records(compact(batch, all_wanted))] == [101, 103]
     control = encode_control_batch([(64, b"x")], base_offset=5, leader_epoch=0, timestamp=1)
     assert compact(control, none_wanted) is control
 
@@ -200,7 +200,7 @@ def test_exactly_the_wanted_records_stay_as_they_were(
     batch = batch_of(*pairs, attributes=attributes)
 
     def stays(record: RawRecord) -> bool:
-        return record.key is None or record.offset in wanted
+        return record.key is not None and record.offset in wanted
 
     expected = [record for record in iter_records(batch) if stays(record)]
     compacted = compact(batch, lambda _, offset: offset in wanted)

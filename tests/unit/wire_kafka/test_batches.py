@@ -174,13 +174,6 @@ def test_zstd_needs_a_client_that_knows_it_and_unknown_codecs_are_refused() -> N
         check(with_field(batch(), 21, ">h", 5))
 
 
-def test_timestamps_beyond_what_the_topic_believes_are_refused() -> None:
-    check_batches(batch(), version=9, bytes_max=BYTES_MAX, timestamp_max=2_000)
-    with pytest.raises(TimestampInvalid) as caught:
-        check_batches(batch(), version=9, bytes_max=BYTES_MAX, timestamp_max=1_999)
-    assert caught.value.code is ErrorCode.INVALID_TIMESTAMP
-
-
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_noise_is_taken_or_refused_and_nothing_else(data: st.DataObject) -> None:

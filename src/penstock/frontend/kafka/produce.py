@@ -1,9 +1,10 @@
 """Produce: whole batches into partitions, answered once they are committed.
 
-Records stay closed: a batch is judged by its header and its checksum (``wire.kafka.batches``) and
-handed on as the slice of the frame that it is. Each partition succeeds or fails for itself. First
-all of them are appended, and the connection told that its next request may follow; only then are
-their commits waited for, so that partitions and requests share their syncs.
+Records stay closed unless the topic has rules about them (``record_rules.py``): a batch is judged
+by its header and its checksum (``wire.kafka.batches``) and handed on as the slice of the frame that
+it is. Each partition succeeds or fails for itself. First all of them are appended, and the
+connection told that its next request may follow; only then are their commits waited for, so that
+partitions and requests share their syncs.
 
 A queue takes Kafka's records as well; the key of a record is its group. Not a FIFO queue: there
 every message needs a group and a deduplication id, which only opening the records could tell.
@@ -17,6 +18,7 @@ from typing import Final, TypeAlias, cast
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
 from penstock.frontend.kafka.permissions import Operation, on_transaction
+from penstock.frontend.kafka.record_rules import RecordRules, RecordsRefused
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.frontend.kafka.topics import (
     code_for,
@@ -31,8 +33,9 @@ from penstock.model.limits import (
     BATCH_BYTES_MAX,
     OPENED_BATCH_BYTES_MAX,
     OPENED_RECORD_BYTES_MAX,
+    RECORD_ERRORS_MAX,
 )
-from penstock.model.stream import LONG_MAX, StreamSettings, settings_of
+from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 from penstock.net.begun import Begun
 from penstock.net.kafka import HangUp
@@ -67,8 +70,6 @@ Batches: TypeAlias = list[tuple[memoryview, BatchHeader]]
 REFUSALS = (Refusal, BatchRefused, PenstockError)  # those that a partition's answer can tell
 ACKS = (-1, 0, 1)
 NO_ANSWER = 0
-_NO_TIMESTAMP = -1
-
 
 STEP: Final = 64  # partitions between two looks at the clock
 
@@ -79,6 +80,7 @@ async def run(
     refusal = _refusal_of_all(context, call, asked)
     opened = cast(set[Place], call.connection.session.setdefault(_OPENED, set()))
     under_way: list[ProducePartitionResponse | Begun[ProducePartitionResponse]] = []
+    errors_left = RECORD_ERRORS_MAX
     for number, each in enumerate(asked.topics):
         if number % STEP == STEP - 1 and call.slices.is_over:
             await call.slices.next()
@@ -93,6 +95,12 @@ async def run(
                 topic, batches = await _ready(
                     context, call.version, asked, target, partition, opened
                 )
+            except RecordsRefused as error:
+                refused = await _records_refused(
+                    context, target, partition.index, error, errors_left
+                )
+                errors_left -= len(refused.record_errors)
+                under_way.append(refused)
             except REFUSALS as error:
                 under_way.append(_refused(partition.index, error))
             else:
@@ -171,10 +179,15 @@ async def _ready(
     index = partition.index
     if not has_partition(target, index):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    batches = _checked(context, version, target, partition)
-    if target.is_queue:
-        for batch, header in batches:
+    settings = settings_of(target)
+    bytes_max = min(settings.message_bytes_max, BATCH_BYTES_MAX)
+    batches = check_batches(partition.records, version=version, bytes_max=bytes_max)
+    rules = RecordRules(settings, context.clock.wall_ms())
+    for batch, header in batches:
+        if target.is_queue:
             await _check_records(target, batch, header)
+        elif rules.opens_all or header.max_timestamp > rules.latest_ms:
+            await rules.check(target, index, batch, header)
     if context.sealing is not None and context.sealing.is_on(target):
         batches = await context.sealing.seal_batches(target, batches)
     place = (target.topic_id, index)
@@ -210,26 +223,9 @@ async def _appended(
     )
 
 
-def _checked(
-    context: KafkaContext, version: int, topic: Topic, partition: ProducePartition
-) -> Batches:
-    settings = settings_of(topic)
-    now_ms = context.clock.wall_ms()
-    ahead_ms = LONG_MAX if settings.is_append_time else settings.timestamp_after_ms_max
-    batches = check_batches(
-        partition.records,
-        version=version,
-        bytes_max=min(settings.message_bytes_max, BATCH_BYTES_MAX),
-        timestamp_max=min(now_ms + ahead_ms, LONG_MAX),
-    )
-    for _, header in batches:
-        _check_age(header, settings, now_ms)
-    return batches
-
-
 async def _check_records(topic: Topic, batch: memoryview, header: BatchHeader) -> None:
-    """Consumers of a queue get messages one by one, so here, and only here, a batch is opened on
-    its way in: one that cannot be would stand in the way of everything behind it."""
+    """Consumers of a queue get messages one by one, so every batch is opened on its way in: one
+    that cannot be would stand in the way of everything behind it."""
     data = bytes(batch)
     try:
         if header.codec == Codec.NONE and header.count <= PIECE_RECORDS and len(data) < PIECE_BYTES:
@@ -254,15 +250,22 @@ def _open_all(opened: OpenedBatch) -> Generator[None, None, None]:
         yield None
 
 
-def _check_age(header: BatchHeader, settings: StreamSettings, now_ms: int) -> None:
-    """By the first record's time, which the header has; the others would have to be opened."""
-    if settings.timestamp_before_ms_max == LONG_MAX or settings.is_append_time:
-        return
-    if _NO_TIMESTAMP < header.base_timestamp < now_ms - settings.timestamp_before_ms_max:
-        raise Refusal(
-            ErrorCode.INVALID_TIMESTAMP,
-            f"Timestamp {header.base_timestamp} is older than the topic takes.",
-        )
+async def _records_refused(
+    context: KafkaContext, topic: Topic, index: int, error: RecordsRefused, errors_max: int
+) -> ProducePartitionResponse:
+    """Return the reply that names the bad records. Only the leader knows where the log begins, so
+    another node replies that it does not lead the partition."""
+    try:
+        ends = await context.streams.ends(topic, index)
+    except PenstockError as failed:
+        return _refused(index, failed)
+    return ProducePartitionResponse(
+        index,
+        error.code,
+        log_start_offset=ends.start_offset,
+        record_errors=error.errors[:errors_max],
+        error_message=error.message,
+    )
 
 
 def _refused(index: int, error: Exception) -> ProducePartitionResponse:

@@ -5,8 +5,9 @@
     └───────────┴─────────┴───────────┴─────────┴──
 
 Only headers are read and the bytes behind them summed; records stay closed. That is what keeps a
-produce cheap, and why a bad record inside a good batch is found by its reader. Base offset and
-leader epoch are not looked at: the log sets them.
+produce cheap, and why a bad record inside a good batch is found by its reader. Topics with rules
+about single records open their batches (``frontend/kafka/record_rules.py``). Base offset and leader
+epoch are not looked at: the log sets them.
 
 Control batches are how a log carries transaction markers and the events of leases. If a client
 could write one, it could forge a delete: the bit is refused before anything else is believed.
@@ -47,7 +48,6 @@ from penstock.wire.kafka.malformed import Malformed
 _MAGIC_AT = 16  # in the old formats as well
 _PREFIX_BYTES = _MAGIC_AT + 1
 _ZSTD_FROM = 7  # Produce version
-_TIMESTAMP_MAX = 2**63 - 1
 _SERVER_ONLY = ATTR_CONTROL | ATTR_DELETE_HORIZON | ATTR_APPEND_TIME | ATTR_PRODUCED | ATTR_SEALED
 
 
@@ -84,12 +84,11 @@ def check_batches(
     *,
     version: int,
     bytes_max: int,
-    timestamp_max: int = _TIMESTAMP_MAX,
 ) -> list[tuple[memoryview, BatchHeader]]:
     """The batches in a partition's records, each with its header, or a BatchRefused.
 
-    ``version`` is that of the Produce request, ``bytes_max`` what one batch of the topic may take,
-    ``timestamp_max`` the latest instant the topic believes in."""
+    ``version`` is that of the Produce request, ``bytes_max`` what one batch of the topic may take.
+    """
     if not records:
         raise BatchInvalid("a partition without a batch")
     view = memoryview(records)
@@ -98,7 +97,7 @@ def check_batches(
     end = len(view)
     while position < end:
         header = _header_at(view, position)
-        _, length, _, _, crc, attributes, delta, _, latest, producer_id, _, _, count = header
+        _, length, _, _, crc, attributes, delta, _, _, producer_id, _, _, count = header
         stop = position + length + LENGTH_FROM
         if stop > end:
             raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
@@ -111,9 +110,8 @@ def check_batches(
             or count <= 0
             or count != delta + 1
             or producer_id != NO_PRODUCER
-            or latest > timestamp_max
         ):
-            _check_rules(header, version, timestamp_max)
+            _check_rules(header, version)
         if crc32c(view[position + CRC_FROM : stop]) != crc:
             raise BatchCorrupt("the batch does not match its checksum")
         batches.append((view[position:stop], header))
@@ -127,8 +125,8 @@ def check_opened_count(header: BatchHeader) -> None:
     """For a topic whose records the server opens. Raises BatchTooLarge."""
     if header.count > OPENED_BATCH_RECORDS_MAX:
         raise BatchTooLarge(
-            f"a batch of {header.count} records; queues and encrypted topics take at most "
-            f"{OPENED_BATCH_RECORDS_MAX}"
+            f"a batch of {header.count} records; queues, compacted or encrypted topics and topics "
+            f"with limits on timestamps take at most {OPENED_BATCH_RECORDS_MAX}"
         )
 
 
@@ -146,7 +144,7 @@ def _header_at(view: memoryview, position: int) -> BatchHeader:
     raise BatchCorrupt(f"length {header.length} is smaller than a batch header")
 
 
-def _check_rules(header: BatchHeader, version: int, timestamp_max: int) -> None:
+def _check_rules(header: BatchHeader, version: int) -> None:
     attributes = header.attributes
     if attributes & _SERVER_ONLY:
         if attributes & ATTR_APPEND_TIME and not attributes & ATTR_CONTROL:
@@ -171,5 +169,3 @@ def _check_rules(header: BatchHeader, version: int, timestamp_max: int) -> None:
             f"producer {header.producer_id}, epoch {header.producer_epoch}, "
             f"sequence {header.base_sequence}: none may be negative"
         )
-    if header.max_timestamp > timestamp_max:
-        raise TimestampInvalid(f"timestamp {header.max_timestamp} lies in the future")
