@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Code, Case]] = {
         lambda s, m, g: s.commit({("t", 0): 1}),
     ),
     "commit to an unknown group with a generation": (
-        Code.ILLEGAL_GENERATION,
+        Code.GROUP_ID_NOT_FOUND,
         lambda s, m, g: s.commit({("t", 0): 1}, group="other", member="m", generation=1),
     ),
     "commit while the leader assigns": (

@@ -309,8 +309,8 @@ class ClassicGroup(Rebalance):
             return code
         if generation != self._generation:
             return Code.ILLEGAL_GENERATION
-        if self._state is State.COMPLETING:
-            # Who owns the partition is just being decided.
+        if self._state is State.COMPLETING and not is_transactional:
+            # Who owns the partition is just being decided. Producers take this code for fatal.
             return Code.REBALANCE_IN_PROGRESS
         self._arm_session(self._members[member_id], now_ms)
         return Code.NONE

@@ -281,7 +281,7 @@ class Groups(GroupTable):
         self, group: Group, request: CommitRequest, now_ms: int, *, is_transactional: bool
     ) -> Code:
         if group.classic is None:
-            return Code.NONE if request.generation < 0 else Code.ILLEGAL_GENERATION
+            return Code.NONE if request.generation < 0 else Code.UNKNOWN_MEMBER_ID
         return group.classic.check_commit(
             request.member_id,
             request.instance_id,
@@ -301,10 +301,10 @@ class Groups(GroupTable):
     ) -> Decision:
         draft = Draft()
         group, code = self._find_or_create(group_id, may_create=request.generation < 0)
-        if group is None:
-            code = Code.ILLEGAL_GENERATION if code is Code.GROUP_ID_NOT_FOUND else code
-        else:
+        if group is not None:
             code = check(group)
+        elif code is Code.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
+            code = Code.ILLEGAL_GENERATION  # the older clients' word for an unknown group
         if code or group is None:
             results = tuple((p.topic_id, p.partition, code) for p in request.partitions)
             draft.answer(ticket, CommitReply(code, results))
