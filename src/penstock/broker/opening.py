@@ -6,23 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.broker.surroundings import Surroundings
-from penstock.log.log import Log
+from penstock.log.log import Log, LogConfig
 from penstock.model.stream import settings_of
 from penstock.model.topic import Topic
 
 log_ = logging.getLogger(__name__)
 
 
+def log_config(topic: Topic, surroundings: Surroundings) -> LogConfig:
+    """Return the node's settings for a log, with those of the topic where they are stricter."""
+    stream, node = settings_of(topic), surroundings.log
+    age_ms_max = stream.segment_ms
+    if stream.is_compacted:
+        # Only closed segments are compacted, so this closes one in time.
+        age_ms_max = min(age_ms_max, stream.compaction_lag_ms_max)
+    return replace(
+        node,
+        segment_bytes_max=min(node.segment_bytes_max, stream.segment_bytes),
+        segment_age_ms_max=min(node.segment_age_ms_max, age_ms_max),
+    )
+
+
 def open_log(topic: Topic, index: int, topics: Path, surroundings: Surroundings) -> Log:
     """``topics``: the folder that has one for each topic. Safe in a thread."""
-    stream = settings_of(topic)
-    config = replace(
-        surroundings.log,
-        segment_bytes_max=min(surroundings.log.segment_bytes_max, stream.segment_bytes),
-        segment_age_ms_max=min(surroundings.log.segment_age_ms_max, stream.segment_ms),
-    )
     folder = topics / topic.topic_id / str(index)
-    log = Log.open(folder, config, now_ms=surroundings.clock.wall_ms())
+    log = Log.open(folder, log_config(topic, surroundings), now_ms=surroundings.clock.wall_ms())
     report = log.recovery
     if report.truncated_bytes:
         log_.warning(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.broker.journal import Replication
-from penstock.broker.opening import open_log
+from penstock.broker.opening import log_config, open_log
 from penstock.broker.partition import Partition
 from penstock.broker.queue import AttemptsMax, MoveDead, Queue, StatsOfAll
 from penstock.broker.restore import Restored, restore
@@ -256,6 +256,8 @@ class Partitions:
             stats_of_all=self._stats_everywhere if self._is_clustered else None,
         )
         self._queues[topic.topic_id] = queue
+        if current is not topic:
+            self._reconfigure_logs(queue)  # changed while the logs were being opened
         self.opened_count += 1
         return queue
 
@@ -313,8 +315,17 @@ class Partitions:
             queue = self._queues.get(after.topic_id)
             if queue is not None:
                 queue.replace_topic(after)
+                self._reconfigure_logs(queue)
                 if after.partition_count > len(queue.partitions):
                     self.spawn(self.grow(queue), f"grow {after.topic_id}")
+
+    def _reconfigure_logs(self, queue: Queue) -> None:
+        """Let the next append of each log follow the topic's configs as they are now."""
+        if self._is_clustered or queue.topic.is_share:
+            return  # the replicators do it; a share has the logs of its source
+        config = log_config(queue.topic, self._surroundings)
+        for partition in queue.partitions.values():
+            partition.log.config = config
 
     async def _let_go(self, topic: Topic) -> None:
         """The catalog has the topic no more. Its data goes only if it says that it was deleted:
@@ -360,6 +371,7 @@ class Partitions:
                 index = len(queue.partitions)
                 partition = await self._open_partition(queue.topic, index, queue.waits)
                 queue.add(partition)
+                self._reconfigure_logs(queue)
                 for share in self._surroundings.catalog.shares_of(queue.topic.topic_id):
                     reader = self._queues.get(share.topic_id)
                     if reader is not None and index not in reader.partitions:
@@ -408,7 +420,7 @@ class Partitions:
         """One log at a time: a round may take long and remembers many keys. Retention does not
         wait for it."""
         while True:
-            await asyncio.sleep(self._surroundings.clean_interval_ms / 1_000)
+            await asyncio.sleep(self._surroundings.compact_interval_ms / 1_000)
             for log in (*self._partitions(), *self._also_compacted()):
                 await asyncio.sleep(0)
                 now_ms = self._surroundings.clock.mono_ms()

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.broker.damaged_replicas import DamagedReplicas
 from penstock.broker.in_sync_sets import InSyncSets
-from penstock.broker.opening import open_log
+from penstock.broker.opening import log_config, open_log
 from penstock.broker.partition import Partition
 from penstock.broker.partitions import TOPICS_FOLDER, Partitions
 from penstock.broker.replica_fetching import ReplicaAnswering, ReplicaAsking
@@ -307,6 +307,9 @@ class Replicators:
         *,
         asked_in: int = NO_EPOCH,
     ) -> Replicator:
+        # The topic may have changed while the log was being opened.
+        topic = self.surroundings.catalog.find_id(key.topic_id) or topic
+        log.config = log_config(topic, self.surroundings)
         incarnation = self._membership.incarnation
         replicator = self._replicas[key] = Replicator(
             key,
@@ -381,6 +384,7 @@ class Replicators:
             replicator = self._replicas.get(key)
             if replicator is not None:
                 replicator.topic = after
+                replicator.log.config = log_config(after, self.surroundings)
             elif self.node in self._view.rows[key].row.replicas:
                 self._open_soon(key)
 

@@ -41,6 +41,7 @@ class Surroundings:
     fsync_default: Fsync = Fsync.ALWAYS
     fsync_interval_ms: int = 100
     clean_interval_ms: int = 5_000
+    compact_interval_ms: int = 15_000
     scrub_bytes_per_second: int = 0
     scrub_interval_ms: int = limits.SCRUB_INTERVAL_MS
     in_flight_max: int = limits.IN_FLIGHT_MAX

@@ -192,6 +192,7 @@ def _surroundings(
         fsync_default=config.log.fsync,
         fsync_interval_ms=config.log.fsync_interval_ms,
         clean_interval_ms=config.log.retention_check_ms,
+        compact_interval_ms=config.log.compaction_check_ms,
         scrub_bytes_per_second=config.log.scrub_bytes_per_second,
         scrub_interval_ms=config.log.scrub_interval_ms,
         in_flight_max=config.queue.in_flight_max,

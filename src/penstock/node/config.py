@@ -371,6 +371,10 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     retention_check_ms: Annotated[
         int, note("How often expired messages and finished files are removed.", ge=10)
     ] = 30_000
+    compaction_check_ms: Annotated[
+        int,
+        note("How often compacted topics are searched for closed segments to compact.", ge=10),
+    ] = 15_000
     scrub_bytes_per_second: Annotated[
         int,
         note(

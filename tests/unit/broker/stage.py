@@ -83,6 +83,7 @@ async def on_stage(
     log: LogConfig | None = None,
     in_flight_max: int = 120_000,
     clean_interval_ms: int = 3_600_000,
+    compact_interval_ms: int = 3_600_000,
     is_elapsed_trusted: bool = True,
     is_crash: bool = False,
 ) -> AsyncIterator[Stage]:
@@ -107,6 +108,7 @@ async def on_stage(
         log=log or LogConfig(),
         fsync_interval_ms=20,
         clean_interval_ms=clean_interval_ms,
+        compact_interval_ms=compact_interval_ms,
         in_flight_max=in_flight_max,
         grain_ms=0,  # a clock moved by hand has no fractions
         is_elapsed_trusted=is_elapsed_trusted,

@@ -133,7 +133,7 @@ async def test_readers_get_the_last_value_of_each_key_also_after_a_restart(
 
 
 async def test_the_broker_compacts_by_itself(tmp_path: Path) -> None:
-    async with on_stage(tmp_path, log=SMALL, clean_interval_ms=10) as stage:
+    async with on_stage(tmp_path, log=SMALL, compact_interval_ms=10) as stage:
         topic = await compacted_topic(stage)
         await fill(stage, topic, count=100)
         async with asyncio.timeout(20):

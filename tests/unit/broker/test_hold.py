@@ -120,7 +120,7 @@ async def test_a_stage_is_taken_only_while_crossings_are_held(tmp_path: Path) ->
 
 
 async def test_nothing_is_compacted_while_a_backup_is_made(tmp_path: Path) -> None:
-    async with on_stage(tmp_path, log=SMALL, clean_interval_ms=5) as stage:
+    async with on_stage(tmp_path, log=SMALL, compact_interval_ms=5) as stage:
         stage.broker._surroundings.hold.keep_segments(60_000, now_ms=stage.clock.mono)
         topic = await compacted_topic(stage)
         for number in range(60):

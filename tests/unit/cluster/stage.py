@@ -62,6 +62,7 @@ class ClusterNode:
         fsync: Fsync,
         ttl_ms: int,
         clean_interval_ms: int,
+        compact_interval_ms: int,
         in_flight_max: int,
     ) -> None:
         self.number = number
@@ -72,6 +73,7 @@ class ClusterNode:
         self._fsync = fsync
         self._ttl_ms = ttl_ms
         self._clean_interval_ms = clean_interval_ms
+        self._compact_interval_ms = compact_interval_ms
         self._in_flight_max = in_flight_max
         self._clients: dict[str, InternalClient] = {}
 
@@ -94,6 +96,7 @@ class ClusterNode:
             fsync_default=self._fsync,
             fsync_interval_ms=20,
             clean_interval_ms=self._clean_interval_ms,
+            compact_interval_ms=self._compact_interval_ms,
             scrub_bytes_per_second=1 << 30,
             in_flight_max=self._in_flight_max,
         )
@@ -299,6 +302,7 @@ async def cluster(
     fsync: Fsync = Fsync.ALWAYS,
     ttl_ms: int = 6_000,
     clean_interval_ms: int = 3_600_000,
+    compact_interval_ms: int = 3_600_000,
     in_flight_max: int = IN_FLIGHT_MAX,
 ) -> AsyncIterator[Cluster]:
     store = await SqliteStore.open(folder / "store.sqlite3")
@@ -310,6 +314,7 @@ async def cluster(
             fsync=fsync,
             ttl_ms=ttl_ms,
             clean_interval_ms=clean_interval_ms,
+            compact_interval_ms=compact_interval_ms,
             in_flight_max=in_flight_max,
         )
         for number in range(1, nodes + 1)

@@ -4,6 +4,7 @@ compaction, retention, what a queue is finished with."""
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.broker.test_compaction import batch
 from tests.unit.cluster.stage import Cluster, cluster, settles, until
@@ -115,10 +116,68 @@ async def test_a_follower_compacts_by_itself_and_leads_with_what_is_left(
 
 
 async def test_a_node_compacts_what_it_follows_without_being_asked(tmp_path: Path) -> None:
-    async with cluster(tmp_path, clean_interval_ms=20) as on:
+    async with cluster(tmp_path, compact_interval_ms=20) as on:
         topic, key = await compacted(on)
         await fill(on, 1, topic, count=100)
         await until(lambda: all(len(rows(on, node, key)) < 40 for node in (1, 2, 3)))
+
+
+async def configured(on: Cluster, topic: Topic, **configs: str) -> None:
+    given = {name.replace("_", "."): value for name, value in configs.items()}
+    await on.nodes[1].catalog.change(
+        topic.account,
+        topic.region,
+        topic.name,
+        lambda t: msgspec.structs.replace(t, configs={**t.configs, **given}),
+    )
+    await until(
+        lambda: all(
+            node.replica(PartitionKey(topic.topic_id, 0)).topic.configs.items() >= given.items()
+            for node in on.nodes.values()
+        )
+    )
+
+
+def segment_counts(on: Cluster, key: PartitionKey) -> list[int]:
+    return [len(node.replica(key).log.segments()) for node in on.nodes.values()]
+
+
+async def test_changed_segments_hold_for_the_next_append_on_every_replica(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic("t", kind=Kind.STREAM)
+        stop = asyncio.Event()
+
+        async def load() -> None:
+            number = 0
+            while not stop.is_set():
+                await put(on, 1, topic, (f"k{number}", "." * 500))
+                number += 1
+
+        loading = asyncio.create_task(load())
+        try:
+            log = on.nodes[1].replica(key).log
+            await until(lambda: log.end_offset >= 20)
+            assert segment_counts(on, key) == [1, 1, 1]
+            await configured(on, topic, segment_bytes="3000")
+            await until(lambda: min(segment_counts(on, key)) > 3)
+            await configured(on, topic, segment_bytes="1000000", segment_ms="50")
+            most = max(segment_counts(on, key))
+            await until(lambda: min(segment_counts(on, key)) > most + 2)
+        finally:
+            stop.set()
+            await loading
+        await on.alike(key)
+
+
+async def test_a_compaction_lag_is_kept_on_every_replica(tmp_path: Path) -> None:
+    async with cluster(tmp_path, compact_interval_ms=20) as on:
+        topic, key = await on.topic("t", kind=Kind.STREAM, configs={"cleanup.policy": "compact"})
+        await fill(on, 1, topic, count=20)
+        assert segment_counts(on, key) == [1, 1, 1]
+        await configured(on, topic, max_compaction_lag_ms="1000")
+        await asyncio.sleep(1)  # the segment is then as old as the lag
+        await put(on, 1, topic, ("other", "next"))
+        await until(lambda: all(len(rows(on, node, key)) == 6 for node in (1, 2, 3)))
 
 
 async def test_a_follower_stops_below_a_transaction_that_is_open(tmp_path: Path) -> None:
