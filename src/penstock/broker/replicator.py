@@ -31,6 +31,7 @@ from penstock.model.errors import (
     NotEnoughReplicas,
     NotLeader,
     Overloaded,
+    TopicNotFound,
 )
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH, EpochHistory
@@ -318,6 +319,9 @@ class Replicator:
         except NotLeader:
             leading.is_over = True
             return  # the log is damaged, and somebody else will
+        except TopicNotFound:
+            leading.is_over = True
+            return  # deleted meanwhile: this replica is closed when the partition's row goes
         if self.replica.epoch != leading.epoch or self.replica.role is not Role.LEADER:
             # Overtaken while the log was being read.
             leading.is_over = True
