@@ -46,8 +46,8 @@ class DispatchedIdentities:
     async def delete_tenant(self, account: str) -> None:
         await self._call(lambda: self._identities.delete_tenant(account))
 
-    async def create_user(self, user: User) -> User:
-        return await self._call(lambda: self._identities.create_user(user))
+    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
+        return await self._call(lambda: self._identities.create_user(user, scram))
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
         return await self._call(lambda: self._identities.change_user(account, name, change))

@@ -138,10 +138,19 @@ class StoredIdentities(IdentityMemory):
 
     # ── Changing users ───────────────────────────────────────────────────────────────────────
 
-    async def create_user(self, user: User) -> User:
+    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
+        """Create a user, with a password if one is given: both or none."""
         entries.check_user_name(user.name)
         _check_policies(user, before={})
         at, tenant_at = user_key(user.account, user.name), tenant_key(user.account)
+        made = UserEntry(user)
+        writes = []
+        if scram is not None:
+            entries.check_scram(scram)
+            scram_at = scram_key(user.account, user.name, scram.mechanism)
+            sealed = convert_scram(scram, scram_at, self._ring.wrap)
+            made = UserEntry(user, mechanisms=(scram.mechanism,))
+            writes.append(put(self._scrams, scram_at, sealed))
 
         async def step(is_behind: bool) -> User:
             if is_behind and await self._users.refresh(at) is not None:
@@ -156,7 +165,7 @@ class StoredIdentities(IdentityMemory):
             counted = msgspec.structs.replace(entry, user_count=entry.user_count + 1)
             await self._commit(
                 ((tenant_at, version), (at, 0)),
-                (put(self._tenants, tenant_at, counted), put(self._users, at, UserEntry(user))),
+                (put(self._tenants, tenant_at, counted), put(self._users, at, made), *writes),
             )
             return user
 

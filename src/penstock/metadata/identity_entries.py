@@ -49,11 +49,10 @@ KEY_ID_ENTROPY_BYTES = 10  # sixteen characters of base32
 SECRET_ENTROPY_BYTES = 30  # forty characters of base64
 
 KEY_BYTES_BY_MECHANISM = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
-SALT_BYTES_MIN = 8
-SALT_BYTES_MAX = 255
+SALT_BYTES_MAX = 255  # clients choose it; an empty one is allowed, as in Kafka
+USER_NAME_CHARS_MAX = 200  # with the account in front, a login takes 256
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?\Z")
-_USER_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,64}\Z")
 _POLICY_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,128}\Z")
 _KEY_ID = re.compile(r"[A-Za-z0-9_]{16,128}\Z")
 _SECRET = re.compile(r"[!-~]{16,128}\Z")
@@ -149,8 +148,14 @@ def _check_limits(limits: Limits) -> None:
 
 
 def check_user_name(name: str) -> None:
-    if _USER_NAME.match(name) is None:
-        raise InvalidRequest("The name of a user is 1 to 64 letters, digits and _+=,.@-")
+    """Kafka's users have any name. Here ``/`` ends the account in front of a name, and ``*`` alone
+    stands for all users."""
+    is_short = 1 <= len(name) <= USER_NAME_CHARS_MAX
+    if not is_short or not name.isprintable() or "/" in name or name == "*":
+        raise InvalidRequest(
+            f"The name of a user is 1 to {USER_NAME_CHARS_MAX} printable characters, without / and"
+            " other than *."
+        )
 
 
 def check_policies(user: User) -> None:
@@ -189,7 +194,9 @@ def check_scram(credential: ScramCredential) -> None:
             f"iterations is {credential.iterations}; {SCRAM_ITERATIONS_MIN} to"
             f" {SCRAM_ITERATIONS_MAX} are allowed."
         )
-    if not SALT_BYTES_MIN <= len(credential.salt) <= SALT_BYTES_MAX:
-        raise InvalidRequest(f"The salt has {SALT_BYTES_MIN} to {SALT_BYTES_MAX} bytes.")
+    if len(credential.salt) > SALT_BYTES_MAX:
+        raise InvalidRequest(
+            f"The salt has {len(credential.salt)} bytes; at most {SALT_BYTES_MAX} are allowed."
+        )
     if len(credential.stored_key) != key_bytes or len(credential.server_key) != key_bytes:
         raise InvalidRequest(f"The keys of {credential.mechanism} have {key_bytes} bytes.")

@@ -89,9 +89,11 @@ async def test_a_user_that_is_not_there_is_made_without_rights(house: House) -> 
         (upsertion(iterations=4_095), ErrorCode.UNACCEPTABLE_CREDENTIAL),
         (upsertion(iterations=16_385), ErrorCode.UNACCEPTABLE_CREDENTIAL),
         (upsertion(iterations=-1), ErrorCode.UNACCEPTABLE_CREDENTIAL),
-        (upsertion(salt=b"short"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("new", salt=bytes(256)), ErrorCode.UNACCEPTABLE_CREDENTIAL),
         (upsertion(""), ErrorCode.UNACCEPTABLE_CREDENTIAL),
-        (upsertion("not a name"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("a/b"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("*"), ErrorCode.UNACCEPTABLE_CREDENTIAL),
+        (upsertion("x" * 201), ErrorCode.UNACCEPTABLE_CREDENTIAL),
         (upsertion(mechanism=0), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
         (upsertion(mechanism=3), ErrorCode.UNSUPPORTED_SASL_MECHANISM),
         (ScramCredentialDeletion("ann", 1), ErrorCode.RESOURCE_NOT_FOUND),
@@ -104,8 +106,21 @@ async def test_a_change_that_makes_no_sense_is_refused(
 ) -> None:
     root = await house.root()
     await house.user("ann", password=None)
-    assert await alter(root, change) == {change.name: code}
-    assert "ann" not in await shown(root)
+    assert await alter(root, change, upsertion("bob")) == {change.name: code, "bob": 0}
+    assert set(await shown(root)) == {"root", "bob"}
+    names = {user.name for user in house.identities.users(OWN)}
+    assert names == {"root", "ann", "bob"}, "a rejected change leaves no user behind"
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "x" * 100, "a:b"])
+@pytest.mark.parametrize("salt", [b"", b"1234", bytes(255)])
+async def test_any_name_and_any_salt_do(house: House, name: str, salt: bytes) -> None:
+    root = await house.root()
+    salted = scram.salted_password(SHA_256, b"new one", salt=salt, iterations=4_096)
+    assert await alter(root, upsertion(name, salt=salt, salted_password=salted)) == {name: 0}
+    assert await shown(root, name) == {name: [(1, 4_096)]}
+    if salt:  # this SCRAM client takes an empty salt for none
+        assert (await Client(house).scram(name, "new one")).error_code == 0
 
 
 async def test_a_user_whose_changes_do_not_all_make_sense_keeps_things_as_they_are(

@@ -161,7 +161,7 @@ async def test_tenants_are_bounded(here: StoredIdentities, monkeypatch: pytest.M
 # ── Users and policies ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "../x", "a:b", "ü", "x" * 65, "a\n"])
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "*", "x" * 201, "a\n", "a\0", "\u2028"])
 async def test_a_name_that_could_mean_something_else_is_refused(
     here: StoredIdentities, name: str
 ) -> None:

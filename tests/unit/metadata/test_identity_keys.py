@@ -281,7 +281,6 @@ async def test_a_password_is_kept_sealed_per_mechanism(
         {"mechanism": "SCRAM-SHA-512"},
         {"iterations": 4_095},
         {"iterations": 10**9},
-        {"salt": b""},
         {"salt": b"x" * 256},
         {"stored_key": b"x"},
         {"server_key": b"x" * 64},

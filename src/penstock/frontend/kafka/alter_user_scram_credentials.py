@@ -12,7 +12,7 @@ from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.scram_mechanisms import MECHANISMS
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
-from penstock.model.identity import User
+from penstock.model.identity import ScramCredential, User
 from penstock.model.limits import SCRAM_ITERATIONS_MAX, SCRAM_ITERATIONS_MIN
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_user_scram_credentials import (
@@ -111,18 +111,24 @@ async def _carry_out(context: KafkaContext, change: Change) -> None:
     )
     try:
         if context.identities.user(account, name) is None:
-            await _make_user(context, changes, name)
-        await changes.put_scram(credential)
+            await _make_user(context, changes, credential)
+        else:
+            await changes.put_scram(credential)
     except InvalidRequest as error:
         raise Refusal(ErrorCode.UNACCEPTABLE_CREDENTIAL, str(error)) from None
 
 
-async def _make_user(context: KafkaContext, changes: IdentityChanges, name: str) -> None:
+async def _make_user(
+    context: KafkaContext, changes: IdentityChanges, credential: ScramCredential
+) -> None:
+    """Create the user together with its password: a rejected password leaves no user behind."""
+    account, name = credential.account, credential.user
     try:
-        await changes.create_user(User(context.account, name, context.clock.wall_ms()))
+        await changes.create_user(User(account, name, context.clock.wall_ms()), credential)
     except Conflict:
-        if context.identities.user(context.account, name) is None:
-            raise  # there are too many; otherwise somebody was faster
+        if context.identities.user(account, name) is None:
+            raise  # there are too many
+        await changes.put_scram(credential)  # another request created the user first
 
 
 def _result(name: str, refusal: Refusal | None) -> AlterUserScramCredentialsResult:

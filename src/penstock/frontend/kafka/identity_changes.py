@@ -11,7 +11,9 @@ class IdentityChanges(Protocol):
     """Implemented by ``metadata/identities.py``. Raises NotFound, Conflict, InvalidRequest and
     Throttled with a sentence each; a change is seen here when the call returns."""
 
-    async def create_user(self, user: User) -> User: ...
+    async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
+        """Create a user, with a password if one is given: both or none."""
+        ...
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
         """Apply a pure function to the newest value and store it, again when someone was
