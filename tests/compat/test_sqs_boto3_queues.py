@@ -301,7 +301,7 @@ def test_no_tags_is_a_missing_parameter(sqs: Any, make_queue: MakeQueue) -> None
     assert code_of(error) == "MissingParameter"
     with pytest.raises(ClientError) as error:
         sqs.untag_queue(QueueUrl=url, TagKeys=[])
-    assert code_of(error) == "MissingParameter"
+    assert code_of(error) == "InvalidParameterValue"
 
 
 def test_fifty_tags_are_the_most(sqs: Any, make_queue: MakeQueue) -> None:

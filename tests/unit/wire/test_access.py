@@ -84,6 +84,20 @@ def test_another_account_needs_both() -> None:
     assert weigh(mine, resource=[granted()], **ours).is_allowed
 
 
+@pytest.mark.parametrize("text", ["$queue", f"/{OWN}/orders", "orders", "*orders", "*:*"])
+def test_a_text_in_place_of_an_arn_matches_nothing(text: str) -> None:
+    assert weigh(resource=[granted()]).is_allowed
+    assert not weigh(resource=[granted(Resource=text)]).is_allowed
+    assert weigh(resource=[granted(Resource=[text, ARN])]).is_allowed
+    deny = granted(Effect="Deny", Resource=text)
+    assert weigh(resource=[granted(), deny]).is_allowed
+    others = {name: value for name, value in granted().items() if name != "Resource"}
+    assert weigh(resource=[others | {"NotResource": text}]).is_allowed
+    for operator, is_allowed in (("ArnLike", False), ("ArnEquals", False), ("ArnNotLike", True)):
+        condition = {operator: {"aws:PrincipalArn": text}}
+        assert weigh(resource=[granted(Condition=condition)]).is_allowed is is_allowed, operator
+
+
 def test_a_denial_outweighs_everything() -> None:
     deny = statement("Deny", Sid="no", Action="*", Resource="*")
     assert weigh(statement(), deny) == Decision(False, True, "no", "identity")

@@ -15,7 +15,7 @@ from penstock.frontend.sqs.queue_attributes import (
 )
 from penstock.frontend.sqs.redrive import check_target
 from penstock.frontend.sqs.share_queue import create_share
-from penstock.frontend.sqs.tags import check_tags, merged
+from penstock.frontend.sqs.tags import checked_tags, merged
 from penstock.model.errors import TopicDeletedRecently, TopicExists
 from penstock.model.limits import DELETED_NAME_MS
 from penstock.model.names import is_for_operators, is_queue_name, is_share_name
@@ -47,8 +47,7 @@ async def run(context: Context, call: Call, asked: CreateQueueRequest) -> Create
                 "InvalidParameterValue",
                 f"{name} is reserved for the server's own topics: choose another queue name.",
             )
-        tags = asked.tags or {}
-        check_tags(tags)
+        tags = checked_tags(asked.tags or {})
         _check_not_just_deleted(context, account, region, name)
         topic = _new_topic(context, call, name, new, merged({}, tags, queue_name=name))
         if topic.settings.redrive is not None:

@@ -14,7 +14,7 @@ from penstock.frontend.context import Context
 from penstock.frontend.sqs.naming import url_of
 from penstock.frontend.sqs.queue_attributes import first_difference, invalid_value, read_new
 from penstock.frontend.sqs.redrive import check_target
-from penstock.frontend.sqs.tags import check_tags, merged
+from penstock.frontend.sqs.tags import checked_tags, merged
 from penstock.model.errors import TopicNotFound
 from penstock.model.names import split_share
 from penstock.model.ports import EARLIEST, LATEST
@@ -57,8 +57,7 @@ async def create_share(
         raise TopicNotFound(topic_name)
     share = context.shares.find_share(source, group)
     if share is None:
-        tags = asked.tags or {}
-        check_tags(tags)
+        tags = checked_tags(asked.tags or {})
         if settings.redrive is not None:
             reader = msgspec.structs.replace(source, name=name, kind=Kind.STANDARD)
             check_target(context.catalog, reader, settings.redrive)

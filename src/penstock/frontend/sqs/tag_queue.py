@@ -5,7 +5,7 @@ import msgspec
 from penstock.frontend.call import Action, Call
 from penstock.frontend.context import Context
 from penstock.frontend.sqs.naming import topic_of
-from penstock.frontend.sqs.tags import check_tags, merged
+from penstock.frontend.sqs.tags import checked_tags, merged
 from penstock.model.topic import Topic
 from penstock.wire.aws.faults import missing
 from penstock.wire.aws.shapes import TagQueueRequest
@@ -13,10 +13,9 @@ from penstock.wire.aws.shapes import TagQueueRequest
 
 async def run(context: Context, call: Call, asked: TagQueueRequest) -> None:
     topic = topic_of(context, call, asked.queue_url)
-    tags = asked.tags
-    if not tags:
+    if not asked.tags:
         raise missing("Tags")
-    check_tags(tags)
+    tags = checked_tags(asked.tags)
 
     def tag(current: Topic) -> Topic:
         return msgspec.structs.replace(

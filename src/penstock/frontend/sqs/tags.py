@@ -1,6 +1,6 @@
 """Tags of a queue: how many, how long."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.model.limits import TAGS_MAX
 from penstock.wire.aws.faults import fault, invalid_value
@@ -9,14 +9,28 @@ KEY_CHARS_MAX = 128
 VALUE_CHARS_MAX = 256
 
 
-def check_tags(tags: Mapping[str, str]) -> None:
-    for key, value in tags.items():
+def checked_tags(given: Mapping[str, str | None]) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for key, value in given.items():
+        if value is None:
+            raise fault("InvalidParameterValue", "the parameter 'value' may not be null")
         if not 1 <= len(key) <= KEY_CHARS_MAX:
             raise invalid_value(key, "Tag.Key", f"must be 1 to {KEY_CHARS_MAX} characters long.")
         if len(value) > VALUE_CHARS_MAX:
             raise invalid_value(
                 value, "Tag.Value", f"must be at most {VALUE_CHARS_MAX} characters long."
             )
+        tags[key] = value
+    return tags
+
+
+def check_tag_keys(keys: Sequence[str]) -> None:
+    """An empty list counts as one empty key."""
+    if not all(1 <= len(key) <= KEY_CHARS_MAX for key in keys or ("",)):
+        raise fault(
+            "InvalidParameterValue",
+            f"Tag keys must be between 1 and {KEY_CHARS_MAX} characters in length.",
+        )
 
 
 def merged(

@@ -254,11 +254,14 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
     resources, is_resource_negated = _either(block, "Resource", where)
     for action in actions:
         _check_action(action, where)
-    for resource in resources:
-        if resource.strip("*") and not resource.startswith("arn:"):
-            raise MalformedPolicy(f"{where}: Resource {resource[:200]} is neither an ARN nor *.")
     if has_variables:
         check_variables(resources, where)
+    others = [each for each in resources if each.strip("*") and not each.startswith("arn:")]
+    if others:
+        # SQS takes any text in the policy of a queue; what is not an ARN names no queue.
+        if kind is Kind.IDENTITY:
+            raise MalformedPolicy(f"{where}: Resource {others[0][:200]} is neither an ARN nor *.")
+        resources = [each for each in resources if each not in others]
     conditions = block.get("Condition")
     return Statement(
         label=sid or where,
@@ -271,7 +274,12 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
         is_principal_negated=is_principal_negated,
         conditions=()
         if conditions is None
-        else compile_conditions(conditions, where=where, has_escapes=has_variables),
+        else compile_conditions(
+            conditions,
+            where=where,
+            has_escapes=has_variables,
+            takes_any_arn=kind is Kind.RESOURCE,
+        ),
     )
 
 

@@ -137,19 +137,23 @@ class Condition(msgspec.Struct, frozen=True):
 # ── Compiling ────────────────────────────────────────────────────────────────────────────────
 
 
-def compile_conditions(block: object, *, where: str, has_escapes: bool) -> tuple[Condition, ...]:
+def compile_conditions(
+    block: object, *, where: str, has_escapes: bool, takes_any_arn: bool
+) -> tuple[Condition, ...]:
     """``where`` names the statement in errors, ``has_escapes`` is whether values may hold
-    ``${*}``. Raises MalformedPolicy."""
+    ``${*}``, ``takes_any_arn`` whether a text in place of an ARN matches nothing, or is wrong.
+    Raises MalformedPolicy."""
     if not isinstance(block, dict):
         raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
     found: list[Condition] = []
     for operator, pairs in block.items():
         if not isinstance(pairs, dict):
             raise MalformedPolicy(f"{where}: {operator[:80]} must be an object of keys and values.")
-        for key, given in pairs.items():
+        for key, value in pairs.items():
             place = f"{where}: {operator[:80]} of {key[:80]}"
-            values = _texts(given, place)
-            found.append(_condition(operator, key, values, place, has_escapes=has_escapes))
+            values = _texts(value, place)
+            given = _Given(values, place, has_escapes, takes_any_arn)
+            found.append(_condition(operator, key, given))
     if len(found) > CONDITIONS_MAX:
         raise MalformedPolicy(f"{where}: more than {CONDITIONS_MAX} conditions.")
     return tuple(found)
@@ -170,13 +174,11 @@ def _texts(given: object, place: str) -> list[str]:
     return texts
 
 
-def _condition(
-    operator: str, key: str, values: Sequence[str], place: str, *, has_escapes: bool
-) -> Condition:
+def _condition(operator: str, key: str, given: "_Given") -> Condition:
     name = operator.removesuffix("IfExists")
     known = KEYS.get(key.lower())
     if name == "Null":
-        wanted = {_bool(value, place) for value in values}
+        wanted = {_bool(value, given.place) for value in given.values}
         if known is None or name != operator:
             return Condition()
         return Condition(key.lower(), lambda _: False in wanted, True in wanted)
@@ -184,9 +186,9 @@ def _condition(
     if row is None:
         return Condition()
     make, is_negated = row
-    if has_escapes:
-        check_variables(values, place)
-    fits = make(_Given(values, place, has_escapes))
+    if given.has_escapes:
+        check_variables(given.values, given.place)
+    fits = make(given)
     if known is None:
         return Condition()
     test: Test = (lambda value: not fits(value)) if is_negated else fits
@@ -199,6 +201,7 @@ class _Given(msgspec.Struct, frozen=True):
     values: Sequence[str]
     place: str
     has_escapes: bool
+    takes_any_arn: bool
 
     def wrong(self, value: str, noun: str) -> MalformedPolicy:
         return MalformedPolicy(f"{self.place}: {value[:200]} is not {noun}.")
@@ -227,6 +230,8 @@ def _arns(given: _Given) -> Test:
     for value in given.values:
         parts = value.split(":", ARN_PARTS - 1)
         if value != "*" and (len(parts) != ARN_PARTS or parts[0] != "arn"):
+            if given.takes_any_arn:
+                continue
             raise given.wrong(value, "an ARN")
         patterns.append([] if value == "*" else parts)
     has_escapes = given.has_escapes

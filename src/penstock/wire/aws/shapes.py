@@ -232,7 +232,8 @@ class ChangeMessageVisibilityBatchReply(Reply):
 class CreateQueueRequest(Request):
     queue_name: str | None = None
     attributes: TextMap | None = None
-    tags: Annotated[dict[str, str], FEW] | None = msgspec.field(default=None, name="tags")
+    # A tag's value may not be null; the action says so, in the words of SQS.
+    tags: Annotated[dict[str, str | None], FEW] | None = msgspec.field(default=None, name="tags")
 
     def __post_init__(self) -> None:
         self.attributes = _as_text(self.attributes)
@@ -296,7 +297,7 @@ class RemovePermissionRequest(QueueRequest):
 
 
 class TagQueueRequest(QueueRequest):
-    tags: Annotated[dict[str, str], FEW] | None = None
+    tags: Annotated[dict[str, str | None], FEW] | None = None
 
 
 class UntagQueueRequest(QueueRequest):
