@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
@@ -205,3 +206,39 @@ def test_a_waiting_consumer_gets_a_record_at_once(bootstrap: str, make_topic: Ma
         send(made, topic, [b"now"])
         assert read(reader, 1)[0].value() == b"now"
         assert time.monotonic() - sent_at < 10.0, "the fetch slept through an append"
+
+
+def test_a_compacted_topic_names_the_records_without_a_key(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(cleanup_policy="compact")
+    made = producer(bootstrap, linger_ms=500)
+    told: dict[bytes, int] = {}
+
+    def report(error: KafkaError | None, message: Any) -> None:
+        told[message.value()] = 0 if error is None else error.code()
+
+    for value, key in ((b"0", b"a"), (b"1", None), (b"2", b""), (b"3", None)):
+        made.produce(topic, value, key, 0, on_delivery=report)
+    assert made.flush(SECONDS_MAX) == 0
+    other = KafkaError._INVALID_DIFFERENT_RECORD  # type: ignore[attr-defined]
+    bad = KafkaError.INVALID_RECORD
+    assert told == {b"0": other, b"1": bad, b"2": other, b"3": bad}
+    assert read_all(bootstrap, topic) == []
+
+
+@pytest.mark.slow
+def test_duplicates_are_gone_20_seconds_after_they_are_due(
+    bootstrap: str, make_topic: MakeTopic
+) -> None:
+    """With the node's own clock, which looks every 15 s."""
+    topic = make_topic(cleanup_policy="compact", max_compaction_lag_ms=1_000)
+    made = producer(bootstrap)
+    send(made, topic, [b"%d" % number for number in range(10)], key=b"k")
+    time.sleep(1.1)  # the lag
+    send(made, topic, [b"next"], key=b"other")
+    began = time.monotonic()
+    while len(found := read_all(bootstrap, topic)) > 2:
+        assert time.monotonic() - began < 20, f"{len(found)} records are left"
+        time.sleep(0.5)
+    assert [message.value() for message in found] == [b"9", b"next"]
