@@ -221,7 +221,7 @@ def test_a_compacted_topic_names_the_records_without_a_key(
     for value, key in ((b"0", b"a"), (b"1", None), (b"2", b""), (b"3", None)):
         made.produce(topic, value, key, 0, on_delivery=report)
     assert made.flush(SECONDS_MAX) == 0
-    other = KafkaError._INVALID_DIFFERENT_RECORD  # type: ignore[attr-defined]
+    other = KafkaError._INVALID_DIFFERENT_RECORD
     bad = KafkaError.INVALID_RECORD
     assert told == {b"0": other, b"1": bad, b"2": other, b"3": bad}
     assert read_all(bootstrap, topic) == []

@@ -119,7 +119,7 @@ async def test_any_name_and_any_salt_do(house: House, name: str, salt: bytes) ->
     salted = scram.salted_password(SHA_256, b"new one", salt=salt, iterations=4_096)
     assert await alter(root, upsertion(name, salt=salt, salted_password=salted)) == {name: 0}
     assert await shown(root, name) == {name: [(1, 4_096)]}
-    if salt:  # this SCRAM client takes an empty salt for none
+    if len(salt) >= 12:  # this SCRAM client rejects shorter ones
         assert (await Client(house).scram(name, "new one")).error_code == 0
 
 
