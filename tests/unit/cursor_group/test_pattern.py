@@ -195,6 +195,7 @@ LARGE = {
     "((a{200}){200})": "expression too large",
     "(((((a?){9}){9}){9}){9})": "expression too large",
     "((((){1000}){1000}){1000})": "expression too large",
+    "(\\b|^|$|a){0,900}": "expression too large",
 }
 
 
