@@ -14,7 +14,8 @@ says that somebody is alive hangs on a lease, and what must outlive everybody, a
 a wish, never does.
 
 A transaction keeps to one kind of things: topics, identities, data keys, producer ids, frontends,
-tasks that move dead letters, or a cluster with its nodes, rows, manager and wishes.
+tasks that move dead letters, configs of resources, or a cluster with its nodes, rows, manager and
+wishes.
 """
 
 import re
@@ -38,9 +39,16 @@ from penstock.metadata.catalog import (
 )
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
 from penstock.metadata.moves import MOVES_PREFIX, move_key
+from penstock.metadata.resource_configs import (
+    CONFIGS_PREFIX,
+    config_key,
+    decode_configs,
+    resource_of,
+)
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import LEVEL_FIRST
+from penstock.model.limits import RESOURCE_CONFIGS_MAX
 from penstock.model.names import is_account, is_region
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
@@ -64,6 +72,7 @@ class Family(Enum):
     PRODUCER_IDS = "producer ids"
     FRONTENDS = "frontends"
     MOVES = "moves"
+    CONFIGS = "configs"
     CLUSTER = "cluster"
 
 
@@ -155,6 +164,11 @@ def _frontend_place(key: str, value: bytes) -> None:
 
 def _move_place(_key: str, value: bytes) -> str:
     return move_key(_decode_move(value).task_id)
+
+
+def _configs_place(key: str, value: bytes) -> str:
+    decode_configs(value)
+    return config_key(resource_of(key))
 
 
 # ── Of a cluster ─────────────────────────────────────────────────────────────────────────────
@@ -256,6 +270,7 @@ RULES: Final[Mapping[str, Rule]] = {
     MOVES_PREFIX: Rule(
         Family.MOVES, _move_place, MOVES_MAX, is_put_unseen=True, is_deleted_unseen=True
     ),
+    CONFIGS_PREFIX: Rule(Family.CONFIGS, _configs_place, RESOURCE_CONFIGS_MAX, is_leased=False),
     cluster.NODES_PREFIX: Rule(
         Family.CLUSTER, _node_place, cluster.NODES_MAX, is_deleted_unseen=True, is_leased=True
     ),
@@ -288,8 +303,8 @@ def prefix_of(key: str) -> str:
     prefix = key[:end] if end else key
     if prefix not in RULES:
         raise InvalidRequest(
-            "Only topics, identities, data keys, producer ids, frontends, moves of dead letters and"
-            " what a cluster says of itself are served."
+            "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
+            " configs of resources and what a cluster says of itself are served."
         )
     return prefix
 

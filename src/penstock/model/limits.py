@@ -53,6 +53,11 @@ FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 SKIPPED_ROWS_MAX = 1_000
 DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written
 
+# ── Configs of groups and other resources, in the metadata store ─────────────────────────────
+# In the memory of every node: a group with all 17 configs takes about 2 KB.
+RESOURCE_CONFIGS_MAX = 100_000
+RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
+
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
 # a request is decoded in less than 10 ms; the action then works in slices (frontend/slices.py).

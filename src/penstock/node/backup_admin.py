@@ -22,6 +22,7 @@ from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX
 from penstock.metadata.moves import MOVES_PREFIX
+from penstock.metadata.resource_configs import CONFIGS_PREFIX
 from penstock.metadata.store import Entry, Store
 from penstock.model.errors import (
     Damaged,
@@ -59,6 +60,7 @@ PREFIXES: Final = (
     identities.SCRAM_PREFIX,
     DATA_KEYS_PREFIX,
     producer_ids.KEY,
+    CONFIGS_PREFIX,
 )
 
 

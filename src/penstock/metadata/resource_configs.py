@@ -1,0 +1,179 @@
+"""Configs of named resources in the metadata store: of groups now, of other kinds later.
+
+    /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
+
+The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
+resources of a kind. Every node keeps all configs in memory, and a watch keeps the memory fresh:
+reading is a dict lookup. A change is a compare-and-swap of one entry. The node that made the change
+sees it when the call returns, other nodes when the watch tells them.
+
+A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
+service and other nodes reject kinds that they do not know.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import KEY_BYTES_MAX, Store
+from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
+from penstock.model.limits import RESOURCE_CONFIGS_BYTES_MAX, RESOURCE_CONFIGS_MAX
+from penstock.model.names import is_account
+from penstock.wire.internal.faults import OutcomeUnknown
+
+CONFIGS_PREFIX: Final = "/configs/"
+GROUP: Final = "group"
+KINDS: Final = frozenset((GROUP,))
+TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
+
+Configs = Mapping[str, str]
+Listener = Callable[[str, str, Configs], None]  # account, name, configs after the change
+
+NO_CONFIGS: Final[Configs] = MappingProxyType({})
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Resource(NamedTuple):
+    account: str
+    kind: str
+    name: str
+
+
+def config_key(resource: Resource) -> str:
+    """Raises InvalidRequest if the name is too long for a key of the store."""
+    account, kind, name = resource
+    key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
+    if len(key) > KEY_BYTES_MAX:
+        raise InvalidRequest(
+            f"The name of a {kind} with configs has at most {KEY_BYTES_MAX} bytes, percent-encoded"
+            f" and with its prefix; this one has {len(key)}."
+        )
+    return key
+
+
+def resource_of(key: str) -> Resource:
+    """Return the resource whose configs are stored under a key. Raises InvalidRequest for a key
+    that ``config_key`` never returns."""
+    account, _, rest = key.removeprefix(CONFIGS_PREFIX).partition("/")
+    kind, mark, quoted = rest.partition("/")
+    resource = Resource(account, kind, unquote(quoted))
+    if not mark or not is_account(account) or kind not in KINDS or config_key(resource) != key:
+        raise InvalidRequest(f"{key} is not the key of a resource's configs.")
+    return resource
+
+
+def decode_configs(value: bytes) -> Configs:
+    """Raises ValueError for what a node never writes."""
+    if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
+        raise ValueError(f"configs have at most {RESOURCE_CONFIGS_BYTES_MAX} bytes")
+    configs = _decode(value)
+    if not configs:
+        raise ValueError("configs that are not set have no entry")
+    return configs
+
+
+class ResourceConfigs:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._cache = Cache(
+            store, CONFIGS_PREFIX, decode=decode_configs, on_change=self._on_entry_change
+        )
+        self._names: dict[tuple[str, str], set[str]] = {}  # by account and kind
+        self._listeners: dict[str, list[Listener]] = {}  # by kind
+
+    async def start(self) -> None:
+        """Returns when all configs are in memory. Raises StoreUnusable."""
+        await self._cache.start()
+
+    async def stop(self) -> None:
+        await self._cache.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be behind the store, or None."""
+        return self._cache.trouble
+
+    def get(self, resource: Resource) -> Configs:
+        """Return what is set for a resource, whether the resource exists or not."""
+        if not self._cache:
+            return NO_CONFIGS
+        try:
+            return self._cache.get(config_key(resource)) or NO_CONFIGS
+        except InvalidRequest:
+            return NO_CONFIGS  # too long a name: nothing can be set for it
+
+    def names(self, account: str, kind: str) -> Collection[str]:
+        """Return the resources of a tenant for which anything is set."""
+        return self._names.get((account, kind), ())
+
+    def on_change(self, kind: str, listener: Listener) -> None:
+        """Call ``listener`` after each change of a resource of this kind, made by any node."""
+        self._listeners.setdefault(kind, []).append(listener)
+
+    async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
+        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded if the
+        store has as many entries as it may, and Throttled if other nodes keep overtaking."""
+        await self._update(resource, lambda before: {**before, **changes})
+
+    async def add_missing(self, resource: Resource, configs: Configs) -> None:
+        """Set those names that have no value yet. Raises as ``change``."""
+        await self._update(resource, lambda before: {**configs, **before})
+
+    async def _update(
+        self, resource: Resource, merge: Callable[[Configs], Mapping[str, str | None]]
+    ) -> None:
+        """Doing it again is harmless: values are absolute. So an unknown outcome is settled by
+        reading the entry and writing over the version that was read."""
+        key = config_key(resource)
+        before, version = self._cache.get(key) or NO_CONFIGS, self._cache.version(key)
+        for _ in range(TRIES_MAX):
+            merged = merge(before)
+            after = {name: text for name, text in merged.items() if text is not None}
+            if after == before:
+                return
+            self._check_room(resource, version)
+            try:
+                revision = await self._write(key, after, version)
+            except (VersionConflict, OutcomeUnknown):
+                entry = await self._store.get(key)
+                before = NO_CONFIGS if entry is None else decode_configs(entry.value)
+                version = 0 if entry is None else entry.version
+                if entry is not None:
+                    self._cache.apply(key, before, version=version)
+            else:
+                self._cache.apply(key, after or None, version=revision)
+                return
+        raise Throttled(f"The configs of {resource.kind} {resource.name} are changed elsewhere.")
+
+    async def _write(self, key: str, configs: Configs, version: int) -> int:
+        if not configs:
+            return await self._store.delete(key, if_version=version)
+        value = _encode(configs)
+        if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
+            raise InvalidRequest(
+                f"The configs of one resource have at most {RESOURCE_CONFIGS_BYTES_MAX:,} bytes;"
+                f" these have {len(value):,}."
+            )
+        return await self._store.put(key, value, if_version=version)
+
+    def _check_room(self, resource: Resource, version: int) -> None:
+        """By what memory knows: nodes that add at the same moment may exceed it by one each."""
+        if not version and len(self._cache) >= RESOURCE_CONFIGS_MAX:
+            raise QuotaExceeded(
+                f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"
+                f" delete some before setting those of {resource.kind} {resource.name}."
+            )
+
+    def _on_entry_change(self, key: str, _before: Configs | None, after: Configs | None) -> None:
+        account, kind, name = resource_of(key)
+        names = self._names.setdefault((account, kind), set())
+        (names.discard if after is None else names.add)(name)
+        if not names:
+            del self._names[account, kind]
+        for listener in self._listeners.get(kind, ()):
+            listener(account, name, after or NO_CONFIGS)
