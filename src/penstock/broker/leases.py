@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.broker.alarm import Alarm
 from penstock.broker.flush import Flush
+from penstock.broker.fresh import Fresh
 from penstock.broker.journal import Journal
 from penstock.broker.peeking import Peeking, peek
 from penstock.broker.record_reader import Opening, Reading, RecordReader
@@ -30,6 +31,7 @@ from penstock.broker.waits import Waits
 from penstock.cursor.events import AckReason, Event, encode, encode_shared
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.outcome import Pick
+from penstock.cursor.standard import StandardCursor
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
@@ -41,28 +43,8 @@ from penstock.record.batch import BatchHeader
 OLDEST_READ_BYTES = 4 * limits.KIB
 EXPIRY_ROUNDS_MAX = 64  # read-aheads in one cleaning; the next one goes on
 FED_PER_TURN_MAX = limits.WINDOW_RECORDS_MAX  # records that one attempt to lease looks through
+OFFSET_MAX = 1 << 62
 FOREVER_MS = 1 << 62  # a share keeps a record as long as its source does
-
-
-class _Fresh:
-    """A batch just appended, still as messages: a cursor that is caught up takes them from here
-    instead of decoding what was encoded a moment ago."""
-
-    __slots__ = ("base_offset", "messages", "next_offset", "now_ms", "previous_end")
-
-    def __init__(
-        self,
-        previous_end: int,
-        base_offset: int,
-        next_offset: int,
-        now_ms: int,
-        messages: Sequence[Message],
-    ) -> None:
-        self.previous_end = previous_end  # between it and base_offset stand only events
-        self.base_offset = base_offset
-        self.next_offset = next_offset
-        self.now_ms = now_ms
-        self.messages = messages
 
 
 class Leases:
@@ -96,7 +78,7 @@ class Leases:
         self._on_damage = on_damage
         self._share_id = bytes.fromhex(topic.topic_id) if topic.is_share else None
         self._loop = asyncio.get_running_loop()
-        self._fresh: deque[_Fresh] = deque()
+        self._fresh: deque[Fresh] = deque()
         self._fresh_count = 0
         self._messages_end = log.end_offset  # behind the last batch of messages
         self._oldest: tuple[int, int] | None = None  # low offset, when its record was sent
@@ -128,7 +110,7 @@ class Leases:
         )
         previous_end, self._messages_end = self._messages_end, next_offset
         if self._fresh_count < limits.WINDOW_RECORDS_MAX:
-            self._fresh.append(_Fresh(previous_end, base_offset, next_offset, now_ms, messages))
+            self._fresh.append(Fresh(previous_end, base_offset, next_offset, now_ms, messages))
             self._fresh_count += len(messages)
 
     def batch_appended(self, header: BatchHeader) -> None:
@@ -207,6 +189,28 @@ class Leases:
         self.received_count += len(deliveries)
         return taken
 
+    def next_offset(self, *, up_to: int) -> int | Reading | None:
+        """Return the first offset below ``up_to`` that can be leased now, read ahead if need be.
+        None if there is none; LATER: ask again after ``ready``. Of a standard queue only."""
+        assert isinstance(self.cursor, StandardCursor)
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        found = self.cursor.next_offset(now_ms=now_ms)
+        if found is None:
+            if not self._feed(now_ms, wall_ms, up_to=up_to):
+                return Reading.LATER if self._reader.is_later else None
+            found = self.cursor.next_offset(now_ms=now_ms)
+            if found is None:
+                return Reading.LATER
+        return found if found < up_to else None
+
+    def take_below(
+        self, offset: int, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
+    ) -> Taken:
+        """``take`` without anything from ``offset`` on, and without reading further ahead."""
+        assert isinstance(self.cursor, StandardCursor)
+        with self.cursor.only_below(offset):
+            return self.take(request, attempts_max=attempts_max, in_flight_max=in_flight_max)
+
     def _read_picks(self, taken: Taken, picks: Sequence[Pick], again_bytes: int) -> int:
         """``again_bytes`` were read from the log for earlier picks; returns how many it is now."""
         for pick in picks:
@@ -252,12 +256,12 @@ class Leases:
             first_leased_at_ms=pick.first_leased_at_ms,
         )
 
-    def _feed(self, now_ms: int, wall_ms: int) -> int:
+    def _feed(self, now_ms: int, wall_ms: int, *, up_to: int = OFFSET_MAX) -> int:
         """Read ahead of the cursor. Returns about how many records that were; 0 if there is nothing
-        more below the high watermark, or not yet."""
+        more below the high watermark and ``up_to``, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
-        high_watermark = self._journal.high_watermark
+        high_watermark = min(self._journal.high_watermark, up_to)
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)

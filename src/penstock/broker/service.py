@@ -370,6 +370,7 @@ class BrokerService:
                 count=request.count,
                 bytes_max=min(request.bytes_max, wire.FETCH_BYTES_MAX),
                 lease_ms=request.lease_ms,
+                is_strict=request.is_strict,
             )
         finally:
             self._leasing.pop(key, None)

@@ -6,15 +6,18 @@ replicated, restored and deleted with no machinery of its own.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.broker.leases import Leases
 from penstock.broker.partitions import Partitions
 from penstock.broker.queue import Queue
 from penstock.broker.redrive import ATTEMPTS_CONFIG, Redriver
+from penstock.broker.share_taking import ShareTaking
 from penstock.broker.surroundings import Surroundings
+from penstock.cursor.group.settings import SHARE_DEFAULT, ShareSettings
 from penstock.cursor.outcome import Pick
-from penstock.model.errors import Damaged, InvalidRequest, TopicExists, TopicNotFound
+from penstock.model.errors import InvalidRequest, PenstockError, TopicExists, TopicNotFound
 from penstock.model.message import Claim, Delivery
 from penstock.model.names import is_internal, share_name
 from penstock.model.ports import (
@@ -22,17 +25,15 @@ from penstock.model.ports import (
     NO_TAGS,
     SETTINGS_DEFAULT,
     Acquired,
-    LeaseRequest,
     Shares,
 )
 from penstock.model.stream import settings_of
 from penstock.model.topic import Kind, QueueSettings, Topic
-from penstock.record.batch import parse_header
 
 RECEIPT_KEY_BYTES = 32
 SHARES_PER_TOPIC_MAX = 100  # each is told of every append
 NAME_CHARS_MAX = 512
-YIELD_BYTES_MIN = 1_048_576
+TELL_SECONDS_MAX = 2.0  # a member waits for it when it joins
 
 
 class ShareCalls:
@@ -50,6 +51,8 @@ class ShareCalls:
         self._redriver = redriver
         self._entropy = entropy
         self.elsewhere: Shares | None = None  # those of all nodes; None on a node by itself
+        # What is set for the group of a share; replaced by who knows the configs of groups.
+        self.settings_of: Callable[[Topic], ShareSettings] = lambda _: SHARE_DEFAULT
         # By source and group. Whoever asks meanwhile waits for the same one: a share that was
         # begun a second time at the end of the log would lack what has come in between.
         self._opening: dict[tuple[str, str], asyncio.Task[Topic]] = {}
@@ -130,9 +133,20 @@ class ShareCalls:
             for partition in partitions.values():
                 partition.end_share(share.topic_id)
             raise
-        if self.elsewhere is not None and start != EARLIEST:
-            await self._begin_elsewhere(self.elsewhere, source, share, start)
+        if self.elsewhere is not None:
+            if start == EARLIEST:
+                await self._tell_elsewhere(self.elsewhere, source, share)
+            else:
+                await self._begin_elsewhere(self.elsewhere, source, share, start)
         return share
+
+    async def _tell_elsewhere(self, elsewhere: Shares, source: Topic, share: Topic) -> None:
+        """Other nodes hear of a share by the catalog, and a member's first fetch may be faster.
+        Whoever cannot be asked in time hears of it later."""
+        with contextlib.suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(TELL_SECONDS_MAX):
+                for partition in range(1, source.partition_count):
+                    await elsewhere.share_start(share, partition)
 
     async def _begin_elsewhere(
         self, elsewhere: Shares, source: Topic, share: Topic, start: int
@@ -174,88 +188,45 @@ class ShareCalls:
     # ── leasing ──────────────────────────────────────────────────────────────────────────────
 
     async def acquire(
-        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
-    ) -> Acquired:
-        queue = await self._open(share)
-        leases = self._leases(queue, partition)
-        deliveries: list[Delivery] = []
-        try:
-            await self._take(queue, leases, deliveries, count, bytes_max, lease_ms)
-        except asyncio.CancelledError:
-            # Nobody will hear of them.
-            self._partitions.spawn(self._give_back(leases, deliveries), "give back")
-            raise
-        deliveries.sort(key=_offset_of)
-        return Acquired(
-            leases.cursor.low_offset(),
-            await self._batches(queue, partition, deliveries),
-            [(each.record.offset, each.lease_seq, each.attempt) for each in deliveries],
-        )
-
-    async def _take(
         self,
-        queue: Queue,
-        leases: Leases,
-        deliveries: list[Delivery],
+        share: Topic,
+        partition: int,
+        *,
         count: int,
         bytes_max: int,
         lease_ms: int,
-    ) -> None:
-        """Into ``deliveries``, each from the moment on at which it is leased."""
-        size = 0
-        attempts_max = self._redriver.attempts_max(queue.topic)
-        in_flight_max = self._surroundings.in_flight_max
-        wanted = 1
-        while len(deliveries) < count and size < bytes_max:
-            # The first tells how large they are about, and how many more there is room for.
-            taken = leases.take(
-                LeaseRequest(count=min(wanted, count - len(deliveries)), lease_ms=lease_ms),
-                attempts_max=attempts_max,
-                in_flight_max=in_flight_max,
-            )
-            deliveries.extend(taken.deliveries)
-            if taken.dead:
-                await self._redriver.move(leases, taken.dead)
-            if taken.flush is not None and (taken.deliveries or taken.late):
-                await taken.flush.written.wait()
-            if taken.late:
-                first = len(taken.deliveries)
-                await leases.finish(taken)
-                deliveries.extend(taken.deliveries[first:])
-            if taken.is_cut:
-                await leases.ready()
-            elif not taken.deliveries:
-                break
-            size += sum(len(each.record.message.body) for each in taken.deliveries)
-            wanted = max(1, (bytes_max - size) * len(deliveries) // max(1, size))
+        is_strict: bool = False,
+    ) -> Acquired:
+        queue = await self._open(share)
+        leases = self._leases(queue, partition)
+        taking = ShareTaking(
+            queue.partitions[partition],
+            leases,
+            self._redriver,
+            self.settings_of(share),
+            in_flight_max=self._surroundings.in_flight_max,
+            bytes_max=bytes_max,
+            is_strict=is_strict,
+        )
+        try:
+            await taking.take(count, lease_ms)
+        except asyncio.CancelledError:
+            # Nobody will hear of them.
+            self._partitions.spawn(self._give_back(leases, taking.deliveries), "give back")
+            raise
+        return Acquired(
+            leases.cursor.low_offset(),
+            taking.batches(),
+            sorted(
+                (each.record.offset, each.lease_seq, each.attempt) for each in taking.deliveries
+            ),
+        )
 
     async def _give_back(self, leases: Leases, deliveries: Sequence[Delivery]) -> None:
         claims = [
             (Claim(each.partition, each.record.offset, each.lease_seq), 0) for each in deliveries
         ]
         await leases.extend(claims, is_strict=True)
-
-    async def _batches(
-        self, queue: Queue, partition: int, deliveries: Sequence[Delivery]
-    ) -> list[bytes]:
-        """The batches that hold what was leased, each once, as they stand in the log."""
-        log = queue.partitions[partition].log
-        batches: list[bytes] = []
-        covered = -1
-        for delivery in deliveries:
-            offset = delivery.record.offset
-            if offset < covered:
-                continue
-            if batches and len(batches[-1]) > YIELD_BYTES_MIN:
-                await asyncio.sleep(0)  # a batch of 16 MiB takes some milliseconds to read
-            try:
-                batch = log.read(offset, bytes_max=1)[0]
-            except Damaged as damage:
-                queue.partitions[partition].found_damage(damage)
-                continue
-            batches.append(batch)
-            covered = parse_header(batch).next_offset
-        return batches
 
     async def finish(
         self, share: Topic, partition: int, claims: Sequence[Claim], *, is_rejected: bool = False
@@ -315,7 +286,3 @@ class ShareCalls:
 
 
 REJECT_MS = 30_000  # to copy rejected records to the dead-letter queue
-
-
-def _offset_of(delivery: Delivery) -> int:
-    return delivery.record.offset

@@ -169,11 +169,15 @@ class Stream:
             found = more
         return found
 
+    def aborted_between(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """As ``aborted_below``, of transactions that overlap these offsets."""
+        aborted = self._producers.aborted_between(start, end)
+        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+
     def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
         """Producer, first offset and marker of each transaction that began below and was aborted:
         what it wrote is no successor of anything."""
-        aborted = self._producers.aborted_between(self._log.start_offset, offset)
-        return [(a.producer_id, a.first_offset, a.last_offset) for a in aborted]
+        return self.aborted_between(self._log.start_offset, offset)
 
     async def find_time(self, timestamp_ms: int, *, tenant: str) -> tuple[int, int]:
         """The first batch that reaches the time, then the record in it: the one place where a

@@ -5,7 +5,9 @@ order. A delayed fresh record is passed over and remembered until it is due. Whe
 crowds the queue, fair.py decides who waits; without such a group it costs two truth tests.
 """
 
-from heapq import heappop, heappush
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heapify, heappop, heappush
 
 from penstock.cursor.delay import due_at
 from penstock.cursor.entry import DELAYED, READY, TAKEN, Entry
@@ -74,6 +76,38 @@ class StandardCursor(LeaseCursor):
             needs_feed=not picks and self._lacks(1, is_dry) and self._may_skip,
             wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
         )
+
+    # ── For who leases whole batches ─────────────────────────────────────────────────────────
+    def next_offset(self, *, now_ms: int) -> int | None:
+        """Return the first offset that can be leased, of what was read ahead."""
+        if self._deadlines and self._deadlines[0][0] <= now_ms:
+            self._advance(now_ms)
+        ready, table = self._ready, self._table
+        while ready and ((entry := table.get(ready[0])) is None or entry.state != READY):
+            heappop(ready)
+        found = [*ready[:1], *(offset for _, offset in self._fair.parked_fronts())]
+        if self._window:
+            found.append(self._window[0].offset)
+        return min(found, default=None)
+
+    @contextmanager
+    def only_below(self, offset: int) -> Iterator[None]:
+        """Within the block nothing from an offset on is leased, and no lease asks to be fed. Parked
+        records of noisy groups are not held back."""
+        window = self._window
+        later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
+        ready = self._ready
+        self._ready = [each for each in ready if each < offset]
+        heapify(self._ready)
+        self._is_dry = True
+        try:
+            yield
+        finally:
+            self._is_dry = False
+            window.extend(reversed(later))
+            for each in ready:
+                if each >= offset:
+                    heappush(self._ready, each)
 
     # ── Without a crowd ──────────────────────────────────────────────────────────────────────
     def _take_again(

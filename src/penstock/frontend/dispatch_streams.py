@@ -190,11 +190,23 @@ class DispatchedShares:
             return await metadata.call(lambda: self._shares.close_share(source, group))
 
     async def acquire(
-        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+        self,
+        share: Topic,
+        partition: int,
+        *,
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+        is_strict: bool = False,
     ) -> Acquired:
         return await self._of(share, partition).call(
             lambda: self._shares.acquire(
-                share, partition, count=count, bytes_max=bytes_max, lease_ms=lease_ms
+                share,
+                partition,
+                count=count,
+                bytes_max=bytes_max,
+                lease_ms=lease_ms,
+                is_strict=is_strict,
             ),
             share,
             partition,

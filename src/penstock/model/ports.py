@@ -263,10 +263,18 @@ class Shares(Protocol):
         ...
 
     async def acquire(
-        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+        self,
+        share: Topic,
+        partition: int,
+        *,
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+        is_strict: bool = False,
     ) -> Acquired:
-        """Lease up to ``count`` records from one partition now; never waits for more. At least
-        one record is taken whatever its size. Records out of attempts are dead-lettered where the
+        """Lease up to ``count`` records from one partition now; never waits for more. The batches
+        that hold them have at most ``bytes_max``; a larger first batch comes alone, and not at all
+        if ``is_strict``. Records out of attempts are dead-lettered where the
         share has a rule for that, and finished with otherwise. A cancelled call leases nothing."""
         ...
 

@@ -85,14 +85,21 @@ async def test_batches_of_a_producer_are_leased_whole_and_counted_by_record(tmp_
         assert await stage.broker.shares.share_start(reader, 0) == second.picks[0][0]
 
 
-async def test_an_acquisition_stays_within_its_bytes_but_takes_at_least_one(tmp_path: Path) -> None:
+async def test_an_acquisition_stays_within_its_bytes_but_takes_a_batch(tmp_path: Path) -> None:
+    """A batch travels whole, so all of its records are leased with the first."""
     async with on_stage(tmp_path) as stage:
         topic = await stream(stage)
         reader = await share(stage, topic, "g")
-        await stage.broker.append_batches(topic, 0, [batch(*["x" * 1_000] * 50)], acks=-1)
-        assert len((await acquire(stage, reader, 50, bytes_max=1)).picks) == 1
-        some = await acquire(stage, reader, 50, bytes_max=10_000)
-        assert 8 <= len(some.picks) <= 11
+        for _ in range(20):
+            await stage.broker.append_batches(topic, 0, [batch(*["x" * 100] * 10)], acks=-1)
+        first = await acquire(stage, reader, 50, bytes_max=1)
+        assert (len(first.batches), len(first.picks)) == (1, 10)
+        some = await acquire(stage, reader, 50, bytes_max=4 * len(first.batches[0]) - 1)
+        assert (len(some.batches), len(some.picks)) == (3, 30)
+        strict = await stage.broker.shares.acquire(
+            reader, 0, count=1, bytes_max=1, lease_ms=30_000, is_strict=True
+        )
+        assert (strict.batches, strict.picks) == ([], [])
 
 
 async def test_only_the_lease_that_still_runs_can_finish_or_prolong(tmp_path: Path) -> None:

@@ -38,14 +38,50 @@ class GroupSettings(msgspec.Struct, frozen=True):
     configs_max: int = 10_000  # groups with settings of their own, per coordinator partition
 
 
-# What can be set for one share group, under Kafka's names.
+# What can be set for one group, under Kafka's names.
+CONSUMER_SESSION = "consumer.session.timeout.ms"
+CONSUMER_HEARTBEAT = "consumer.heartbeat.interval.ms"
+CONSUMER_ASSIGNMENT = "consumer.assignment.interval.ms"
 SHARE_RESET = "share.auto.offset.reset"
 SHARE_LOCK = "share.record.lock.duration.ms"
 SHARE_SESSION = "share.session.timeout.ms"
 SHARE_HEARTBEAT = "share.heartbeat.interval.ms"
+SHARE_ASSIGNMENT = "share.assignment.interval.ms"
 SHARE_ISOLATION = "share.isolation.level"
+SHARE_DELIVERIES = "share.delivery.count.limit"
+SHARE_LOCKS = "share.partition.max.record.locks"
+SHARE_RENEW = "share.renew.acknowledge.enable"
+STREAMS_SESSION = "streams.session.timeout.ms"
+STREAMS_HEARTBEAT = "streams.heartbeat.interval.ms"
+STREAMS_ASSIGNMENT = "streams.assignment.interval.ms"
+STREAMS_STANDBYS = "streams.num.standby.replicas"
+STREAMS_DELAY = "streams.initial.rebalance.delay.ms"
 EARLIEST = "earliest"
 LATEST = "latest"
+READ_COMMITTED = "read_committed"
+READ_UNCOMMITTED = "read_uncommitted"
+
+# Known before configs were in the metadata store: older nodes understand no others.
+CONFIGS_OF_ROWS = frozenset(
+    (SHARE_RESET, SHARE_LOCK, SHARE_SESSION, SHARE_HEARTBEAT, SHARE_ISOLATION)
+)
+
+
+class ConsumerSettings(msgspec.Struct, frozen=True, gc=False):
+    """Of one consumer group: what is set for it, and the node's defaults for the rest."""
+
+    session_ms: int
+    heartbeat_ms: int
+    assignment_ms: int = 0  # at least so long between two assignments
+
+
+def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> ConsumerSettings:
+    """``configs`` have been checked before they were stored."""
+    return ConsumerSettings(
+        session_ms=int(configs.get(CONSUMER_SESSION, default.consumer_session_ms)),
+        heartbeat_ms=int(configs.get(CONSUMER_HEARTBEAT, default.consumer_heartbeat_ms)),
+        assignment_ms=int(configs.get(CONSUMER_ASSIGNMENT, 0)),
+    )
 
 
 class ShareSettings(msgspec.Struct, frozen=True, gc=False):
@@ -55,6 +91,11 @@ class ShareSettings(msgspec.Struct, frozen=True, gc=False):
     heartbeat_ms: int = 5 * SECOND_MS
     lock_ms: int = 30 * SECOND_MS  # how long a record is leased to a member
     is_earliest: bool = False  # where the group begins in a topic it has not read
+    assignment_ms: int = 0  # at least so long between two assignments
+    is_committed: bool = False  # no records of open and aborted transactions
+    deliveries_max: int | None = None  # of one record; None: not set, the share's own limit holds
+    locks_max: int = 2_000  # records of one partition that are leased at the same time
+    is_renewable: bool = True  # whether members may extend their leases
 
 
 SHARE_DEFAULT = ShareSettings()
@@ -63,9 +104,17 @@ SHARE_DEFAULT = ShareSettings()
 def share_settings(configs: Mapping[str, str]) -> ShareSettings:
     """``configs`` have been checked before they were stored."""
     default = SHARE_DEFAULT
+    if not configs:
+        return default
+    deliveries = configs.get(SHARE_DELIVERIES)
     return ShareSettings(
         session_ms=int(configs.get(SHARE_SESSION, default.session_ms)),
         heartbeat_ms=int(configs.get(SHARE_HEARTBEAT, default.heartbeat_ms)),
         lock_ms=int(configs.get(SHARE_LOCK, default.lock_ms)),
         is_earliest=configs.get(SHARE_RESET, LATEST) == EARLIEST,
+        assignment_ms=int(configs.get(SHARE_ASSIGNMENT, 0)),
+        is_committed=configs.get(SHARE_ISOLATION, READ_UNCOMMITTED) == READ_COMMITTED,
+        deliveries_max=None if deliveries is None else int(deliveries),
+        locks_max=int(configs.get(SHARE_LOCKS, default.locks_max)),
+        is_renewable=configs.get(SHARE_RENEW, "true") == "true",
     )

@@ -336,13 +336,25 @@ class Routed:
         return await self._local.close_share(source, group)  # an entry of the catalog, no more
 
     async def acquire(
-        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+        self,
+        share: Topic,
+        partition: int,
+        *,
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+        is_strict: bool = False,
     ) -> Acquired:
         return await self._leaders.ask(
             share,
             partition,
             lambda at: at.acquire(
-                share, partition, count=count, bytes_max=bytes_max, lease_ms=lease_ms
+                share,
+                partition,
+                count=count,
+                bytes_max=bytes_max,
+                lease_ms=lease_ms,
+                is_strict=is_strict,
             ),
         )
 

@@ -298,11 +298,24 @@ class RemoteBroker:
         return told.is_so
 
     async def acquire(
-        self, share: Topic, partition: int, *, count: int, bytes_max: int, lease_ms: int
+        self,
+        share: Topic,
+        partition: int,
+        *,
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+        is_strict: bool = False,
     ) -> Acquired:
         self._ticket = ticket = self._ticket + 1
         request = wire.Acquire(
-            *self._head(share, partition), count, bytes_max, lease_ms, self._session, ticket
+            *self._head(share, partition),
+            count,
+            bytes_max,
+            lease_ms,
+            self._session,
+            ticket,
+            is_strict,
         )
         try:
             told = await self._caller.call(wire.ACQUIRE, request, timeout_ms=self._call_ms)

@@ -250,6 +250,7 @@ class Acquire(AtPlace, frozen=True, array_like=True):
     lease_ms: int
     session: int = 0
     ticket: int = 0  # as of a lease; 0: of a caller that has none
+    is_strict: bool = False  # not known to older nodes, which may exceed bytes_max by a batch
 
 
 class AcquireTold(msgspec.Struct, frozen=True, array_like=True):

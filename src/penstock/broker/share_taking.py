@@ -1,0 +1,174 @@
+"""One ShareFetch at one partition: which records are leased, and the batches that hold them.
+
+    first offset that can be leased ─► batches from there on that fit ─► lease only in these batches
+            ▲                                                                  │
+            └────────────── until there are enough records, or no room ◄───────┘
+
+Batches travel whole, so how much a reply grows is known only by batch: looking at the batches first
+keeps the reply within its size without leasing records that then find no room. With
+``read_committed`` nothing from the last stable offset on is leased, and records of aborted
+transactions are finished with instead of delivered.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from penstock.broker.leases import Leases
+from penstock.broker.partition import Partition
+from penstock.broker.record_reader import Reading
+from penstock.broker.redrive import Redriver
+from penstock.broker.taken import Taken
+from penstock.cursor.events import AckReason
+from penstock.cursor.group.settings import ShareSettings
+from penstock.model.errors import Damaged
+from penstock.model.limits import KIB, MIB, READ_BYTES_MAX
+from penstock.model.message import Claim, Delivery
+from penstock.model.ports import LeaseRequest
+from penstock.record.batch import ATTR_TRANSACTIONAL, BatchHeader, parse_header
+
+READ_BYTES_MIN = 16 * KIB
+Stretch = list[tuple[BatchHeader, bytes]]  # neighbours
+
+
+class ShareTaking:
+    def __init__(
+        self,
+        partition: Partition,
+        leases: Leases,
+        redriver: Redriver,
+        settings: ShareSettings,
+        *,
+        in_flight_max: int,
+        bytes_max: int,
+        is_strict: bool,
+    ) -> None:
+        """``is_strict``: not even the first batch may be larger than ``bytes_max``."""
+        self.deliveries: list[Delivery] = []  # each from the moment on at which it is leased
+        self._partition = partition
+        self._leases = leases
+        self._redriver = redriver
+        self._is_committed = settings.is_committed
+        self._attempts_max = redriver.attempts_max(leases.topic)
+        if settings.deliveries_max is not None and leases.topic.settings.redrive is None:
+            self._attempts_max = settings.deliveries_max
+        self._in_flight_max = min(in_flight_max, settings.locks_max)
+        self._bytes_left = bytes_max
+        self._is_strict = is_strict
+        self._read_bytes = READ_BYTES_MIN  # more with each read: most fetches want little
+        self._batches: dict[int, bytes] = {}  # by base offset
+
+    def batches(self) -> list[bytes]:
+        return [self._batches[base] for base in sorted(self._batches)]
+
+    async def take(self, count: int, lease_ms: int) -> None:
+        leases, passed = self._leases, -1
+        while len(self.deliveries) < count:
+            up_to = self._up_to()
+            offset = leases.next_offset(up_to=up_to)
+            if isinstance(offset, Reading):
+                await leases.ready()
+                continue
+            if offset is None or offset <= passed:
+                break
+            stretch = self._stretch(offset, up_to)
+            if not stretch:
+                break
+            taken = leases.take_below(
+                stretch[-1][0].next_offset,
+                LeaseRequest(count=count - len(self.deliveries), lease_ms=lease_ms),
+                attempts_max=self._attempts_max,
+                in_flight_max=self._in_flight_max,
+            )
+            if not (taken.deliveries or taken.late or taken.dead):
+                passed = offset  # passed over, or there are as many in flight as may be
+            await self._settle(taken, stretch)
+
+    def _up_to(self) -> int:
+        ends = self._partition.stream.ends
+        return ends.last_stable_offset if self._is_committed else ends.high_watermark
+
+    def _stretch(self, offset: int, up_to: int) -> Stretch:
+        """The batches from an offset on that there is room for."""
+        is_first = not (self._batches or self._is_strict)
+        if self._bytes_left <= 0 and not is_first:
+            return []
+        read_max = max(1, min(self._bytes_left, self._read_bytes))
+        self._read_bytes = min(4 * self._read_bytes, READ_BYTES_MAX)
+        try:
+            found = self._partition.log.read(offset, bytes_max=read_max, up_to=up_to)
+        except Damaged as damage:
+            self._partition.found_damage(damage)
+            return []
+        stretch: Stretch = []
+        size = 0
+        for batch in found:
+            header = parse_header(batch)
+            # A batch that is in the reply already takes no more room.
+            size += 0 if header.base_offset in self._batches else len(batch)
+            if size > self._bytes_left and (stretch or not is_first):
+                break
+            stretch.append((header, batch))
+        return stretch
+
+    async def _settle(self, taken: Taken, stretch: Stretch) -> None:
+        """Take over what was leased, once it is written."""
+        deliveries = self.deliveries
+        first = len(deliveries)
+        deliveries.extend(taken.deliveries)
+        if taken.dead:
+            await self._redriver.move(self._leases, taken.dead)
+        if taken.flush is not None and (taken.deliveries or taken.late):
+            await taken.flush.written.wait()
+        if taken.late:
+            await self._leases.finish(taken)
+            deliveries[first:] = taken.deliveries
+        if self._is_committed:
+            await self._finish_aborted(stretch, first)
+        await self._hold_batches(deliveries[first:], stretch)
+
+    async def _finish_aborted(self, stretch: Stretch, first: int) -> None:
+        start, end = stretch[0][0].base_offset, stretch[-1][0].next_offset
+        ranges = self._partition.stream.aborted_between(start, end)
+        if not ranges:
+            return
+        aborted = {
+            header.base_offset
+            for header, _ in stretch
+            if header.attributes & ATTR_TRANSACTIONAL
+            and any(
+                producer_id == header.producer_id and low <= header.base_offset <= high
+                for producer_id, low, high in ranges
+            )
+        }
+        kept: list[Delivery] = []
+        gone: list[Claim] = []
+        for each in self.deliveries[first:]:
+            at = _find(stretch, each.record.offset)
+            if at is not None and at[0].base_offset in aborted:
+                gone.append(Claim(each.partition, each.record.offset, each.lease_seq))
+            else:
+                kept.append(each)
+        self.deliveries[first:] = kept
+        if gone:
+            # Nobody has consumed them: they count as expired.
+            await self._leases.ack(gone, reason=AckReason.EXPIRED)
+
+    async def _hold_batches(self, deliveries: Sequence[Delivery], stretch: Stretch) -> None:
+        for delivery in deliveries:
+            offset = delivery.record.offset
+            found = _find(stretch, offset)
+            if found is None:  # a parked record of a noisy group, from elsewhere in the log
+                batch = self._partition.log.read(offset, bytes_max=1)[0]
+                found = (parse_header(batch), batch)
+            header, batch = found
+            if header.base_offset not in self._batches:
+                self._batches[header.base_offset] = batch
+                self._bytes_left -= len(batch)
+                if len(batch) > MIB:
+                    await asyncio.sleep(0)  # a batch of 16 MiB takes some milliseconds to read
+
+
+def _find(stretch: Stretch, offset: int) -> tuple[BatchHeader, bytes] | None:
+    at = bisect_right(stretch, offset, key=lambda each: each[0].base_offset) - 1
+    return stretch[at] if at >= 0 and offset < stretch[at][0].next_offset else None
