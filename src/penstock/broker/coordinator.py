@@ -13,12 +13,13 @@ hold is bounded in ``cursor.group.settings``.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from penstock.broker.alarm import Alarm
+from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.group_log import GroupLog, RowUnreadable
 from penstock.broker.row_keeper import RowKeeper
 from penstock.cursor.group.codes import Code
@@ -27,10 +28,12 @@ from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.rows import Row
 from penstock.cursor.group.settings import GroupSettings
 from penstock.cursor.tenants import FREE, TenantRooms
+from penstock.model.errors import InvalidRequest, PenstockError
 from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
 
+MOVE_RETRY_SECONDS = 1.0  # before the metadata store is asked again
 FORGOTTEN_MAX = 10_000  # beyond it, offsets of deleted topics wait for their retention to end
 
 ReplyT = TypeVar("ReplyT")
@@ -48,10 +51,14 @@ class Coordinator:
         label: str,
         rewrite_bytes: int,
         rooms: TenantRooms = FREE,
+        configs: GroupConfigs | None = None,
     ) -> None:
         """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
-        before the log is rewritten. ``rooms`` counts what tenants have at this node."""
+        before the log is rewritten. ``rooms`` counts what tenants have at this node. ``configs``:
+        of groups, in the metadata store; None: they stay rows."""
         self._rooms = rooms
+        self._configs = configs
+        self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
         self._label = label
         self._settings = settings
         self._clock = clock
@@ -94,6 +101,9 @@ class Coordinator:
 
     async def stop(self) -> None:
         """What was decided is appended; who still waits is told to ask again."""
+        if self._move is not None:
+            self._move.cancel()
+            await asyncio.gather(self._move, return_exceptions=True)
         await self._keeper.stop()
         self._alarm.clear()
         self._fail_all()
@@ -114,7 +124,8 @@ class Coordinator:
     # ── row_keeper.Fold ──────────────────────────────────────────────────────────────────────
 
     def reset(self) -> None:
-        self._groups = Groups(self._settings, self._rooms.hold(self._label))
+        stored = None if self._configs is None else self._configs.of
+        self._groups = Groups(self._settings, self._rooms.hold(self._label), stored=stored)
 
     def replay(self, rows: Iterable[Row]) -> None:
         now_ms = self._clock.mono_ms()
@@ -125,11 +136,70 @@ class Coordinator:
         self._carry_out(self._groups.loaded(now_ms=self._clock.mono_ms()))
         if self._forgotten:
             self._forget(frozenset(self._forgotten))
+        self.move_configs()
 
     def lost(self) -> None:
         self._rooms.drop(self._label)
         self._alarm.clear()
         self._fail_all()
+
+    # ── Configs ──────────────────────────────────────────────────────────────────────────────
+
+    def move_configs(self) -> None:
+        """Begin to move rows with configs to the metadata store, if there are any and the feature
+        level allows it."""
+        if self._configs is None or not self._configs.is_in_force or self._move is not None:
+            return
+        if self._keeper.ready() and self._groups.configs_rows():
+            self._move = self._loop.create_task(
+                self._move_all(self._configs, self._groups), name=f"move configs {self._label}"
+            )
+            self._move.add_done_callback(lambda _: self._moved())
+
+    async def configs_moved(self) -> None:
+        """Returns when the move that is under way has ended, if there is one."""
+        if self._move is not None:
+            await asyncio.wait((self._move,))
+
+    def _moved(self) -> None:
+        self._move = None
+
+    async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
+        """Put each row into the store and delete it then. A crash in between leaves rows that are
+        moved again. ``groups``: of the load that found the rows; another load begins anew."""
+        # A coordinator that does not lead any more may have old rows, and cannot commit these.
+        self.note(Groups.repeat_configs, is_divisible=True)
+        if not await self._keeper.committed():
+            return
+        moved = []
+        for group_id, row in groups.configs_rows().items():
+            try:
+                await self._take_over(configs, group_id, row)
+            except InvalidRequest as error:
+                log_.error(
+                    "group configs not moved", extra={"group": group_id, "reason": str(error)}
+                )
+            else:
+                moved.append(group_id)
+        if self._groups is not groups:
+            return
+        self.note(lambda groups: groups.drop_configs(moved), is_divisible=True)
+        log_.info("group configs moved", extra={"of": self._label, "groups": len(moved)})
+
+    async def _take_over(
+        self, configs: GroupConfigs, group_id: str, row: Mapping[str, str]
+    ) -> None:
+        """Raises InvalidRequest. The store may be away: it is asked until it answers."""
+        while True:
+            try:
+                return await configs.take_over(group_id, row)
+            except InvalidRequest:
+                raise
+            except PenstockError as error:
+                log_.warning(
+                    "group configs not moved yet", extra={"of": self._label, "reason": str(error)}
+                )
+            await asyncio.sleep(MOVE_RETRY_SECONDS)
 
     # ── Requests ─────────────────────────────────────────────────────────────────────────────
 

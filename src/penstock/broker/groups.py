@@ -17,7 +17,9 @@ from functools import partial
 
 from penstock.broker.coordinator import Coordinator
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.group_log import RowUnreadable
+from penstock.broker.group_topics import GroupTopics
 from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic_state import (
@@ -29,22 +31,21 @@ from penstock.cursor.group.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.group.codes import Code
-from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply, Topics
+from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.describe import Description, Listing
 from penstock.cursor.group.groups import Groups
-from penstock.cursor.group.matches import Matches
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.pattern_syntax import InvalidPattern
-from penstock.cursor.group.settings import GroupSettings, ShareSettings
+from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
 from penstock.cursor.tenants import FREE, TenantRooms
 from penstock.model.limits import MINUTE_MS
-from penstock.model.names import is_internal
+from penstock.model.names import split_share
 from penstock.model.partitioning import partition_of_group
 from penstock.model.ports import Catalog, Clock, Streams
-from penstock.model.tenancy import split_scoped
+from penstock.model.tenancy import scoped_id
 from penstock.model.topic import Topic
 from penstock.wire.internal.coordinator_calls import GroupFetch
 
@@ -67,8 +68,7 @@ _COMMIT_FAILED = CommitReply(_UNAVAILABLE)
 _FETCH_FAILED = FetchReply(_UNAVAILABLE)
 _MOVES = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
 _NO_CONFIGS: tuple[Code, Mapping[str, str]] = (_UNAVAILABLE, {})
-_NO_SETTINGS: tuple[Code, ShareSettings] = (_UNAVAILABLE, ShareSettings())
-_NO_TOPICS = Topics(0, {})
+_NOTHING_SET: Mapping[str, str] = {}
 _NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
 SEEN_AT_ONCE = 32  # topics; each takes up to 50 µs to authorize
 _NOT_LISTED: tuple[Code, tuple[Listing, ...]] = (_UNAVAILABLE, ())
@@ -91,9 +91,12 @@ class GroupHost:
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
         rooms: TenantRooms = FREE,
+        configs: GroupConfigs | None = None,
     ) -> None:
         """In a cluster ``others`` coordinate what this node does not: groups are coordinated where
-        their partition is led, of which ``led`` tells. ``rooms`` counts what tenants have."""
+        their partition is led, of which ``led`` tells. ``rooms`` counts what tenants have.
+        ``configs``: of groups, in the metadata store; None: they are rows at any level."""
+        self._configs = configs
         self._others = others
         self._rooms = rooms
         self._catalog = catalog
@@ -115,11 +118,7 @@ class GroupHost:
         self._led: set[int] | None = None if others is None else set()
         self._is_draining = False
         self._job: asyncio.Task[None] | None = None
-        # Topics as groups see them, by account: kept up to date in place, the epoch tells of a
-        # change.
-        self._by_name: dict[str, dict[str, tuple[str, int]]] = {}
-        self._topics: dict[str, Topics] = {}
-        self._topics_epoch = 0
+        self._topics = GroupTopics(account, region)
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -134,6 +133,7 @@ class GroupHost:
         self._internal.on_skipped(self._read_again)
         if self._led is None:
             await asyncio.gather(*(coordinator.start() for coordinator in self._coordinators))
+            await asyncio.gather(*(one.configs_moved() for one in self._coordinators))
         else:
             for partition, coordinator in enumerate(self._coordinators):
                 if partition not in self._led:
@@ -149,6 +149,11 @@ class GroupHost:
         if partition < len(self._coordinators):
             coordinator = self._coordinators[partition]
             coordinator.take_over() if is_led else coordinator.stand_by()
+
+    def level_changed(self) -> None:
+        """The feature level may be one at which configs are in the metadata store."""
+        for coordinator in self._coordinators:
+            coordinator.move_configs()
 
     def end_waits(self) -> None:
         """The node drains: who is parked is answered, and nobody is parked any more. Commits and
@@ -188,44 +193,17 @@ class GroupHost:
             label=f"{TOPIC_NAME}/{partition}",
             rewrite_bytes=self._rewrite_bytes,
             rooms=self._rooms,
+            configs=self._configs,
         )
 
     def _at(self, group_id: str) -> Coordinator:
         return self._coordinators[partition_of_group(group_id, len(self._coordinators))]
 
-    # ── Topics ───────────────────────────────────────────────────────────────────────────────
-
     def _catalog_changed(self, before: Topic | None, after: Topic | None) -> None:
-        topic = after or before
-        assert topic is not None
-        if topic.is_share:
-            return  # a group's place in a topic; nothing to subscribe to
-        if topic.region == self._namespace[1] and not is_internal(topic.name):
-            by_name = self._by_name.setdefault(topic.account, {})
-            if after is None:
-                by_name.pop(topic.name, None)
-            else:
-                entry = (after.topic_id, after.partition_count)
-                if by_name.get(after.name) == entry and not _is_policy_new(before, after):
-                    return
-                by_name[after.name] = entry
-            self._topics_epoch += 1
-            before_topics = self._topics.get(topic.account)
-            matches = Matches() if before_topics is None else before_topics.matches
-            self._topics[topic.account] = Topics(self._topics_epoch, by_name, matches)
-            if not by_name:
-                del self._by_name[topic.account], self._topics[topic.account]
-        if before is not None and after is None:
+        self._topics.changed(before, after)
+        if before is not None and after is None and not before.is_share:
             for coordinator in self._coordinators:
                 coordinator.forget_topic(before.topic_id)
-
-    def _topics_of(self, group_id: str) -> Topics:
-        account, _ = split_scoped(group_id, own_account=self._namespace[0])
-        return self._topics.get(account, _NO_TOPICS)
-
-    def _topic_id(self, group_id: str, name: str) -> str | None:
-        entry = self._topics_of(group_id).by_name.get(name)
-        return None if entry is None else entry[0]
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +217,7 @@ class GroupHost:
         wall_ms = self._clock.wall_ms()
         for coordinator in self._coordinators:
             coordinator.note(
-                lambda groups: groups.expire(wall_ms=wall_ms, topic_ids=self._topic_id),
+                lambda groups: groups.expire(wall_ms=wall_ms, topic_ids=self._topics.id_of),
                 is_divisible=True,
             )
 
@@ -307,7 +285,7 @@ class GroupHost:
             lambda groups, ticket: groups.consumer_heartbeat(
                 group_id,
                 request,
-                self._topics_of(group_id),
+                self._topics.of(group_id),
                 sight=sight,
                 ticket=ticket,
                 now_ms=now_ms,
@@ -325,7 +303,7 @@ class GroupHost:
         has_waited = True
         while has_waited:
             has_waited = False
-            topics = self._topics_of(group_id)
+            topics = self._topics.of(group_id)
             patterns, seen_by = self._at(group_id).peek(
                 _NO_PATTERNS,
                 partial(
@@ -361,21 +339,42 @@ class GroupHost:
         return await self._at(group_id).ask(
             _SHARE_FAILED,
             lambda groups, ticket: groups.share_heartbeat(
-                group_id, request, self._topics_of(group_id), ticket=ticket, now_ms=now_ms
+                group_id, request, self._topics.of(group_id), ticket=ticket, now_ms=now_ms
             ),
         )
 
-    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
-        return await self._at(group_id).look(
-            _NO_SETTINGS, lambda groups: (Code.NONE, groups.share_settings(group_id))
+    async def make_share_group(self, group_id: str) -> Reply:
+        return await self._at(group_id).ask(
+            _FAILED, lambda groups, ticket: groups.make_share(group_id, ticket=ticket)
         )
 
+    def share_settings(self, group_id: str) -> ShareSettings:
+        if self._configs is not None and self._configs.is_in_force:
+            return share_settings(self._configs.of(group_id))
+        found = self._at(group_id).peek(_NOTHING_SET, lambda groups: groups.configs(group_id))
+        return share_settings(found)
+
+    def settings_of(self, share: Topic) -> ShareSettings:
+        """As ``share_settings``, of the group that reads a topic through a share."""
+        named = split_share(share.name)
+        assert named is not None, "a share is named after its group"
+        own_account = self._namespace[0]
+        return self.share_settings(scoped_id(share.account, named[1], own_account=own_account))
+
+    @property
+    def has_stored_configs(self) -> bool:
+        return self._configs is None or self._configs.is_in_force
+
     async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
+        if self._configs is not None and self._configs.is_in_force:
+            return Code.NONE, self._configs.of(group_id)
         return await self._at(group_id).look(
             _NO_CONFIGS, lambda groups: (Code.NONE, groups.configs(group_id))
         )
 
     async def change_configs(self, group_id: str, changes: Mapping[str, str | None]) -> Reply:
+        if self._configs is not None and self._configs.is_in_force:
+            return await self._configs.change(group_id, changes)
         return await self._at(group_id).ask(
             _FAILED,
             lambda groups, ticket: groups.change_configs(group_id, changes, ticket=ticket),
@@ -497,8 +496,3 @@ class GroupHost:
         return await self._at(group_id).ask(
             _FAILED, lambda groups, ticket: groups.delete_group(group_id, ticket=ticket)
         )
-
-
-def _is_policy_new(before: Topic | None, after: Topic) -> bool:
-    """Then others may see it than before."""
-    return before is not None and before.settings.policy != after.settings.policy

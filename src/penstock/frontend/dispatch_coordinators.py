@@ -99,7 +99,7 @@ class DispatchedGroups(_Behind):
         bulkhead = self._bulkhead
         try:
             if bulkhead.is_suspect():
-                await bulkhead.read(lambda: self._calls.configs(group_id))
+                await bulkhead.read(lambda: self._calls.describe(group_id))
             place = bulkhead.park(wait_ms)
             try:
                 answer = await work()
@@ -153,10 +153,17 @@ class DispatchedGroups(_Behind):
             lambda: self._calls.share_heartbeat(group_id, request),
         )
 
-    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
-        return await self._look(
-            group_id, (_AWAY, ShareSettings()), lambda: self._calls.share_settings(group_id)
+    async def make_share_group(self, group_id: str) -> Reply:
+        return await self._ask(
+            group_id, Reply(_AWAY), lambda: self._calls.make_share_group(group_id)
         )
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        return self._calls.share_settings(group_id)  # from memory: waits for nothing
+
+    @property
+    def has_stored_configs(self) -> bool:
+        return self._calls.has_stored_configs
 
     async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
         return await self._look(group_id, (_AWAY, {}), lambda: self._calls.configs(group_id))

@@ -8,6 +8,7 @@ from penstock.broker.calls import Broker
 from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.cutting import Cutting
 from penstock.broker.disk import DiskBudget
+from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.groups import TOPIC_NAME as GROUPS_TOPIC
 from penstock.broker.groups import GroupHost
 from penstock.broker.partition import Partition
@@ -20,6 +21,8 @@ from penstock.log.log import LogConfig
 from penstock.log.tail import TailBudget
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.producer_ids import StoredProducerIds
+from penstock.metadata.resource_configs import ResourceConfigs
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.partitioning import partition_of_group
 from penstock.node.basis import Basis
 from penstock.node.cluster_role import ClusterRole
@@ -57,12 +60,14 @@ class BrokerRole:
             is_clustered=cluster is not None,
         )
         self.producer_ids = StoredProducerIds(metadata.store)
+        self.configs = ResourceConfigs(metadata.store)
         self.cutting = Cutting(self.broker.partitions, self._surroundings.hold, basis.clock)
 
     async def start(self) -> None:
         """A long recovery happens here."""
         basis, node, cluster = self._basis, self._basis.config.node, self._cluster
         await self._tasks.start()
+        await self.configs.start()
         await self.broker.start()
         if cluster is not None:
             await cluster.start(self.broker, self._surroundings)
@@ -77,7 +82,13 @@ class BrokerRole:
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
             others=others,
             rooms=self.rooms,
+            configs=GroupConfigs(
+                self.configs,
+                rooms=self.rooms,
+                level=lambda: LEVEL_MAX if cluster is None else cluster.level.in_force,
+            ),
         )
+        self.broker.shares.settings_of = self.groups.settings_of
         await self.groups.start()
         self.transactions = TransactionHost(
             streams=self.broker,
@@ -95,6 +106,8 @@ class BrokerRole:
         )
         await self.transactions.start()
         if cluster is not None:
+            cluster.level.on_change(self.groups.level_changed)
+            self.groups.level_changed()  # it may have been raised before anybody listened
             self.cutting.register(cluster.answers)
             coordinators.register(
                 cluster.answers, groups=self.groups, transactions=self.transactions
@@ -146,6 +159,7 @@ class BrokerRole:
         if self._cluster is not None:
             await self._cluster.stop()
         await self.broker.stop()
+        await self.configs.stop()
         await self._tasks.stop()
 
     def troubles(self) -> dict[str, str]:
@@ -153,6 +167,8 @@ class BrokerRole:
         found = {f"partition {text}": text for text in self.broker.partitions.damages()}
         found.update({f"groups {text}": text for text in self.groups.troubles()})
         found.update({text: text for text in self.transactions.troubles()})
+        if self.configs.trouble is not None:
+            found["configs"] = self.configs.trouble
         if self._cluster is not None:
             found.update(self._cluster.troubles())
         if self.disk.is_low:

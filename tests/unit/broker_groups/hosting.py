@@ -10,6 +10,7 @@ from typing import cast
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.groups import TOPIC_NAME, GroupHost
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
 from penstock.cursor.group.codes import Code
@@ -185,6 +186,7 @@ async def hosting(
     rewrite_bytes: int = 1_000_000,
     is_crash: bool = False,
     others: OtherCoordinators | None = None,
+    configs: GroupConfigs | None = None,
 ) -> AsyncIterator[Hosting]:
     async with on_stage(folder, clock, is_crash=is_crash) as stage:
         between = Between(stage.broker)
@@ -199,6 +201,7 @@ async def hosting(
             rewrite_bytes=rewrite_bytes,
             expire_interval_ms=3_600_000,
             others=others,
+            configs=configs,
         )
         await host.start()
         try:

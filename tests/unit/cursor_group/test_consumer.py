@@ -6,7 +6,13 @@ import pytest
 from tests.unit.cursor_group.harness import SECOND, Shell, parts, topics_of
 
 from penstock.cursor.group.codes import Code
-from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.group.decision import Reply
+from penstock.cursor.group.settings import (
+    CONSUMER_ASSIGNMENT,
+    CONSUMER_HEARTBEAT,
+    CONSUMER_SESSION,
+    GroupSettings,
+)
 
 TOPICS = topics_of(t=4)
 NOTHING = parts("t")
@@ -349,3 +355,54 @@ def test_a_refused_first_join_leaves_no_group_behind() -> None:
     assert shell.beat(TOPICS, "a", 0, owned=NOTHING).code == Code.INVALID_REQUEST
     assert shell.groups.list_groups() == ()
     assert shell.log == []
+
+
+# ── Configs of the group ─────────────────────────────────────────────────────────────────────
+def configure(shell: Shell, **configs: str) -> None:
+    names = {
+        "session": CONSUMER_SESSION,
+        "heartbeat": CONSUMER_HEARTBEAT,
+        "assignment": CONSUMER_ASSIGNMENT,
+    }
+    changes = {names[name]: text for name, text in configs.items()}
+    ticket = shell.ticket()
+    shell.take(shell.groups.change_configs("g", changes, ticket=ticket))
+    assert shell.reply(ticket, Reply).code is Code.NONE
+
+
+def test_the_times_of_a_group_are_its_own() -> None:
+    shell = Shell()
+    configure(shell, session="10000", heartbeat="2000")
+    reply = shell.beat(TOPICS, "a", 0, names=("t",), owned=NOTHING)
+    assert reply.heartbeat_ms == 2 * SECOND
+    shell.advance(9 * SECOND)
+    assert shell.beat(TOPICS, "a", 1).code is Code.NONE
+    shell.restart()
+    shell.advance(9 * SECOND)
+    assert shell.beat(TOPICS, "a", 1).code is Code.NONE
+    shell.advance(11 * SECOND)
+    assert shell.beat(TOPICS, "a", 1).code is Code.UNKNOWN_MEMBER_ID
+
+
+def test_a_session_that_is_not_heard_of_after_a_restart_ends_by_its_config() -> None:
+    shell = Shell()
+    configure(shell, session="10000")
+    joined(shell, "a")
+    shell.restart()
+    shell.advance(11 * SECOND)
+    assert shell.beat(TOPICS, "a", 1).code is Code.UNKNOWN_MEMBER_ID
+
+
+def test_an_assignment_is_kept_for_its_interval() -> None:
+    shell = Shell()
+    configure(shell, assignment="3000")
+    assert joined(shell, "a") == 1
+    assert joined(shell, "b") == 1, "the assignment is younger than the interval"
+    assert state(shell) == "Assigning"
+    shell.advance(2 * SECOND)
+    assert shell.beat(TOPICS, "a", 1, owned=parts("t", 0, 1, 2, 3)).assignment is None
+    shell.advance(1 * SECOND)
+    given_up = shell.beat(TOPICS, "a", 1, owned=parts("t", 0, 1, 2, 3)).assignment
+    assert given_up is not None
+    assert len(given_up) == 2
+    shell.check_replay()

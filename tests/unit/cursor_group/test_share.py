@@ -13,6 +13,7 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import Topics
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.settings import (
+    SHARE_ASSIGNMENT,
     SHARE_HEARTBEAT,
     SHARE_LOCK,
     SHARE_RESET,
@@ -306,7 +307,7 @@ def test_configs_hold_for_groups_that_come_later_and_outlive_a_restart() -> None
     shell.advance(7 * SECOND)
     assert beat(shell, "a", 1).code is Code.UNKNOWN_MEMBER_ID, "a shorter session"
     assert configure(shell, {SHARE_LOCK: None}) is Code.NONE
-    assert shell.groups.share_settings("g").lock_ms == 30_000
+    assert beat(shell, "a", 0, "t").settings.lock_ms == 30_000
     assert SHARE_LOCK not in shell.groups.configs("g")
     configure(shell, dict.fromkeys(changes))
     assert shell.groups.configs("g") == {}
@@ -319,3 +320,32 @@ def test_configs_are_bounded() -> None:
     assert configure(shell, {SHARE_LOCK: "2000"}, "two") is Code.GROUP_MAX_SIZE_REACHED
     assert configure(shell, {SHARE_LOCK: "3000"}, "one") is Code.NONE
     assert configure(shell, {SHARE_LOCK: "2000"}, "") is Code.INVALID_GROUP_ID
+
+
+def test_an_assignment_is_kept_for_its_interval() -> None:
+    shell = Shell()
+    configure(shell, {SHARE_ASSIGNMENT: "2000"})
+    first = beat(shell, "a", 0, "t")
+    second = beat(shell, "b", 0, "t")
+    assert (second.member_epoch, second.assignment) == (first.member_epoch, frozenset())
+    shell.advance(2 * SECOND)
+    after = beat(shell, "b", second.member_epoch)
+    assert after.member_epoch == first.member_epoch + 1
+    assert after.assignment
+    assert after.is_news
+    shell.check_replay()
+
+
+def test_a_share_group_is_made_without_members() -> None:
+    shell = Shell()
+    ticket = shell.ticket()
+    shell.take(shell.groups.make_share("g", ticket=ticket))
+    assert shell.reply(ticket, Reply).code is Code.NONE
+    rows = len(shell.log)
+    ticket = shell.ticket()
+    shell.take(shell.groups.make_share("g", ticket=ticket))
+    assert (shell.reply(ticket, Reply).code, len(shell.log)) == (Code.NONE, rows)
+    shell.restart()
+    assert shell.groups.describe("g").state == "Empty"
+    assert beat(shell, "a", 0, "t").code is Code.NONE
+    shell.check_replay()

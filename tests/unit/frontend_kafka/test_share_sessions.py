@@ -36,7 +36,7 @@ class Batch:
 
 
 def opened(sessions: ShareSessions, member: str = "m") -> ShareSession:
-    session = sessions.open("g", member, OWNER, lock_ms=30_000)
+    session = sessions.open("g", member, OWNER)
     assert isinstance(session, ShareSession)
     return session
 
@@ -69,7 +69,7 @@ def test_epochs_begin_again_at_one() -> None:
 def test_a_closed_session_makes_room() -> None:
     sessions = ShareSessions(sessions_max=1)
     session = opened(sessions)
-    assert sessions.open("g", "n", OWNER, lock_ms=1) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    assert sessions.open("g", "n", OWNER) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
     assert sessions.owned_by(OWNER) == [session]
     assert sessions.owned_by(object()) == []
     sessions.close(session)
@@ -85,9 +85,7 @@ def test_a_tenant_has_a_share_of_the_sessions_and_the_nodes_own_has_all() -> Non
     sessions = ShareSessions(sessions_max=20, own_account=own)
 
     def opened_by(account: str, count: int) -> int:
-        found = (
-            sessions.open("g", str(n), OWNER, lock_ms=1, account=account) for n in range(count)
-        )
+        found = (sessions.open("g", str(n), OWNER, account=account) for n in range(count))
         return sum(isinstance(each, ShareSession) for each in found)
 
     assert opened_by("1", 5) == 2
@@ -96,7 +94,7 @@ def test_a_tenant_has_a_share_of_the_sessions_and_the_nodes_own_has_all() -> Non
     mine = sessions.find("g", "0", account="1")
     assert mine is not None
     sessions.close(mine)
-    assert isinstance(sessions.open("g", "x", OWNER, lock_ms=1, account="1"), ShareSession)
+    assert isinstance(sessions.open("g", "x", OWNER, account="1"), ShareSession)
 
 
 # ── What it reads ────────────────────────────────────────────────────────────────────────────

@@ -252,6 +252,7 @@ async def shares(folder: Path, clock: HandClock | None = None) -> AsyncIterator[
             region=REGION_DEFAULT,
             settings=GroupSettings(initial_delay_ms=0),
         )
+        stage.broker.shares.settings_of = host.settings_of
         await host.start()
         try:
             yield ShareRig(stage, host)

@@ -146,20 +146,65 @@ async def test_a_group_begins_at_the_earliest_record_if_told_so_before(tmp_path:
 
 
 # ── Configs ──────────────────────────────────────────────────────────────────────────────────
+DEFAULTS = {
+    "consumer.assignment.interval.ms": "0",
+    "consumer.heartbeat.interval.ms": "5000",
+    "consumer.session.timeout.ms": "45000",
+    "share.assignment.interval.ms": "0",
+    "share.auto.offset.reset": "latest",
+    "share.delivery.count.limit": "5",
+    "share.heartbeat.interval.ms": "5000",
+    "share.isolation.level": "read_uncommitted",
+    "share.partition.max.record.locks": "2000",
+    "share.record.lock.duration.ms": "30000",
+    "share.renew.acknowledge.enable": "true",
+    "share.session.timeout.ms": "45000",
+    "streams.assignment.interval.ms": "0",
+    "streams.heartbeat.interval.ms": "5000",
+    "streams.initial.rebalance.delay.ms": "3000",
+    "streams.num.standby.replicas": "0",
+    "streams.session.timeout.ms": "45000",
+}
+OTHERS = {
+    "consumer.assignment.interval.ms": "2000",
+    "consumer.heartbeat.interval.ms": "6000",
+    "consumer.session.timeout.ms": "50000",
+    "share.assignment.interval.ms": "15000",
+    "share.auto.offset.reset": "earliest",
+    "share.delivery.count.limit": "10",
+    "share.heartbeat.interval.ms": "7000",
+    "share.isolation.level": "read_committed",
+    "share.partition.max.record.locks": "10000",
+    "share.record.lock.duration.ms": "20000",
+    "share.renew.acknowledge.enable": "false",
+    "share.session.timeout.ms": "60000",
+    "streams.assignment.interval.ms": "1",
+    "streams.heartbeat.interval.ms": "8000",
+    "streams.initial.rebalance.delay.ms": "0",
+    "streams.num.standby.replicas": "2",
+    "streams.session.timeout.ms": "55000",
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+async def test_each_group_config_is_set_and_shown_with_its_source(
+    tmp_path: Path, name: str
+) -> None:
+    async with shares(tmp_path) as rig:
+        assert await rig.configure(**{name.replace(".", "_"): OTHERS[name]}) == (0, None)
+        resource = DescribeConfigsResource(GROUP, "g", None)
+        describe = DescribeConfigsRequest([resource], include_synonyms=True)
+        shown = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
+        wanted = {each: (text, 5) for each, text in DEFAULTS.items()}
+        assert shown == {**wanted, name: (OTHERS[name], 8)}
+
+
 async def test_group_configs_are_set_shown_and_unset(tmp_path: Path) -> None:
     async with shares(tmp_path) as rig:
         resource = DescribeConfigsResource(GROUP, "g", None)
         describe = DescribeConfigsRequest([resource], include_synonyms=True)
         before = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
-        assert before == {
-            "consumer.heartbeat.interval.ms": ("5000", 5),
-            "consumer.session.timeout.ms": ("45000", 5),
-            "share.auto.offset.reset": ("latest", 5),
-            "share.heartbeat.interval.ms": ("5000", 5),
-            "share.isolation.level": ("read_uncommitted", 5),
-            "share.record.lock.duration.ms": ("30000", 5),
-            "share.session.timeout.ms": ("45000", 5),
-        }
+        assert before == {name: (text, 5) for name, text in DEFAULTS.items()}
         changes = {"share_record_lock_duration_ms": "15000", "share_session_timeout_ms": "50000"}
         assert await rig.configure(**changes) == (0, None)
         after = config(await rig.ask(DESCRIBE_CONFIGS, 4, describe))
@@ -184,14 +229,27 @@ async def test_the_older_request_replaces_all_group_configs(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("share_isolation_level", "read_committed"),
+        ("share_isolation_level", "serializable"),
         ("share_auto_offset_reset", "by_duration:PT1H"),
         ("share_record_lock_duration_ms", "999"),
         ("share_record_lock_duration_ms", "3600001"),
         ("share_record_lock_duration_ms", "soon"),
         ("share_session_timeout_ms", "5999"),
         ("share_heartbeat_interval_ms", "45000"),
-        ("consumer_session_timeout_ms", "10000"),
+        ("consumer_session_timeout_ms", "5999"),
+        ("consumer_session_timeout_ms", "5000"),
+        ("consumer_heartbeat_interval_ms", "45000"),
+        ("consumer_assignment_interval_ms", "15001"),
+        ("consumer_assignment_interval_ms", "-1"),
+        ("share_delivery_count_limit", "1"),
+        ("share_delivery_count_limit", "11"),
+        ("share_partition_max_record_locks", "99"),
+        ("share_partition_max_record_locks", "10001"),
+        ("share_renew_acknowledge_enable", "yes"),
+        ("streams_session_timeout_ms", "5000"),
+        ("streams_heartbeat_interval_ms", "45000"),
+        ("streams_num_standby_replicas", "3"),
+        ("streams_initial_rebalance_delay_ms", "-1"),
         ("no_such", "1"),
     ],
 )
@@ -203,16 +261,6 @@ async def test_group_configs_that_cannot_be_are_refused(
         assert code == ErrorCode.INVALID_CONFIG
         assert name.replace("_", ".") in (message or "")
         assert await rig.host.configs("g") == (0, {})
-
-
-async def test_a_change_of_the_lock_reaches_sessions_with_a_heartbeat(tmp_path: Path) -> None:
-    async with shares(tmp_path) as rig:
-        topic = await rig.stream()
-        member = await rig.joined("t")
-        assert (await member.fetch(topic)).acquisition_lock_timeout_ms == 30_000
-        await rig.configure(share_record_lock_duration_ms="2000")
-        await member.beat()
-        assert (await member.fetch()).acquisition_lock_timeout_ms == 2_000
 
 
 # ── Listing, describing, deleting ────────────────────────────────────────────────────────────

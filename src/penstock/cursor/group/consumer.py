@@ -40,7 +40,7 @@ from penstock.cursor.group.records import (
     TargetKey,
     TargetValue,
 )
-from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.group.settings import GroupSettings, consumer_settings
 from penstock.cursor.group.sight import Finds, Sight
 
 JOIN = 0
@@ -97,7 +97,9 @@ class ConsumerGroup(ConsumerFold):
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id)
         self._settings = settings
+        self.times = consumer_settings({}, settings)  # set anew before each heartbeat
         # This node's own.
+        self._assigned_at_ms: int | None = None
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._seen_topics: int | None = None  # epoch of the topics last looked at
         self._finds = Finds(patterns_max=settings.members_max)
@@ -200,7 +202,8 @@ class ConsumerGroup(ConsumerFold):
             matches=topics.matches,
         )
         self._refresh(topics, draft, has_changed=has_changed, wall_ms=wall_ms)
-        if self._value.epoch > self._target_epoch:
+        if self._value.epoch > self._target_epoch and self._may_assign(now_ms):
+            self._assigned_at_ms = now_ms
             self._assign(topics, draft)
         owned = request.owned if request.member_epoch != JOIN else frozenset()
         current = self._reconcile(member_id, owned)
@@ -218,7 +221,7 @@ class ConsumerGroup(ConsumerFold):
         reply = ConsumerReply(
             member_id=member_id,
             member_epoch=current.epoch,
-            heartbeat_ms=self._settings.consumer_heartbeat_ms,
+            heartbeat_ms=self.times.heartbeat_ms,
             assignment=current.assigned if is_news else None,
         )
         draft.answer(ticket, reply, after_commit=True)
@@ -424,6 +427,11 @@ class ConsumerGroup(ConsumerFold):
         )
         return found.union(member.topic_names)
 
+    def _may_assign(self, now_ms: int) -> bool:
+        """Return whether the last assignment is old enough. If not, the next heartbeat asks."""
+        assigned_at_ms = self._assigned_at_ms
+        return assigned_at_ms is None or now_ms >= assigned_at_ms + self.times.assignment_ms
+
     def _assign(self, topics: Topics, draft: Draft) -> None:
         ids = {name: topic_id for name, topic_id, _ in self._value.topics}
         counts = {topic_id: count for _, topic_id, count in self._value.topics}
@@ -472,7 +480,7 @@ class ConsumerGroup(ConsumerFold):
         return Current(epoch, previous, state, keep | taken, frozenset())
 
     def _arm_session(self, member_id: str, now_ms: int) -> None:
-        self._deadlines.set((_SESSION, member_id), now_ms + self._settings.consumer_session_ms)
+        self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)
 
     def _arm_revoke(self, member_id: str, now_ms: int) -> None:
         self._deadlines.set((_REVOKE, member_id), now_ms + self._members[member_id].rebalance_ms)

@@ -10,7 +10,7 @@ Reads (``fetch``, ``list_groups``, ``describe``) show what memory knows: the she
 answers, as all others marked so, until what was appended before is committed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic import ClassicGroup
@@ -23,6 +23,7 @@ from penstock.cursor.group.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.group.codes import Code
+from penstock.cursor.group.configured import ConfiguredGroups
 from penstock.cursor.group.consumer import (
     JOIN,
     ConsumerGroup,
@@ -39,15 +40,14 @@ from penstock.cursor.group.describe import (
     describe_share,
 )
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply, Offsets
-from penstock.cursor.group.records import CODEC, ConfigsKey, ConfigsValue
-from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, ShareSettings, share_settings
+from penstock.cursor.group.settings import share_settings
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
-from penstock.cursor.group.table import Group, GroupTable
-from penstock.model.quotas import GROUP_CONFIGS, OFFSET_BYTES
+from penstock.cursor.group.table import Group
+from penstock.model.quotas import OFFSET_BYTES
 
 
-class Groups(GroupTable):
+class Groups(ConfiguredGroups):
     # ── The classic protocol ─────────────────────────────────────────────────────────────────
     def join(
         self, group_id: str, request: JoinRequest, *, ticket: int, now_ms: int, wall_ms: int
@@ -146,6 +146,7 @@ class Groups(GroupTable):
             draft.answer(ticket, ConsumerReply(code, text, request.member_id, request.member_epoch))
             return draft.decide(self._wakes.next_ms())
         consumer = group.consumer or ConsumerGroup(group_id, self._settings)
+        consumer.times = self._times(group_id)
         consumer.heartbeat(
             request, topics, draft, sight=sight, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms
         )
@@ -186,49 +187,24 @@ class Groups(GroupTable):
             draft.answer(ticket, ShareReply(code, text, request.member_epoch))
             return draft.decide(self._wakes.next_ms())
         share = group.share or ShareGroup(group_id, self._settings)
-        settings = self.share_settings(group_id)
+        settings = share_settings(self.configs(group_id))
         share.heartbeat(request, topics, settings, draft, ticket=ticket, now_ms=now_ms)
         if share.epoch:  # a refused first join leaves no group behind
             group.share = share
         return self._finish(group, draft)
 
-    def share_settings(self, group_id: str) -> ShareSettings:
-        return share_settings(self.configs(group_id))
-
-    # ── Configs ──────────────────────────────────────────────────────────────────────────────
-    def configs(self, group_id: str) -> Mapping[str, str]:
-        """What is set for a group, whether it is there or not."""
-        value = self._configs.get(group_id)
-        return {} if value is None else value.configs
-
-    def change_configs(
-        self, group_id: str, changes: Mapping[str, str | None], *, ticket: int
-    ) -> Decision:
-        """None goes back to the default. Values have been checked."""
+    def make_share(self, group_id: str, *, ticket: int) -> Decision:
+        """A share group without members, unless it is there. GROUP_ID_NOT_FOUND if a group of
+        another kind has the name."""
         draft = Draft()
-        before = self.configs(group_id)
-        merged = {**before, **changes}
-        after = {name: text for name, text in sorted(merged.items()) if text is not None}
-        if not group_id or len(group_id) > GROUP_ID_CHARS_MAX:
-            draft.answer(ticket, Reply(Code.INVALID_GROUP_ID))
-        elif after and not before and not self._has_room_for_configs(group_id):
-            draft.answer(ticket, Reply(Code.GROUP_MAX_SIZE_REACHED))
-        else:
-            if after != before:
-                key, value = ConfigsKey(group_id), ConfigsValue(after) if after else None
-                draft.rows.append(CODEC.encode(key, value))
-                self._apply_configs(key, value)
-            draft.answer(ticket, Reply(), after_commit=True)
-        return draft.decide(self._wakes.next_ms())
-
-    def _has_room_for_configs(self, group_id: str) -> bool:
-        account, bound = self._held.account_of(group_id), self._settings.configs_max
-        if len(self._configs) >= bound:
-            return False
-        has_room = self._held.room(account, GROUP_CONFIGS, bound=bound) > 0
-        if not has_room:
-            self._held.note_refused(account, GROUP_CONFIGS)
-        return has_room
+        group, code = self._find_or_create(group_id, may_create=True)
+        if group is not None and group.share is None and not group.is_blank:
+            group, code = None, Code.GROUP_ID_NOT_FOUND
+        if group is not None and group.share is None:
+            group.share = ShareGroup(group_id, self._settings)
+            group.share.begin(draft)
+        draft.answer(ticket, Reply(code), after_commit=group is not None)
+        return draft.decide(self._wakes.next_ms()) if group is None else self._finish(group, draft)
 
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(

@@ -12,7 +12,7 @@
     8     TargetOf    group, member              partitions the member shall have
     9     Current     group, member              partitions the member has, or gives up
     10    Share       group                      epoch; that it is a share group, members or not
-    11    Configs     group                      settings by name; kept without a group as well
+    11    Configs     group                      settings by name; below feature level 3 only
 
 A group that only has offsets, because its consumers assign partitions themselves, has no other
 rows. ``rows.py`` says rows are encoded and how a layout is changed.

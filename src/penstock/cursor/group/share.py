@@ -27,6 +27,7 @@ from penstock.cursor.group.records import CODEC, ShareKey, ShareValue
 from penstock.cursor.group.settings import GENERATION_MAX, GroupSettings, ShareSettings
 
 ASSIGNOR = "simple"
+_ASSIGNMENT = ""  # among the deadlines of members, whose ids are not empty
 
 
 class ShareHeartbeat(msgspec.Struct, frozen=True):
@@ -91,6 +92,8 @@ class ShareGroup:
         self._settings = settings
         self._members: dict[str, ShareMember] = {}
         self._deadlines: Deadlines[str] = Deadlines()
+        self._assigned_at_ms: int | None = None
+        self._assignment_ms = 0  # so long after that it may be worked out anew
         self._topics_epoch: int | None = None  # of the topics last looked at
         self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
 
@@ -117,6 +120,11 @@ class ShareGroup:
     def next_wake_ms(self) -> int | None:
         return self._deadlines.next_ms()
 
+    def begin(self, draft: Draft) -> None:
+        """Raise the epoch. A new group exists from then on, with or without members."""
+        self.value = ShareValue(min(self.value.epoch + 1, GENERATION_MAX))
+        draft.rows.append(CODEC.encode(ShareKey(self.group_id), self.value))
+
     # ── Heartbeat ────────────────────────────────────────────────────────────────────────────
     def heartbeat(
         self,
@@ -132,12 +140,13 @@ class ShareGroup:
         if refusal is not None:
             draft.answer(ticket, refusal)
             return
+        self._assignment_ms = settings.assignment_ms
         if request.member_epoch == LEAVE:
-            self._remove(request.member_id, draft)
+            self._remove(request.member_id, draft, now_ms)
             draft.answer(ticket, ShareReply(member_epoch=LEAVE), after_commit=True)
             return
         member, has_changed = self._admit(request)
-        self._refresh(topics, draft, has_changed=has_changed)
+        self._refresh(topics, draft, has_changed=has_changed, now_ms=now_ms)
         if member.epoch != self.epoch:
             member.previous_epoch, member.epoch = member.epoch, self.epoch
         self._deadlines.set(member.member_id, now_ms + settings.session_ms)
@@ -197,17 +206,20 @@ class ShareGroup:
         return member, is_new or member.topic_names != before
 
     def tick(self, draft: Draft, *, now_ms: int) -> None:
-        """Members that were not heard of in time are out."""
+        """Members that were not heard of in time are out; a delayed assignment is made."""
         while (member_id := self._deadlines.pop_due(now_ms)) is not None:
-            self._remove(member_id, draft)
+            if member_id == _ASSIGNMENT:
+                self._assign(draft, now_ms)
+            else:
+                self._remove(member_id, draft, now_ms)
 
     # ── Assignment ───────────────────────────────────────────────────────────────────────────
-    def _remove(self, member_id: str, draft: Draft) -> None:
+    def _remove(self, member_id: str, draft: Draft, now_ms: int) -> None:
         del self._members[member_id]
         self._deadlines.drop(member_id)
-        self._assign(draft)
+        self._assign_in_time(draft, now_ms)
 
-    def _refresh(self, topics: Topics, draft: Draft, *, has_changed: bool) -> None:
+    def _refresh(self, topics: Topics, draft: Draft, *, has_changed: bool, now_ms: int) -> None:
         if topics.epoch != self._topics_epoch or has_changed:
             self._topics_epoch = topics.epoch
             names = self.subscribed()
@@ -215,11 +227,20 @@ class ShareGroup:
             has_changed |= found != self._topics
             self._topics = found
         if has_changed:
-            self._assign(draft)
+            self._assign_in_time(draft, now_ms)
 
-    def _assign(self, draft: Draft) -> None:
-        self.value = ShareValue(min(self.value.epoch + 1, GENERATION_MAX))
-        draft.rows.append(CODEC.encode(ShareKey(self.group_id), self.value))
+    def _assign_in_time(self, draft: Draft, now_ms: int) -> None:
+        """Assign now, or when the last assignment is old enough."""
+        at_ms = self._assigned_at_ms
+        if at_ms is None or now_ms >= at_ms + self._assignment_ms or not self.epoch:
+            self._assign(draft, now_ms)
+        else:
+            self._deadlines.set(_ASSIGNMENT, at_ms + self._assignment_ms)
+
+    def _assign(self, draft: Draft, now_ms: int) -> None:
+        self._assigned_at_ms = now_ms
+        self._deadlines.drop(_ASSIGNMENT)
+        self.begin(draft)
         specs = []
         for member in self._members.values():
             known = (self._topics[name][0] for name in member.topic_names if name in self._topics)

@@ -4,6 +4,8 @@
 behind it. A group about which nothing is written down exists only while somebody is on the way in.
 """
 
+from collections.abc import Callable, Mapping
+
 from penstock.cursor.group.classic import ClassicGroup
 from penstock.cursor.group.classic_state import State
 from penstock.cursor.group.codes import Code
@@ -37,7 +39,12 @@ from penstock.cursor.group.records import (
     TargetOfValue,
     TargetValue,
 )
-from penstock.cursor.group.settings import GROUP_ID_CHARS_MAX, GroupSettings
+from penstock.cursor.group.settings import (
+    GROUP_ID_CHARS_MAX,
+    ConsumerSettings,
+    GroupSettings,
+    consumer_settings,
+)
 from penstock.cursor.group.share import ShareGroup
 from penstock.cursor.tenants import FREE, Held
 from penstock.model.quotas import GROUP_CONFIGS, GROUPS
@@ -78,9 +85,17 @@ class Group:
 
 
 class GroupTable:
-    def __init__(self, settings: GroupSettings, held: Held | None = None) -> None:
-        """``held`` counts what the tenants have here, and knows their quotas."""
+    def __init__(
+        self,
+        settings: GroupSettings,
+        held: Held | None = None,
+        *,
+        stored: Callable[[str], Mapping[str, str]] | None = None,
+    ) -> None:
+        """``held`` counts what the tenants have here, and knows their quotas. ``stored`` returns
+        the configs of a group that the metadata store has; None: all of them are rows."""
         self._settings = settings
+        self._stored = stored
         self._held = held or Held(FREE)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
@@ -157,10 +172,22 @@ class GroupTable:
         else:
             self._configs[key.group_id] = value
 
+    def configs(self, group_id: str) -> Mapping[str, str]:
+        """What is set for a group, whether it is there or not. A row that was not moved to the
+        metadata store yet counts where the store says nothing."""
+        value = self._configs.get(group_id)
+        rows = {} if value is None else value.configs
+        stored = {} if self._stored is None else self._stored(group_id)
+        return {**rows, **stored} if rows and stored else rows or stored
+
+    def _times(self, group_id: str) -> ConsumerSettings:
+        return consumer_settings(self.configs(group_id), self._settings)
+
     def loaded(self, *, now_ms: int) -> Decision:
         """The end of the topic is reached: every timer begins now."""
         for group in self._groups.values():
             if group.consumer is not None:
+                group.consumer.times = self._times(group.id)
                 group.consumer.arm(now_ms=now_ms)
             self._arm(group)
         return Draft().decide(self._wakes.next_ms())

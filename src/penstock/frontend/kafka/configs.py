@@ -109,7 +109,7 @@ def _share(text: str) -> str:
     return text
 
 
-def _flag(text: str) -> str:
+def flag(text: str) -> str:
     lower = text.lower()
     if lower not in ("true", "false"):
         raise ValueError("true or false")
@@ -154,7 +154,7 @@ def _int(
 
 
 def _bool(name: str, node_name: str | None, documentation: str) -> TopicConfig:
-    return TopicConfig(name, ValueType.BOOLEAN, "false", node_name, _flag, documentation)
+    return TopicConfig(name, ValueType.BOOLEAN, "false", node_name, flag, documentation)
 
 
 _ROWS: Final[tuple[TopicConfig, ...]] = (
@@ -330,7 +330,7 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         ValueType.BOOLEAN,
         None,
         None,
-        _flag,
+        flag,
         "true: values and headers are encrypted at rest from here on, keys are not; unset: as the "
         "node does.",
     ),

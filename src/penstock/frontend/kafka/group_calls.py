@@ -58,8 +58,21 @@ class GroupCalls(Protocol):
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply: ...
 
-    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
-        """What holds for a share group of this name, whether there is one or not."""
+    async def make_share_group(self, group_id: str) -> Reply:
+        """Make a share group without members. Nothing if it exists; GROUP_ID_NOT_FOUND if there is
+        a group of another kind."""
+        ...
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        """What holds for a share group of this name, whether there is one or not. From memory:
+        needs no coordinator. Below feature level 3 a node that does not coordinate the group knows
+        only the defaults."""
+        ...
+
+    @property
+    def has_stored_configs(self) -> bool:
+        """Whether configs are in the metadata store. If not, only those can be set that nodes of an
+        older version know (``CONFIGS_OF_ROWS``)."""
         ...
 
     async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:

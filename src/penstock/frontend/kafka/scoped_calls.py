@@ -81,8 +81,15 @@ class ScopedGroups(_Scope):
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         return await self._calls.share_heartbeat(self._in(group_id), request)
 
-    async def share_settings(self, group_id: str) -> tuple[Code, ShareSettings]:
-        return await self._calls.share_settings(self._in(group_id))
+    async def make_share_group(self, group_id: str) -> Reply:
+        return await self._calls.make_share_group(self._in(group_id))
+
+    def share_settings(self, group_id: str) -> ShareSettings:
+        return self._calls.share_settings(self._in(group_id))
+
+    @property
+    def has_stored_configs(self) -> bool:
+        return self._calls.has_stored_configs
 
     async def configs(self, group_id: str) -> tuple[Code, Mapping[str, str]]:
         return await self._calls.configs(self._in(group_id))

@@ -44,8 +44,9 @@ async def run(
         topics.append(ShareAcknowledgeTopicResponse(each.topic_id, partitions))
     if asked.share_session_epoch == CLOSING:
         await close_session(context, session)
+    lock_ms = context.groups.share_settings(session.group_id).lock_ms
     return ShareAcknowledgeResponse(
-        acquisition_lock_timeout_ms=session.lock_ms if call.version >= _LOCK_FROM else 0,
+        acquisition_lock_timeout_ms=lock_ms if call.version >= _LOCK_FROM else 0,
         responses=topics,
     )
 

@@ -53,9 +53,9 @@ async def run(context: KafkaContext, call: KafkaCall, asked: ShareFetchRequest) 
     acked = await _acknowledge(context, call, session, asked)
     if asked.share_session_epoch == CLOSING:
         await close_session(context, session)
-        return await _reply(call, session, acked, None, 0)
+        return await _reply(context, call, session, acked, None, 0)
     if asked.is_renew_ack:
-        return await _reply(call, session, acked, None, 0)
+        return await _reply(context, call, session, acked, None, 0)
     look = _Look(context, call, session, asked)
     await look.find(call)
     await look.at(look.live)
@@ -71,7 +71,7 @@ async def run(context: KafkaContext, call: KafkaCall, asked: ShareFetchRequest) 
         code = ErrorCode.SHARE_SESSION_NOT_FOUND
         return ShareFetchReply(error_code=code, error_message=code.message)
     look.count()
-    return await _reply(call, session, acked, look, asked.batch_size)
+    return await _reply(context, call, session, acked, look, asked.batch_size)
 
 
 # ── The session ──────────────────────────────────────────────────────────────────────────────
@@ -218,20 +218,23 @@ class _Look:
         count = min(count, session.room(place, now_ms))
         if count <= 0:
             return
+        # For each lease anew: a changed duration holds from the next one on.
+        lock_ms = self._context.groups.share_settings(session.group_id).lock_ms
         try:
             acquired = await self._context.shares.acquire(
                 share,
                 place[1],
                 count=count,
                 bytes_max=max(self._bytes_max - self.size, 0),
-                lease_ms=session.lock_ms,
+                is_strict=self.taken > 0,
+                lease_ms=lock_ms,
             )
         except PenstockError as error:
             one.code = code_for(error)
             return
         if not acquired.picks:
             return
-        session.hold(place, acquired.picks, now_ms + session.lock_ms)
+        session.hold(place, acquired.picks, now_ms + lock_ms)
         if not session.is_open:  # its member left while we looked
             claims = [Claim(place[1], offset, seq) for offset, seq, _ in acquired.picks]
             await release(self._context, session, place, claims)
@@ -329,6 +332,7 @@ async def _wait(context: KafkaContext, look: _Look, wait_ms: int) -> None:
 
 # ── The answer ───────────────────────────────────────────────────────────────────────────────
 async def _reply(
+    context: KafkaContext,
     call: KafkaCall,
     session: ShareSession,
     acked: dict[Place, ErrorCode],
@@ -368,7 +372,7 @@ async def _reply(
             )
     return ShareFetchReply(
         [ShareTopicReply(topic_id, partitions) for topic_id, partitions in topics.items()],
-        lock_ms=session.lock_ms,
+        lock_ms=context.groups.share_settings(session.group_id).lock_ms,
         throttle_time_ms=0 if look is None else look.pause_ms,
     )
 

@@ -46,11 +46,6 @@ async def run(
     if reply.code:
         return _refused(asked, ErrorCode(reply.code), reply.message)
     if asked.member_epoch != LEAVE:
-        session = context.share_sessions.find(
-            asked.group_id, asked.member_id, account=context.account
-        )
-        if session is not None:
-            session.lock_ms = reply.settings.lock_ms
         try:
             await _open_shares(context, asked.group_id, reply)
         except InvalidRequest as error:

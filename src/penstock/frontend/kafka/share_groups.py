@@ -11,15 +11,26 @@ DELIVERIES_MAX = 5  # after that many a record is finished with; Kafka's default
 
 
 async def check_share_group(
-    context: KafkaContext, group_id: str, *, must_be_empty: bool = False
-) -> None:
+    context: KafkaContext, group_id: str, *, must_be_empty: bool = False, may_be_new: bool = False
+) -> bool:
+    """Return whether it exists. Raises Refusal."""
     found = await context.groups.describe(group_id)
     if found.code not in (Code.NONE, Code.GROUP_ID_NOT_FOUND):
         raise Refusal(ErrorCode(found.code))
+    if found.code and may_be_new:
+        return False
     if found.code or found.kind != "share":
         raise Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no share group {group_id}.")
     if must_be_empty and found.state != "Empty":
         raise Refusal(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} still has members.")
+    return True
+
+
+async def make_share_group(context: KafkaContext, group_id: str) -> None:
+    """Nothing if it exists. Raises Refusal."""
+    reply = await context.groups.make_share_group(group_id)
+    if reply.code:
+        raise Refusal(ErrorCode(reply.code), f"Share group {group_id} could not be made.")
 
 
 def shared_topics(context: KafkaContext, group_id: str) -> list[Topic]:

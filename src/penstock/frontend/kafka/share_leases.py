@@ -39,18 +39,13 @@ async def open_session(
     places: Sequence[Place],
 ) -> ShareSession | ErrorCode:
     sessions = context.share_sessions
-    code, settings = await context.groups.share_settings(group_id)
-    if code:
-        return ErrorCode(code)
     account = context.account
     older = sessions.find(group_id, member_id, account=account)
     if older is not None:
         await close_session(context, older)
         if sessions.find(group_id, member_id, account=account) is not None:
             return ErrorCode.INVALID_SHARE_SESSION_EPOCH  # two are opened at the same time
-    session = sessions.open(
-        group_id, member_id, connection, lock_ms=settings.lock_ms, account=account
-    )
+    session = sessions.open(group_id, member_id, connection, account=account)
     if isinstance(session, ErrorCode):
         return session
     if not session.add(places):
@@ -130,6 +125,8 @@ async def acknowledge(
     plan = session.plan(place, batches)
     if plan is None:
         return ErrorCode.INVALID_RECORD_STATE
+    if plan.renewed and not context.groups.share_settings(session.group_id).is_renewable:
+        return ErrorCode.INVALID_RECORD_STATE
     try:
         return await _carry_out(context, session, place, share, plan)
     except PenstockError as error:
@@ -151,9 +148,10 @@ async def _carry_out(
         results += await shares.prolong(share, partition, given)
         session.let_go(place, plan.released)
     if plan.renewed:
-        given = [(claim, session.lock_ms) for claim in plan.renewed]
+        lock_ms = context.groups.share_settings(session.group_id).lock_ms
+        given = [(claim, lock_ms) for claim in plan.renewed]
         renewed = await shares.prolong(share, partition, given)
-        ends_at_ms = context.clock.mono_ms() + session.lock_ms
+        ends_at_ms = context.clock.mono_ms() + lock_ms
         pairs = list(zip(plan.renewed, renewed, strict=True))
         session.let_go(place, [claim for claim, error in pairs if error is not None])
         kept = [(claim.offset, claim.lease_seq, 0) for claim, error in pairs if error is None]

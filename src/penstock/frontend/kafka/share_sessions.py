@@ -28,7 +28,7 @@ CLOSING: Final = -1
 EPOCH_MAX: Final = 2**31 - 1
 SESSIONS_MAX: Final = 2_000  # on this node; a member has one
 PLACES_MAX: Final = 20_000  # partitions of one session
-HELD_MAX: Final = 2_000  # records that a member holds of one partition
+HELD_MAX: Final = 10_000  # records that a member holds of one partition
 
 
 class Ack(IntEnum):
@@ -96,20 +96,16 @@ class ShareSession:
         "epoch",
         "group_id",
         "is_open",
-        "lock_ms",
         "member_id",
         "owner",
     )
 
-    def __init__(
-        self, group_id: str, member_id: str, owner: object, lock_ms: int, account: str = ""
-    ) -> None:
+    def __init__(self, group_id: str, member_id: str, owner: object, account: str = "") -> None:
         """``owner``: the connection that ends it by ending."""
         self.account = account  # in which the group and what it reads are
         self.group_id = group_id
         self.member_id = member_id
         self.owner = owner
-        self.lock_ms = lock_ms
         self.epoch = OPENING + 1  # of the next request
         self.is_open = True
         self._places: dict[Place, None] = {}
@@ -209,7 +205,7 @@ class ShareSessions:
         return [session for session in self._sessions.values() if session.owner is owner]
 
     def open(
-        self, group_id: str, member_id: str, owner: object, *, lock_ms: int, account: str = ""
+        self, group_id: str, member_id: str, owner: object, *, account: str = ""
     ) -> ShareSession | ErrorCode:
         """The member's older session, if it has one, has been closed."""
         place = (account, group_id, member_id)
@@ -217,7 +213,7 @@ class ShareSessions:
         if self._shares.is_full() or self._shares.is_used_up(account):
             return ErrorCode.SHARE_SESSION_LIMIT_REACHED
         self._shares.add(account)
-        session = ShareSession(group_id, member_id, owner, lock_ms, account)
+        session = ShareSession(group_id, member_id, owner, account)
         self._sessions[place] = session
         return session
 

@@ -1,0 +1,76 @@
+"""Group configs that were set below feature level 3 are known to every node after the raise."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.attacks.frames import Wire
+from tests.e2e.test_cluster_cli import ask, healthy
+from tests.e2e.test_cluster_shares import coordinator, shows
+from tests.harness.cluster import ClusterNode, PenstockCluster
+from tests.harness.etcd import LACKING
+from tests.harness.patience import eventually
+
+from penstock.model.levels import GROUP_CONFIGS_STORED
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.compat,
+    pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
+]
+
+SETTING = "PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX"
+GROUPS = [f"group-{number}" for number in range(12)]  # over all coordinators
+GROUP = 32  # the type of a resource
+LOCK, LIMIT = "share.record.lock.duration.ms", "share.delivery.count.limit"
+SECONDS_MAX = 60.0
+
+
+def set_config(node: ClusterNode, group: str, name: str, value: str) -> int:
+    """IncrementalAlterConfigs of a group, at one node."""
+    resource = AlterConfigsResource(GROUP, group, [AlterableConfig(name, 0, value)])
+    with Wire(node) as wire:
+        (found,) = wire.ask("IncrementalAlterConfigs", 1, resources=[resource]).responses
+    return int(found.error_code)
+
+
+def test_group_configs_move_to_the_store_when_the_level_is_raised(tmp_path: Path) -> None:
+    earlier = {SETTING: str(GROUP_CONFIGS_STORED - 1)}
+    with PenstockCluster(tmp_path, env=earlier) as cluster:
+        healthy(cluster)
+        check_rows(cluster)
+        for node in cluster.nodes.values():
+            assert node.stop() == 0
+            del node.env[SETTING]
+            node.start(seconds=SECONDS_MAX)
+            healthy(cluster)
+        raised = ask(cluster, "upgrade", "--to", str(GROUP_CONFIGS_STORED))
+        assert raised.code == 0, raised
+        wanted = {LOCK: ("17000", 8)}
+        for group in GROUPS:
+            for node in cluster.nodes.values():
+                eventually(
+                    partial(shows, node, group, wanted),
+                    seconds=SECONDS_MAX,
+                    what=f"node {node.number} shows the configs of {group}",
+                )
+        for number, node in cluster.nodes.items():
+            assert set_config(node, f"new-{number}", LIMIT, "3") == 0
+            assert "group configs not moved" not in node.stderr
+
+
+def check_rows(cluster: PenstockCluster) -> None:
+    """Only the coordinator knows configs, and only those of earlier versions can be set."""
+    for group in GROUPS:
+        at = coordinator(cluster, group)
+        for number, node in cluster.nodes.items():
+            code = set_config(node, group, LOCK, "17000")
+            assert code == (0 if number == at else ErrorCode.NOT_COORDINATOR)
+        assert set_config(cluster.nodes[at], group, LIMIT, "3") == ErrorCode.INVALID_CONFIG
