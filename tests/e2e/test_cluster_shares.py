@@ -20,8 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 from tests.attacks.frames import Wire
-from tests.compat.kafka.confluent import SECONDS_MAX, kinds
-from tests.compat.kafka.test_share_groups import configure
+from tests.compat.kafka.confluent import SECONDS_MAX
 from tests.e2e.test_cluster_kafka import Produced, made
 from tests.harness.cluster import ClusterNode, PenstockCluster
 from tests.harness.etcd import LACKING
@@ -31,6 +30,14 @@ from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestPartition,
     AlterShareGroupOffsetsRequestTopic,
+)
+from penstock.wire.kafka.generated.describe_configs import DescribeConfigsResource
+from penstock.wire.kafka.generated.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequestGroup,
+)
+from penstock.wire.kafka.generated.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
 )
 from penstock.wire.kafka.generated.share_fetch import (
     FetchPartition,
@@ -46,6 +53,8 @@ pytestmark = [
 ]
 
 PARTITIONS = 6
+GROUP = 32  # the type of a resource
+LOCK = "share.record.lock.duration.ms"
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +81,24 @@ def coordinator(cluster: PenstockCluster, group: str) -> int:
     return int(found.node_id)
 
 
+def set_config(node: ClusterNode, group: str, name: str, value: str) -> int:
+    """IncrementalAlterConfigs of a group, at one node."""
+    resource = AlterConfigsResource(GROUP, group, [AlterableConfig(name, 0, value)])
+    with Wire(node) as wire:
+        (found,) = wire.ask("IncrementalAlterConfigs", 1, resources=[resource]).responses
+    return int(found.error_code)
+
+
 def shown(node: ClusterNode, group: str) -> dict[str, tuple[str, int]]:
     """What one node says is set for a group: name to value and source."""
-    resource = kinds.ConfigResource(kinds.ResourceType.GROUP, group)
-    (future,) = admin_of(node).describe_configs([resource], request_timeout=SECONDS_MAX).values()
+    resource = DescribeConfigsResource(GROUP, group, None)
+    with Wire(node) as wire:
+        (found,) = wire.ask("DescribeConfigs", 4, resources=[resource]).results
+    assert found.error_code == 0, found.error_message
     return {
-        name: (entry.value, entry.source)
-        for name, entry in future.result(SECONDS_MAX).items()
-        if entry.source == 8
+        each.name: (each.value, each.config_source)
+        for each in found.configs
+        if each.config_source == 8
     }
 
 
@@ -160,11 +179,20 @@ class Members:
         assert {*self.accepted, *self.unsure} == set(written)
 
 
+def is_read(cluster: PenstockCluster, group: str) -> bool:
+    """Whether the group is finished with every record."""
+    asked = [DescribeShareGroupOffsetsRequestGroup(group, None)]
+    with Wire(cluster.nodes[coordinator(cluster, group)]) as wire:
+        (found,) = wire.ask("DescribeShareGroupOffsets", 1, groups=asked).groups
+    assert found.error_code == 0, found.error_message
+    lags = [one.lag for topic in found.topics for one in topic.partitions]
+    return len(lags) == PARTITIONS and set(lags) == {0}
+
+
 def begin(cluster: PenstockCluster, name: str) -> str:
     """A topic, and a group of the same name that reads it from the beginning."""
     made(cluster, name, partitions=PARTITIONS)
-    node = next(iter(cluster.nodes.values()))
-    configure(admin_of(node), name, share_auto_offset_reset="earliest")
+    assert set_config(cluster.nodes[1], name, "share.auto.offset.reset", "earliest") == 0
     for each in cluster.nodes.values():
         eventually(
             partial(knows, each, name, "share.auto.offset.reset"),
@@ -183,6 +211,7 @@ def test_three_members_accept_every_record_once(cluster: PenstockCluster) -> Non
         members.wait_for(300)
         produced.send(300)
         members.wait_for(600)
+        eventually(partial(is_read, cluster, name), seconds=30, what="nothing is left")
     assert not members.unsure
     members.check(produced.written)
 
@@ -200,6 +229,8 @@ def test_a_coordinator_that_is_killed_loses_no_record(cluster: PenstockCluster) 
 
 
 def survive(cluster: PenstockCluster, name: str, victim: int) -> None:
+    # Records whose acknowledgement was lost come again within the test.
+    assert set_config(cluster.nodes[victim], name, LOCK, "10000") == 0
     produced = Produced(cluster, name)
     produced.send(200)
     node = cluster.nodes[victim]
@@ -211,6 +242,7 @@ def survive(cluster: PenstockCluster, name: str, victim: int) -> None:
         node.start(seconds=60)
         produced.send(100)
         members.wait_for(500, seconds=150)
+        eventually(partial(is_read, cluster, name), seconds=90, what="nothing is left")
     members.check(produced.written)
 
 
@@ -284,10 +316,10 @@ def check_locks(
 ) -> None:
     for partition, session in sessions.items():
         assert session.fetch(topic_id, partition).acquisition_lock_timeout_ms == 30_000
-    configure(admin_of(cluster.nodes[1]), name, share_record_lock_duration_ms=15_000)
+    assert set_config(cluster.nodes[1], name, LOCK, "15000") == 0
     for node in cluster.nodes.values():
         eventually(
-            partial(knows, node, name, "share.record.lock.duration.ms"),
+            partial(knows, node, name, LOCK),
             seconds=10,
             what=f"node {node.number} knows the change",
         )
@@ -303,7 +335,7 @@ def test_every_node_changes_and_shows_the_configs_of_a_group(cluster: PenstockCl
     )
     values = ("3", "50000", "1")
     for node, name, value in zip(cluster.nodes.values(), names, values, strict=True):
-        configure(admin_of(node), "configured", **{name.replace(".", "_"): value})
+        assert set_config(node, "configured", name, value) == 0
         assert shown(node, "configured")[name] == (value, 8), "seen where it was changed"
     wanted = {name: (value, 8) for name, value in zip(names, values, strict=True)}
     for node in cluster.nodes.values():

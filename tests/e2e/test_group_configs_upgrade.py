@@ -6,19 +6,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.attacks.frames import Wire
 from tests.e2e.test_cluster_cli import ask, healthy
-from tests.e2e.test_cluster_shares import coordinator, shows
-from tests.harness.cluster import ClusterNode, PenstockCluster
+from tests.e2e.test_cluster_shares import LOCK, coordinator, set_config, shows
+from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 
 from penstock.model.levels import GROUP_CONFIGS_STORED
 from penstock.wire.kafka.faults import ErrorCode
-from penstock.wire.kafka.generated.incremental_alter_configs import (
-    AlterableConfig,
-    AlterConfigsResource,
-)
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,17 +23,8 @@ pytestmark = [
 
 SETTING = "PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX"
 GROUPS = [f"group-{number}" for number in range(12)]  # over all coordinators
-GROUP = 32  # the type of a resource
-LOCK, LIMIT = "share.record.lock.duration.ms", "share.delivery.count.limit"
+LIMIT = "share.delivery.count.limit"
 SECONDS_MAX = 60.0
-
-
-def set_config(node: ClusterNode, group: str, name: str, value: str) -> int:
-    """IncrementalAlterConfigs of a group, at one node."""
-    resource = AlterConfigsResource(GROUP, group, [AlterableConfig(name, 0, value)])
-    with Wire(node) as wire:
-        (found,) = wire.ask("IncrementalAlterConfigs", 1, resources=[resource]).responses
-    return int(found.error_code)
 
 
 def test_group_configs_move_to_the_store_when_the_level_is_raised(tmp_path: Path) -> None:

@@ -151,18 +151,21 @@ class Coordinator:
         if self._configs is None or not self._configs.is_in_force or self._move is not None:
             return
         if self._keeper.ready() and self._groups.configs_rows():
+            groups = self._groups
             self._move = self._loop.create_task(
-                self._move_all(self._configs, self._groups), name=f"move configs {self._label}"
+                self._move_all(self._configs, groups), name=f"move configs {self._label}"
             )
-            self._move.add_done_callback(lambda _: self._moved())
+            self._move.add_done_callback(lambda _: self._move_ended(groups))
 
     async def configs_moved(self) -> None:
         """Returns when the move that is under way has ended, if there is one."""
         if self._move is not None:
             await asyncio.wait((self._move,))
 
-    def _moved(self) -> None:
+    def _move_ended(self, groups: Groups) -> None:
         self._move = None
+        if self._groups is not groups:
+            self.move_configs()  # what was read meanwhile
 
     async def _move_all(self, configs: GroupConfigs, groups: Groups) -> None:
         """Put each row into the store and delete it then. A crash in between leaves rows that are

@@ -351,6 +351,8 @@ class GroupHost:
     def share_settings(self, group_id: str) -> ShareSettings:
         if self._configs is not None and self._configs.is_in_force:
             return share_settings(self._configs.of(group_id))
+        if not self._coordinators:
+            return SHARE_DEFAULT  # the node is starting
         found = self._at(group_id).peek(_NOTHING_SET, lambda groups: groups.configs(group_id))
         return share_settings(found)
 

@@ -69,26 +69,12 @@ class BrokerRole:
         await self._tasks.start()
         await self.configs.start()
         await self.broker.start()
+        others = None if cluster is None else self._other_coordinators(cluster)
+        self.groups = self._group_host(others)
+        # Other nodes lease from shares as soon as this one is in the cluster.
+        self.broker.shares.settings_of = self.groups.settings_of
         if cluster is not None:
             await cluster.start(self.broker, self._surroundings)
-        others = None if cluster is None else self._other_coordinators(cluster)
-        self.groups = GroupHost(
-            streams=self.broker,
-            catalog=self._metadata.topics,
-            clock=basis.clock,
-            entropy=basis.entropy,
-            account=node.account,
-            region=node.region,
-            settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
-            others=others,
-            rooms=self.rooms,
-            configs=GroupConfigs(
-                self.configs,
-                rooms=self.rooms,
-                level=lambda: LEVEL_MAX if cluster is None else cluster.level.in_force,
-            ),
-        )
-        self.broker.shares.settings_of = self.groups.settings_of
         await self.groups.start()
         self.transactions = TransactionHost(
             streams=self.broker,
@@ -116,6 +102,25 @@ class BrokerRole:
             for queue in self.broker.partitions.queues():
                 for partition in queue.partitions.values():
                     self._led(partition, is_led=True)
+
+    def _group_host(self, others: OtherCoordinators | None) -> GroupHost:
+        basis, node, cluster = self._basis, self._basis.config.node, self._cluster
+        return GroupHost(
+            streams=self.broker,
+            catalog=self._metadata.topics,
+            clock=basis.clock,
+            entropy=basis.entropy,
+            account=node.account,
+            region=node.region,
+            settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
+            others=others,
+            rooms=self.rooms,
+            configs=GroupConfigs(
+                self.configs,
+                rooms=self.rooms,
+                level=lambda: LEVEL_MAX if cluster is None else cluster.level.in_force,
+            ),
+        )
 
     def _led(self, partition: Partition, is_led: bool) -> None:
         """Groups and transactions are coordinated where their partition is led."""

@@ -11,6 +11,7 @@ from tests.unit.broker.stage import HandClock, Stage, bodies, claim, message, on
 from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_of, put, read
 
 from penstock.log.log import LogConfig
+from penstock.metadata.resource_configs import GROUP, Resource, ResourceConfigs
 from penstock.model.errors import NotFound, Throttled
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest
@@ -72,6 +73,22 @@ async def test_what_was_not_acknowledged_comes_back_and_leases_go_on(tmp_path: P
         clock.advance(60_000)
         again = await stage.broker.lease(topic, LeaseRequest(10))
         assert sorted(bodies(again)) == ["6", "7", "8", "9"]
+
+
+async def test_configs_of_groups_are_in_a_backup(tmp_path: Path) -> None:
+    group = Resource("000000000000", GROUP, "a/b")
+    async with on_stage(tmp_path / "old") as stage:
+        configs = ResourceConfigs(stage.catalog._store)
+        await configs.start()
+        await configs.change(group, {"share.record.lock.duration.ms": "2000"})
+        await configs.stop()
+        backup, _ = await backed_up(stage, tmp_path / "backups")
+    await laid_out(backup, tmp_path / "new")
+    async with on_stage(tmp_path / "new") as stage:
+        configs = ResourceConfigs(stage.catalog._store)
+        await configs.start()
+        assert configs.get(group) == {"share.record.lock.duration.ms": "2000"}
+        await configs.stop()
 
 
 async def test_a_log_that_has_lost_its_beginning_keeps_its_offsets(tmp_path: Path) -> None:

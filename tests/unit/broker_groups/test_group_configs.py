@@ -218,3 +218,32 @@ async def test_a_store_that_is_away_is_told(
         monkeypatch.setattr(SqliteStore, "put", away)
         assert await one.set(lock="2000") is Code.COORDINATOR_NOT_AVAILABLE
         assert await one.set("x" * 2_000, lock="2000") is Code.INVALID_GROUP_ID
+
+
+async def test_a_log_that_is_read_again_during_the_move_is_moved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node(tmp_path, BELOW) as one:
+        await one.set(lock="2000")
+        asked, may_go = asyncio.Event(), asyncio.Event()
+        put = SqliteStore.put
+
+        async def slow(self: SqliteStore, key: str, value: bytes, **given: Any) -> int:
+            asked.set()
+            await may_go.wait()
+            return await put(self, key, value, **given)
+
+        monkeypatch.setattr(SqliteStore, "put", slow)
+        one.raise_level()
+        await asked.wait()
+        coordinator = one.host._coordinators[PARTITION]
+        coordinator._keeper.lose("an append failed")
+        one.hosting.clock.advance(20_000)
+        async with asyncio.timeout(10):
+            while not coordinator._keeper.ready():
+                await asyncio.sleep(0.01)
+            assert one.rows() == {"g": {SHARE_LOCK: "2000"}}
+            may_go.set()
+            while one.rows():
+                await asyncio.sleep(0.01)
+        assert one.stored.get(ORDERS) == {SHARE_LOCK: "2000"}

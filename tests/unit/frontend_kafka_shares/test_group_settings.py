@@ -18,6 +18,7 @@ from tests.unit.frontend_kafka_shares.stage import (
     values,
 )
 
+from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.model.ports import Marker
 from penstock.model.topic import Topic
@@ -368,4 +369,4 @@ async def test_a_group_of_another_kind_is_not_made_a_share_group(tmp_path: Path)
         commit = CommitRequest((PartitionCommit(topic.topic_id, 0, 1),))
         assert (await rig.host.commit("new", commit)).code == 0
         assert await begin(rig, 0) == ErrorCode.GROUP_ID_NOT_FOUND
-        assert (await rig.host.make_share_group("new")).code == ErrorCode.GROUP_ID_NOT_FOUND
+        assert (await rig.host.make_share_group("new")).code is Code.GROUP_ID_NOT_FOUND
