@@ -38,6 +38,7 @@ from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
+from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
 from penstock.cursor.tenants import FREE, TenantRooms
@@ -352,7 +353,7 @@ class GroupHost:
         if self._configs is not None and self._configs.is_in_force:
             return share_settings(self._configs.of(group_id))
         if not self._coordinators:
-            return SHARE_DEFAULT  # the node is starting
+            return share_settings(_NOTHING_SET)  # the node is starting
         found = self._at(group_id).peek(_NOTHING_SET, lambda groups: groups.configs(group_id))
         return share_settings(found)
 

@@ -203,14 +203,6 @@ class Leases:
                 return Reading.LATER
         return found if found < up_to else None
 
-    def take_below(
-        self, offset: int, request: LeaseRequest, *, attempts_max: int | None, in_flight_max: int
-    ) -> Taken:
-        """``take`` without anything from ``offset`` on, and without reading further ahead."""
-        assert isinstance(self.cursor, StandardCursor)
-        with self.cursor.only_below(offset):
-            return self.take(request, attempts_max=attempts_max, in_flight_max=in_flight_max)
-
     def _read_picks(self, taken: Taken, picks: Sequence[Pick], again_bytes: int) -> int:
         """``again_bytes`` were read from the log for earlier picks; returns how many it is now."""
         for pick in picks:

@@ -21,6 +21,7 @@ from penstock.broker.redrive import Redriver
 from penstock.broker.taken import Taken
 from penstock.cursor.events import AckReason
 from penstock.cursor.group.settings import ShareSettings
+from penstock.cursor.standard import StandardCursor
 from penstock.model.errors import Damaged
 from penstock.model.limits import KIB, MIB, READ_BYTES_MAX
 from penstock.model.message import Claim, Delivery
@@ -74,12 +75,14 @@ class ShareTaking:
             stretch = self._stretch(offset, up_to)
             if not stretch:
                 break
-            taken = leases.take_below(
-                stretch[-1][0].next_offset,
-                LeaseRequest(count=count - len(self.deliveries), lease_ms=lease_ms),
-                attempts_max=self._attempts_max,
-                in_flight_max=self._in_flight_max,
-            )
+            cursor = leases.cursor
+            assert isinstance(cursor, StandardCursor), "a share is a standard queue"
+            with cursor.only_below(stretch[-1][0].next_offset):
+                taken = leases.take(
+                    LeaseRequest(count=count - len(self.deliveries), lease_ms=lease_ms),
+                    attempts_max=self._attempts_max,
+                    in_flight_max=self._in_flight_max,
+                )
             if not (taken.deliveries or taken.late or taken.dead):
                 passed = offset  # passed over, or there are as many in flight as may be
             await self._settle(taken, stretch)
