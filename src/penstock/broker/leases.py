@@ -253,7 +253,9 @@ class Leases:
         more below the high watermark and ``up_to``, or not yet."""
         cursor = self.cursor
         scan_from = cursor.scan_from
-        high_watermark = min(self._journal.high_watermark, up_to)
+        high_watermark = self._journal.high_watermark
+        if up_to < high_watermark:
+            high_watermark = up_to
         fresh = self._fresh
         while fresh and fresh[0].base_offset < scan_from:
             self._fresh_count -= len(fresh.popleft().messages)
