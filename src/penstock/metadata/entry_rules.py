@@ -167,6 +167,7 @@ def _move_place(_key: str, value: bytes) -> str:
 
 
 def _configs_place(key: str, value: bytes) -> str:
+    """A name can be percent-encoded in several ways, and nodes look for one of them."""
     decode_configs(value)
     return config_key(resource_of(key))
 
