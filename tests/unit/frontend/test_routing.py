@@ -551,6 +551,26 @@ async def test_a_share_begins_at_the_same_place_on_all_nodes(
     assert [await routed.share_lag(share, partition) for partition in range(3)] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("start", [LATEST, EARLIEST])
+async def test_a_share_is_known_to_every_leader_when_it_is_open(
+    cluster: Cluster, start: int
+) -> None:
+    queue = await cluster.topic(led_by=(1, 2, 3))
+    share = await cluster.routed(1).open_share(queue, "group", start=start)
+    for node in cluster.nodes.values():
+        assert node.owned.find_share(queue, "group") == share
+
+
+async def test_a_share_begins_at_the_start_though_a_leader_is_away(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.shares.TELL_SECONDS_MAX", 0.1)
+    queue = await cluster.topic(led_by=(1, 2))
+    await cluster.nodes[2].vanish()
+    share = await cluster.routed(1).open_share(queue, "group", start=EARLIEST)
+    assert cluster.nodes[1].owned.find_share(queue, "group") == share
+
+
 async def test_a_share_that_is_opened_twice_at_the_end_begins_once(cluster: Cluster) -> None:
     queue = await cluster.topic(led_by=(1, 2, 3))
     frontends = [cluster.routed(number) for number in (1, 2, 3, 1)]
