@@ -15,6 +15,7 @@ from confluent_kafka import (
     AcknowledgeType,
     Consumer,
     KafkaException,
+    Producer,
     ShareConsumer,
     TopicPartition,
 )
@@ -295,6 +296,29 @@ def test_the_first_fetch_delivers_at_every_leader(cluster: PenstockCluster) -> N
             ((one,),) = (topic.partitions for topic in found.responses)
             assert one.error_code == 0, one.error_message
             assert len(one.acquired_records) == 1
+
+
+def test_a_group_that_reads_committed_gets_committed_records_only(
+    cluster: PenstockCluster,
+) -> None:
+    name = begin(cluster, "committed")
+    for node in cluster.nodes.values():
+        assert set_config(node, name, "share.isolation.level", "read_committed") == 0
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": name})
+    producer.init_transactions(SECONDS_MAX)
+    with Members(cluster, name, name) as members:
+        for turn in range(6):
+            producer.begin_transaction()
+            for number in range(20):
+                producer.produce(name, f"{turn}-{number}", key=str(number))
+            producer.flush(SECONDS_MAX)
+            if turn % 2:
+                producer.abort_transaction(SECONDS_MAX)
+            else:
+                producer.commit_transaction(SECONDS_MAX)
+        members.wait_for(60)
+        eventually(partial(is_read, cluster, name), seconds=30, what="nothing is left")
+    members.check([f"{turn}-{number}" for turn in (0, 2, 4) for number in range(20)])
 
 
 # ── Configs ──────────────────────────────────────────────────────────────────────────────────
