@@ -42,6 +42,11 @@ def open_log(topic: Topic, index: int, topics: Path, surroundings: Surroundings)
                 "reason": report.reason,
             },
         )
+    if report.is_low_watermark_damaged:
+        log_.error(
+            "low watermark damaged: deleted records of kept segments are readable again",
+            extra={"topic": topic.name, "partition": index, "folder": str(folder)},
+        )
     for damage in report.damage:
         log_.error(
             "damage found",

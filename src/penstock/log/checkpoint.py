@@ -1,4 +1,5 @@
-"""Small files that are whole or absent: snapshots of a caller's state, and the recovery point.
+"""Small files that are whole or absent: snapshots of a caller's state, the recovery point and the
+low watermark.
 
     checkpoint      ┌───────┬─────────┬──────────┬────────────┬────────┬───────┬──────┐
                     │ magic │ version │ reserved │ generation │ length │ crc   │ data │
@@ -9,6 +10,10 @@
                     │ PSRP  │ u16 = 1 │ u16       │ i64    │ segment's   │ segment's    │ u32   │
                     │       │         │           │        │ base, i64   │ bytes, i64   │       │
                     └───────┴─────────┴───────────┴────────┴─────────────┴──────────────┴───────┘
+    low watermark   ┌───────┬─────────┬──────────┬────────┬───────┐
+                    │ magic │ version │ reserved │ offset │ crc   │
+                    │ PSLW  │ u16 = 1 │ u16 = 0  │ i64    │ u32   │
+                    └───────┴─────────┴──────────┴────────┴───────┘
 
 Each ``crc`` is CRC-32C of everything else. A checkpoint is written over the older of its two
 generations, so that the newer one survives whatever happens meanwhile; the newest valid one wins.
@@ -31,7 +36,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.log.files import Disk, read_whole, replace_durably
-from penstock.log.layout import CHECKPOINT_SUFFIX, RECOVERY_POINT_FILE
+from penstock.log.layout import CHECKPOINT_SUFFIX, LOW_WATERMARK_FILE, RECOVERY_POINT_FILE
+from penstock.model.errors import Damaged
 from penstock.record.crc32c import crc32c
 
 HEAD = struct.Struct(">4sHHQI")
@@ -51,9 +57,15 @@ DOUBT_SHORT = 8
 DOUBT_CRASHED = 16
 _DOUBTS = DOUBT_NEW | DOUBT_GARBAGE | DOUBT_SHORT | DOUBT_CRASHED
 
+LOW = struct.Struct(">4sHHq")
+LOW_BYTES = 20
+LOW_MAGIC = b"PSLW"
+LOW_VERSION = 1
+
 _CRC = struct.Struct(">I")
 assert HEAD.size + _CRC.size == HEAD_BYTES
 assert POINT.size + _CRC.size == POINT_BYTES
+assert LOW.size + _CRC.size == LOW_BYTES
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}\Z")
 
@@ -143,3 +155,23 @@ def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
         return None
     is_clean = bool(flags & FLAG_CLEAN)
     return RecoveryPoint(offset, is_clean, last_base, last_bytes, flags & _DOUBTS)
+
+
+def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
+    """Durable when it returns."""
+    raw = LOW.pack(LOW_MAGIC, LOW_VERSION, 0, offset)
+    replace_durably(disk, folder / LOW_WATERMARK_FILE, raw + _CRC.pack(crc32c(raw)))
+
+
+def read_low_watermark(folder: Path, disk: Disk) -> int:
+    """0 if there is no file. Raises Damaged if the file is not whole."""
+    path = folder / LOW_WATERMARK_FILE
+    content = read_whole(disk, path)
+    if content is None:
+        return 0
+    raw = content[: LOW.size]
+    if len(content) == LOW_BYTES and content[LOW.size :] == _CRC.pack(crc32c(raw)):
+        magic, version, _, offset = LOW.unpack(raw)
+        if magic == LOW_MAGIC and version == LOW_VERSION and offset >= 0:
+            return int(offset)
+    raise Damaged(str(path), 0, "the low watermark cannot be read")

@@ -7,6 +7,7 @@
     00000000000000000000.check      a checksum of every batch's header          (rebuildable)
     recovery-point                  up to which offset all is on disk; whether the stop was clean
     damage                          ranges found unreadable and reported, as JSON
+    low-watermark                   the first offset of a stream that readers may see
     <name>.0.checkpoint  .1.        two generations of a caller's snapshot
     00000000000000000000.restart    decided: all this goes, and the log begins at that offset
 
@@ -21,6 +22,7 @@ FORMAT_VERSION = 1
 FORMAT_PREFIX = b"penstock-log "
 RECOVERY_POINT_FILE = "recovery-point"
 DAMAGE_FILE = "damage"
+LOW_WATERMARK_FILE = "low-watermark"
 
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"

@@ -69,6 +69,7 @@ class Log(ReadableLog):
         self.recovery: RecoveryReport = recovery.run()
         tail = Tail(config.tail_bytes_max, config.tail_budget)
         super().__init__(folder, recovery.segments, self.recovery.damage, tail, disk)
+        self.stored_low_watermark = recovery.low_watermark
         self.config = config
         self._active = recovery.segments[-1]
         self._detached: list[Detached] = []
@@ -309,6 +310,8 @@ class Log(ReadableLog):
         except OSError as error:
             self.refuse_appends(f"truncation failed: {error}")
             raise
+        if self.stored_low_watermark > self.end_offset:
+            self.store_low_watermark(self.end_offset)
         return self.end_offset
 
     def _find_cut(self, to: int) -> tuple[Segment, Cut]:
@@ -386,6 +389,7 @@ class Log(ReadableLog):
         self._dirty, self._damage = {}, []
         self._is_folder_dirty, self._is_rolled = True, False  # its side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
+        self.stored_low_watermark = 0
         self.size_bytes = 0
         self.last_timestamp_ms = segment.max_timestamp
 

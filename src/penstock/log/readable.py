@@ -1,14 +1,20 @@
-"""The half of a log that changes nothing: reading batches, finding times and epochs.
+"""The half of a log that changes no batches: reading them, finding times and epochs.
 
 Recent batches are in memory; older ones are read from disk and verified. Snapshots of an owner's
-state are kept here too: they lie beside the segments and touch none of them. ``log/log.py`` has the
-other half: appends, syncs and what goes away.
+state and the low watermark are kept here too: they lie beside the segments and touch none of them.
+``log/log.py`` has the other half: appends, syncs and what goes away.
 """
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.log.checkpoint import read_checkpoint, remove_checkpoint, write_checkpoint
+from penstock.log.checkpoint import (
+    read_checkpoint,
+    remove_checkpoint,
+    write_checkpoint,
+    write_low_watermark,
+)
 from penstock.log.damage import Damage, DamagedRange, merge_damage
 from penstock.log.files import Disk
 from penstock.log.headers import Epochs, epochs_of
@@ -16,7 +22,7 @@ from penstock.log.segment import NO_EPOCH, Segment, SegmentInfo
 from penstock.log.segments import Segments
 from penstock.log.stretch import Stretch, stretch_of
 from penstock.log.tail import Tail
-from penstock.model.errors import OffsetOutOfRange
+from penstock.model.errors import DiskFull, OffsetOutOfRange
 
 
 class ReadableLog:
@@ -35,12 +41,18 @@ class ReadableLog:
         self._dirty: dict[int, Segment] = {}  # appended to since the last sync, by base offset
         self._tail = tail
         self._damage = list(damage)
+        self.stored_low_watermark = 0  # as the file says; 0: there is none
 
     # ── What it holds ────────────────────────────────────────────────────────────────────────
 
     @property
     def start_offset(self) -> int:
         return self._segments.start_offset
+
+    @property
+    def low_watermark(self) -> int:
+        """The first offset that readers may see: of the file or the first segment, the larger."""
+        return max(self.stored_low_watermark, self._segments.start_offset)
 
     @property
     def last_epoch(self) -> int:
@@ -165,6 +177,16 @@ class ReadableLog:
     def remove_checkpoint(self, name: str) -> None:
         """Durable when it returns; as ``write_checkpoint``."""
         remove_checkpoint(self.folder, name, self.disk)
+
+    def store_low_watermark(self, offset: int) -> None:
+        """Durable when it returns; safe in a thread, one at a time."""
+        try:
+            write_low_watermark(self.folder, offset, self.disk)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFull("no space left to store the low watermark") from None
+        self.stored_low_watermark = offset
 
     def drop_tail(self) -> None:
         """Give back the memory of recent batches. On the thread that appends: the budget is shared

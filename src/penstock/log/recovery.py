@@ -17,7 +17,9 @@ from penstock.log.checkpoint import (
     DOUBT_NEW,
     DOUBT_SHORT,
     RecoveryPoint,
+    read_low_watermark,
     read_point,
+    write_low_watermark,
     write_point,
 )
 from penstock.log.damage import Damage, load_damage, merge_damage, save_damage
@@ -37,7 +39,7 @@ from penstock.log.restart import finish_restart
 from penstock.log.scan import ZEROS_REASON, Scan, Scanner, header_fault, is_zero_from
 from penstock.log.segment import NO_EPOCH, Segment
 from penstock.log.swap import finish_swaps
-from penstock.model.errors import PenstockError
+from penstock.model.errors import Damaged, PenstockError
 from penstock.record.batch import HEADER_BYTES, parse_header
 
 
@@ -57,6 +59,7 @@ class RecoveryReport:
     recovery_point: int  # records below this offset were synced before the stop
     damage: tuple[Damage, ...]
     doubts: int  # what speaks against the log since it was last settled
+    is_low_watermark_damaged: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -101,6 +104,8 @@ class Recovery:
         self._reason: str | None = None
         self._doubts = 0
         self._epoch = NO_EPOCH  # of the last batch so far
+        self.low_watermark = 0
+        self._is_low_watermark_damaged = False
         self._has_stale_checks = False  # of the last segment; taken out, but not synced
 
     def run(self) -> RecoveryReport:
@@ -130,6 +135,7 @@ class Recovery:
         if damage != known:
             save_damage(self.folder, damage, self.disk)
         self._doubts |= DOUBT_SHORT if last.end_offset < self._point.offset else 0
+        self._read_low_watermark(last.end_offset)
         if not was_clean or self._truncated_bytes:
             self._make_durable(last)
         return RecoveryReport(
@@ -143,7 +149,21 @@ class Recovery:
             recovery_point=self._point.offset,
             damage=tuple(damage),
             doubts=self._doubts,
+            is_low_watermark_damaged=self._is_low_watermark_damaged,
         )
+
+    def _read_low_watermark(self, end_offset: int) -> None:
+        """Records that are appended to a log that lost its end must not be hidden: the low
+        watermark is never above the end. A damaged file casts doubt on a replica: others have the
+        value."""
+        try:
+            self.low_watermark = read_low_watermark(self.folder, self.disk)
+        except Damaged:
+            self._is_low_watermark_damaged = True
+            self._doubts |= DOUBT_GARBAGE
+        if self.low_watermark > end_offset:
+            write_low_watermark(self.folder, end_offset, self.disk)
+            self.low_watermark = end_offset
 
     def _is_there(self, damage: Damage) -> bool:
         """Whether the file still has these bytes. Of the last one they may have been cut off."""
