@@ -257,6 +257,14 @@ def adds_whoever_it_is(self: Leader, member: int) -> Change | None:
     return None if change is None else change._replace(incarnations={})
 
 
+def adds_without_low_watermark(self: Leader, member: int) -> Change | None:
+    low_watermark, self.low_watermark = self.low_watermark, 0
+    try:
+        return _adding(self, member)
+    finally:
+        self.low_watermark = low_watermark
+
+
 _adding = Leader.adding
 
 
@@ -323,3 +331,31 @@ class CutsToTheWatermark(World):
         replica = node.live
         if replica.role is Role.FOLLOWER and replica.high_watermark < node.log.end:
             self.truncate(node, replica.high_watermark)
+
+
+# ── Low watermarks ───────────────────────────────────────────────────────────────────────────
+
+counts_its_own_low_watermark = property(lambda self: self.low_watermark)
+
+
+class SaysStoredBeforeItIs(World):
+    """A crash shows what really is."""
+
+    def __init__(self, seed: int, *, is_synced: bool = True) -> None:
+        self.said: dict[int, int] = {}
+        super().__init__(seed, is_synced=is_synced)
+
+    def store_low_watermark(self, node: SimNode, offset: int) -> None:
+        if node.leader is None:
+            node.live.stored_low_watermark(offset)
+            self.said[node.number] = offset
+        else:
+            super().store_low_watermark(node, offset)
+
+    def sync(self, node: SimNode) -> None:
+        super().sync(node)
+        node.low_watermark = max(node.low_watermark, self.said.pop(node.number, 0))
+
+    def forget(self, node: SimNode) -> None:
+        super().forget(node)
+        self.said.pop(node.number, None)

@@ -39,6 +39,8 @@ class Cluster:
 
     def __init__(self, seed: int, *, is_synced: bool = True) -> None:
         self.random = random.Random(seed)
+        # Of its own: schedules are what they were before records could be deleted.
+        self.low_random = random.Random(~seed)
         self.is_synced = is_synced
         self.is_fifo = seed % 2 == 1
         self.is_moved = seed % 4 >= 2
@@ -53,7 +55,7 @@ class Cluster:
         self.network: list[Sent] = []
         self.now = 0
         names = "commits elections recoveries crashes truncations changes drops checkpoints moves"
-        names += " rebirths handovers answers trims restarts mendings reopenings"
+        names += " rebirths handovers answers trims restarts mendings reopenings deletions"
         self.counts = dict.fromkeys(names.split(), 0)
         self.story: list[str] | None = None  # what happened, for whoever wants to read it
 
@@ -87,6 +89,7 @@ class Cluster:
     def open(self, node: SimNode) -> None:
         """A row gives the partition to this node."""
         log = node.log
+        node.low_watermark = min(node.low_watermark, log.end)
         is_whole = node.number in self.store.row.whole
         node.is_leaving = False
         node.replica = Replica(
@@ -98,6 +101,7 @@ class Cluster:
             end_offset=log.end,
             durable_offset=log.end,
             high_watermark=max(log.start, node.watermark_on_disk if is_whole else 0),
+            low_watermark=node.low_watermark,
         )
 
     def crash(self, node: SimNode) -> None:
@@ -141,6 +145,7 @@ class Cluster:
         node.log.restart(0)
         node.checkpoint = None
         node.watermark_on_disk = 0
+        node.low_watermark = 0
 
     def forget(self, node: SimNode) -> None:
         """The process, or the partition in it, ends: nobody hears what became of requests."""
@@ -180,6 +185,7 @@ class Cluster:
                 end_offset=before.end_offset,
                 durable_offset=before.durable_offset,
                 high_watermark=before.high_watermark,
+                low_watermark=before.low_watermark,
             )
         self.show(node, self.store.view)
 
@@ -224,6 +230,7 @@ class Cluster:
         node.forget_role()
         if replica.role is Role.LEADER:
             self.ledger.check_leader(node.number, node.log, replica.epoch)
+            self.ledger.check_low_watermark(node.number, node.visible_from, replica.epoch)
             self.lead(node)
 
     def lead(self, node: SimNode) -> None:
@@ -368,7 +375,8 @@ class Cluster:
         target: int,
         what: What,
     ) -> None:
-        self.network.append(Sent(node.number, target, what, node.incarnation, node.log.start))
+        start, low_watermark = node.log.start, node.visible_from
+        self.network.append(Sent(node.number, target, what, node.incarnation, start, low_watermark))
 
     def arrive(self, sent: Sent) -> None:
         what = sent.what
@@ -389,7 +397,7 @@ class Cluster:
         elif isinstance(what, Fetch):
             self.serve(node, what)
         else:
-            self.take(node, what, sent.leader_start)
+            self.take(node, what, sent.leader_start, sent.leader_low_watermark)
 
     def drop(self, node: SimNode) -> None:
         self.counts["drops"] += 1
@@ -417,10 +425,14 @@ class Cluster:
             self.send(node, fetch.node, decision)
         self.settle(node)
 
-    def take(self, node: SimNode, answer: Answer[Entry], leader_start: int) -> None:
+    def take(
+        self, node: SimNode, answer: Answer[Entry], leader_start: int, leader_low_watermark: int
+    ) -> None:
         replica = node.live
         step = replica.answered(answer)
         if isinstance(step, Append):
+            if leader_low_watermark > node.visible_from:
+                self.store_low_watermark(node, leader_low_watermark)
             for entry in step.batches:
                 node.append(entry)
             if not self.is_synced:
@@ -441,6 +453,7 @@ class Cluster:
         self.give_up_beyond(node, to)
         self.forget_checkpoint(node, to)
         node.log.truncate(to)
+        node.low_watermark = min(node.low_watermark, to)
         node.live.truncated(to)
 
     def restart(self, node: SimNode, at: int) -> None:
@@ -450,6 +463,7 @@ class Cluster:
         node.checkpoint = None
         node.fold = None
         node.log.restart(at)
+        node.low_watermark = 0
         node.live.restarted(at)
 
     def give_up_beyond(self, node: SimNode, offset: int) -> None:
@@ -497,6 +511,8 @@ class Cluster:
                 self.ledger.commit(node.log[offset], replica.epoch)
                 self.counts["commits"] += 1
                 self.tell(f"offset {offset} is committed by node {node.number}")
+        if node.deletions:
+            self.answer_deletions(node)
         if node.operations:
             self.answer_up_to(node, high_watermark)
         if node.queue is not None:
@@ -506,6 +522,19 @@ class Cluster:
             if node.trim is not None and high_watermark >= node.trim.settled_at:
                 self.drop_before(node, node.trim.before)
                 node.trim = None
+
+    def store_low_watermark(self, node: SimNode, offset: int) -> None:
+        self.tell(f"node {node.number} stores the low watermark {offset}")
+        node.low_watermark = offset
+        node.live.stored_low_watermark(offset)
+
+    def answer_deletions(self, node: SimNode) -> None:
+        held = node.live.low_watermark_held
+        for offset in node.deletions:
+            if offset <= held:
+                self.counts["deletions"] += 1
+                self.ledger.deleted(offset, node.live.epoch)
+        node.deletions = [offset for offset in node.deletions if offset > held]
 
     def answer_up_to(self, node: SimNode, offset: int) -> None:
         alone = offset

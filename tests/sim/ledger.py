@@ -5,6 +5,7 @@ I2    one record is committed at an offset
 I3    two logs that share an epoch at an offset are the same up to there
 I5    commits belong to ever newer epochs
 I6    whoever is in sync has everything that is committed
+LOW   a leader, and whoever is in sync, has stored every low watermark that was answered for
 TRIM  only what is finished with is dropped, by events that are committed
 SPLIT whoever reads the committed log gets the same queue from it
 """
@@ -23,6 +24,7 @@ class Ledger:
         self.epochs: list[int] = []  # of the leader that committed
         self.fold = Fold(self.log, None, is_fifo=is_fifo, now_ms=0)
         self._book = book
+        self._deleted: dict[int, int] = {}  # low watermarks answered for, by epoch
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -46,6 +48,15 @@ class Ledger:
         count = sum(each < epoch for each in self.epochs)
         if not self._is_in(log, count):
             raise Violation(f"I1 leader {number} of epoch {epoch} lacks something committed")
+
+    def deleted(self, low_watermark: int, epoch: int) -> None:
+        self._deleted[epoch] = max(low_watermark, self._deleted.get(epoch, 0))
+
+    def check_low_watermark(self, number: int, found: int, epoch: int | None = None) -> None:
+        """``epoch``: of a leader, who has what was answered for in earlier ones."""
+        promised = [low for at, low in self._deleted.items() if epoch is None or at < epoch]
+        if found < max(promised, default=0):
+            raise Violation(f"LOW {number} has {found} of {max(promised)}: deleted records return")
 
     def check_drop(self, number: int, before: int) -> None:
         low = self.fold.cursor.low_offset()

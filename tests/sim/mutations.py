@@ -128,6 +128,15 @@ MUTATIONS: Mapping[str, Mutation] = {
         "R23", patches=((election, "place", rules.places_at_once),)
     ),
     "nobody waits for the others": Mutation("R24", habits.WaitsForItselfAlone),
+    "a deletion of records is answered by its leader alone": Mutation(
+        "R25", patches=((Replica, "low_watermark_held", rules.counts_its_own_low_watermark),)
+    ),
+    "a follower is added without the low watermark": Mutation(
+        "R25", patches=((Leader, "adding", rules.adds_without_low_watermark),), schedules=12_000
+    ),
+    "a follower says that it has stored a low watermark before it has": Mutation(
+        "R25", rules.SaysStoredBeforeItIs, schedules=3_000
+    ),
     "a request under way is answered with yes at a handover": Mutation(
         "R8", habits.SaysYesAtHandover
     ),

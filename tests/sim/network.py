@@ -31,3 +31,4 @@ class Sent(NamedTuple):
     what: What
     life: int
     leader_start: int = 0  # with data: where the leader's log begins
+    leader_low_watermark: int = 0

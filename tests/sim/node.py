@@ -20,6 +20,7 @@ class SimNode:
         self.log = SimLog(0, [])
         self.checkpoint: Checkpoint | None = None
         self.watermark_on_disk = 0
+        self.low_watermark = 0  # as stored
         self.has_lost = False  # its disk is not what it was, and the node can tell
         # The process:
         self.is_up = False
@@ -40,6 +41,7 @@ class SimNode:
         self.queue: Queue | None = None
         self.trim: Trim | None = None  # to be carried out
         self.noted: Checkpoint | None = None  # to be written
+        self.deletions: list[int] = []  # low watermarks that clients wait for
 
     @property
     def live(self) -> Replica:
@@ -50,6 +52,10 @@ class SimNode:
     def is_aside(self) -> bool:
         """Damaged, and so neither leading nor following; nothing else may halt a replica."""
         return self.replica is not None and self.replica.role is Role.HALTED
+
+    @property
+    def visible_from(self) -> int:
+        return max(self.low_watermark, self.log.start)
 
     @property
     def leader(self) -> Leader | None:
@@ -77,3 +83,4 @@ class SimNode:
         self.queue = None
         self.trim = None
         self.noted = None
+        self.deletions = []

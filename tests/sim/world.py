@@ -61,6 +61,8 @@ class World(Cluster):
         queue = node.queue
         if queue is None or (self.is_async and node.is_doubtful):
             return
+        if self.low_random.random() < 0.15:
+            self.delete_records(node)
         drawn = self.random.random()
         if drawn < 0.45:
             self.send_message(node, queue)
@@ -143,6 +145,15 @@ class World(Cluster):
             receipt.until = min(receipt.until, self.now + steps)  # whatever becomes of it
             self.tell(f"node {node.number} extends {receipt.number} by {steps} at {offset}")
             self.wait(node, offset, Extend(receipt, self.now + steps))
+
+    def delete_records(self, node: SimNode) -> None:
+        """As a client of a stream would: the queue over the same log is not touched by it. Answered
+        when every member of the in-sync set has stored it (R25)."""
+        low, end = node.visible_from, node.live.high_watermark
+        if low < end:
+            self.store_low_watermark(node, self.low_random.randint(low + 1, end))
+            node.deletions.append(node.low_watermark)
+            self.settle(node)
 
     def append_events(self, node: SimNode, events: Sequence[Event]) -> int:
         """Where the last one stands; without any, where the log ends: what was found done already
@@ -361,6 +372,7 @@ class World(Cluster):
                 continue  # it will say so before it can be elected
             if not self.ledger.is_held(node.log):
                 raise Violation(f"I6 {number} is in sync and lacks something committed")
+            self.ledger.check_low_watermark(number, node.visible_from)
         a, b = self.random.sample(self.nodes, 2)
         self.ledger.check_prefix(a.log, b.log)
 

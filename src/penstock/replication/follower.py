@@ -66,7 +66,9 @@ class Follower:
         self._asked: Fetch | None = None
         self._number = 0
 
-    def ask(self, *, end_offset: int, durable_offset: int, last_epoch: int) -> Fetch:
+    def ask(
+        self, *, end_offset: int, durable_offset: int, last_epoch: int, low_watermark: int = 0
+    ) -> Fetch:
         """The next request; one that is still under way is given up."""
         self._number += 1
         self._asked = Fetch(
@@ -77,6 +79,7 @@ class Follower:
             durable_offset,
             last_epoch,
             self._number,
+            low_watermark,
         )
         return self._asked
 

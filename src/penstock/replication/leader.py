@@ -3,7 +3,8 @@ belongs into the in-sync set. Pure, and of one epoch: whoever leads again starts
 (R8), because what a follower had in an earlier epoch it may have cut off since.
 
 Committed is what every member of the in-sync set has on disk. While a change of the set is under
-way nobody knows which of the two holds, so it is what every member of both has (R12).
+way nobody knows which of the two holds, so it is what every member of both has (R12). The same
+holds for a low watermark: it is kept over an election once every member has stored it (R25).
 """
 
 from collections.abc import Collection, Mapping
@@ -26,11 +27,19 @@ class Serve(NamedTuple):
 
 
 class _Peer:
-    __slots__ = ("asked_at_ms", "caught_up_at_ms", "durable_offset", "end_then", "incarnation")
+    __slots__ = (
+        "asked_at_ms",
+        "caught_up_at_ms",
+        "durable_offset",
+        "end_then",
+        "incarnation",
+        "low_watermark",
+    )
 
     def __init__(self, incarnation: int, now_ms: int) -> None:
         self.incarnation = incarnation
         self.durable_offset = 0
+        self.low_watermark = 0
         self.asked_at_ms = now_ms
         self.end_then = 0  # of the leader's log when it asked the last time
         self.caught_up_at_ms = now_ms
@@ -38,13 +47,21 @@ class _Peer:
 
 class Leader:
     def __init__(
-        self, node: int, view: View, *, end_offset: int, high_watermark: int, now_ms: int
+        self,
+        node: int,
+        view: View,
+        *,
+        end_offset: int,
+        high_watermark: int,
+        now_ms: int,
+        low_watermark: int = 0,
     ) -> None:
         assert view.row.leader == node
         self.node = node
         self.epoch = view.row.epoch
         self.epoch_start = end_offset
         self.high_watermark = high_watermark
+        self.low_watermark = low_watermark  # as stored on this node's disk
         self._view = view
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
@@ -99,6 +116,7 @@ class Leader:
             peer = self._peers[fetch.node] = _Peer(fetch.incarnation, self._since_ms)
         # Requests may overtake each other; what is on disk stays there for this incarnation.
         peer.durable_offset = max(peer.durable_offset, fetch.durable_offset)
+        peer.low_watermark = max(peer.low_watermark, fetch.low_watermark)
         if fetch.offset >= end_offset:
             peer.caught_up_at_ms = now_ms
         elif fetch.offset >= peer.end_then:
@@ -135,6 +153,16 @@ class Leader:
                 committed = min(committed, peer.durable_offset if peer is not None else 0)
         self.high_watermark = max(self.high_watermark, committed)
         return self.high_watermark
+
+    @property
+    def low_watermark_held(self) -> int:
+        """What everybody who may be elected has stored (R25)."""
+        held = self.low_watermark
+        for member in self._counted():
+            if member != self.node:
+                peer = self._peers.get(member)
+                held = min(held, peer.low_watermark if peer is not None else 0)
+        return held
 
     def _counted(self) -> frozenset[int]:
         """Everybody who is in sync now or by any change that may have happened (R12)."""
@@ -210,9 +238,13 @@ class Leader:
 
     def adding(self, member: int) -> Change | None:
         """None unless it has, in this epoch and under its present registration, everything that is
-        or may be committed (R11)."""
+        or may be committed (R11), and the low watermark (R25)."""
         peer = self._peers.get(member)
-        if peer is None or peer.durable_offset < max(self.high_watermark, self.epoch_start):
+        if (
+            peer is None
+            or peer.durable_offset < max(self.high_watermark, self.epoch_start)
+            or peer.low_watermark < self.low_watermark
+        ):
             return None
         row = self.row
         more = msgspec.structs.replace(

@@ -15,6 +15,7 @@ class Fetch(NamedTuple):
     durable_offset: int  # what it has on disk; equal to its end where nobody waits for disks
     last_epoch: int  # of its last batch
     number: int  # of the request
+    low_watermark: int = 0  # of the follower's log, as stored on its disk
 
 
 class Data(NamedTuple, Generic[B]):

@@ -43,6 +43,7 @@ class Replica:
         end_offset: int,
         durable_offset: int,
         high_watermark: int,
+        low_watermark: int = 0,
     ) -> None:
         """``registered_at``: the store's revision when this incarnation registered. What was read
         before it may come from a life in which this node was somebody else (R4). A node that has
@@ -57,6 +58,7 @@ class Replica:
         self.end_offset = end_offset
         self.durable_offset = durable_offset
         self.high_watermark = min(high_watermark, end_offset)
+        self.low_watermark = low_watermark  # as stored; 0: never
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.view: View | None = None
@@ -99,6 +101,7 @@ class Replica:
                 end_offset=self.end_offset,
                 high_watermark=self.high_watermark,
                 now_ms=now_ms,
+                low_watermark=self.low_watermark,
             )
             self._advance()
         elif row.leader in (self.node, -1):
@@ -138,17 +141,30 @@ class Replica:
         assert self.high_watermark <= to <= self.end_offset
         self.end_offset = to
         self.durable_offset = min(self.durable_offset, to)
+        self.low_watermark = min(self.low_watermark, to)
         self.history.truncate(to)
 
     def restarted(self, at: int) -> None:
         """The log is empty and begins here."""
         self.start_offset = self.end_offset = self.durable_offset = at
         self.high_watermark = at
+        self.low_watermark = 0
         self.history.truncate(-1)
 
     def trimmed(self, start_offset: int) -> None:
         self.start_offset = start_offset
         self.history.trim(start_offset)
+
+    def stored_low_watermark(self, offset: int) -> None:
+        """This node has the low watermark on disk."""
+        self.low_watermark = offset
+        if self.leader is not None:
+            self.leader.low_watermark = offset
+
+    @property
+    def low_watermark_held(self) -> int:
+        """As a leader: what every replica that may be elected has stored."""
+        return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property
     def held_offset(self) -> int:
@@ -180,6 +196,7 @@ class Replica:
             end_offset=self.end_offset,
             durable_offset=self.durable_offset,
             last_epoch=self.history.last,
+            low_watermark=max(self.low_watermark, self.start_offset),
         )
 
     def answered(self, answer: Answer[B]) -> Step[B] | None:

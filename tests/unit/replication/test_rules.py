@@ -554,3 +554,71 @@ def test_a_row_that_contradicts_itself_cannot_be_made() -> None:
 
 def test_a_change_without_conditions_names_none() -> None:
     assert dict(Change(1, ROW).incarnations) == {}
+
+
+# ── Low watermarks ───────────────────────────────────────────────────────────────────────────
+
+
+def test_R25_a_low_watermark_is_held_when_everybody_in_sync_has_stored_it() -> None:
+    mine = replica()
+    mine.see(VIEW, now_ms=0)
+    mine.stored_low_watermark(7)
+    assert mine.low_watermark_held == 0, "nobody else has said so"
+    for node in (2, 3):
+        assert mine.low_watermark_held == 0
+        mine.fetched(fetch(node, low_watermark=8), now_ms=0)
+    assert mine.low_watermark_held == 7, "its own counts, too"
+    mine.stored_low_watermark(9)
+    assert mine.low_watermark_held == 8
+    led = mine.leader
+    assert led is not None
+    mine.fetched(fetch(2, low_watermark=9), now_ms=0)
+    led._proposed(led.without(3))
+    assert mine.low_watermark_held == 8, "3 may still be elected"
+    mine.see(View(300, 299, row(in_sync=frozenset((1, 2)))), now_ms=0)
+    assert mine.low_watermark_held == 9
+    led._proposed(Change(299, row()))
+    assert mine.low_watermark_held == 8, "3 may be elected already"
+
+
+def test_R25_who_is_added_has_the_low_watermark() -> None:
+    mine = replica()
+    mine.see(view_of(in_sync=frozenset((1, 2))), now_ms=0)
+    mine.stored_low_watermark(7)
+    led = mine.leader
+    assert led is not None
+    mine.fetched(fetch(3, low_watermark=6), now_ms=0)
+    assert led.adding(3) is None
+    mine.fetched(fetch(3, low_watermark=7, number=2), now_ms=0)
+    assert led.adding(3) is not None
+
+
+def test_R25_only_a_follower_whose_log_is_contained_in_ours_is_believed() -> None:
+    mine = replica()
+    mine.see(VIEW, now_ms=0)
+    mine.stored_low_watermark(7)
+    mine.fetched(fetch(2, low_watermark=7), now_ms=0)
+    mine.fetched(fetch(3, low_watermark=7, last_epoch=3), now_ms=0)
+    assert mine.low_watermark_held == 0
+
+
+def test_R25_a_new_epoch_knows_its_own_low_watermark_and_no_other() -> None:
+    mine = replica()
+    mine.stored_low_watermark(7)
+    mine.see(VIEW, now_ms=0)
+    assert mine.leader is not None
+    assert mine.leader.low_watermark == 7
+    assert mine.low_watermark_held == 0
+
+
+def test_R25_a_follower_tells_what_it_has_stored_or_where_its_log_begins() -> None:
+    mine = replica()
+    mine.see(view_of(leader=2, leader_incarnation=101), now_ms=0)
+    mine.stored_low_watermark(7)
+    asked = mine.ask()
+    assert asked is not None
+    assert asked.low_watermark == 7
+    mine.trimmed(8)
+    asked = mine.ask()
+    assert asked is not None
+    assert asked.low_watermark == 8
