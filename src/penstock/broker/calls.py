@@ -222,12 +222,14 @@ class Broker:
         )
 
     async def find_time(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        stream = (await self._partition(topic, partition)).stream
-        return await stream.find_time(timestamp_ms, tenant=topic.account)
+        owner = await self._partition(topic, partition)
+        return await owner.stream.find_time(
+            timestamp_ms, start_offset=owner.start_offset, tenant=topic.account
+        )
 
     async def max_timestamp(self, topic: Topic, partition: int) -> tuple[int, int]:
-        stream = (await self._partition(topic, partition)).stream
-        return await stream.newest(tenant=topic.account)
+        owner = await self._partition(topic, partition)
+        return await owner.stream.newest(start_offset=owner.start_offset, tenant=topic.account)
 
     async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
         return await (await self._partition(topic, partition)).delete_records(before)

@@ -5,7 +5,8 @@
 One question is on its way at a time, and none while something is being done to the log that a
 thread is needed for (``_work``): a sync, a cut, a new beginning, reading far into the cursors.
 
-Whatever the leader has dropped from the front is dropped here when it says so. Compaction is not
+Whatever the leader has dropped from the front is dropped here when it says so. The low watermark of
+a stream is stored before anything that was sent with it is appended. Compaction is not
 copied from the leader: a follower does its own, by the same rules and below the same bounds, as far
 as it has read what is committed itself. Offsets stay what they are on both, so it does not matter
 which of them was there first. A round runs beside all of the above; only what it puts into the
@@ -137,7 +138,14 @@ class FollowedLog:
             self._asked = None
             self._owner.ask_soon(after_ms=after_ms)
 
-    def take(self, answer: Answer[bytes], *, leader_start: int = 0, held_offset: int = 0) -> None:
+    def take(
+        self,
+        answer: Answer[bytes],
+        *,
+        leader_start: int = 0,
+        held_offset: int = 0,
+        low_watermark: int = 0,
+    ) -> None:
         """An answer; to a question that is not asked any more it is none (R16)."""
         if answer.asked is not self._asked:
             return
@@ -146,15 +154,19 @@ class FollowedLog:
             return  # one thing at a time happens to a log; afterwards it is asked again, if at all
         self._held_offset = held_offset
         try:
-            self._do(answer, leader_start)
+            self._do(answer, leader_start, low_watermark)
         except Exception as error:
             log_.exception("replica stopped", extra={"partition": str(self._key)})
             self._owner.halt(f"{type(error).__name__}: {error}")
 
-    def _do(self, answer: Answer[bytes], leader_start: int) -> None:
+    def _do(self, answer: Answer[bytes], leader_start: int, low_watermark: int) -> None:
         owner = self._owner
         step = owner.replica.answered(answer)
         if isinstance(step, Append):
+            if low_watermark > self._log.low_watermark:
+                # Before what the leader decided with it: the records are asked for again.
+                self._begin(self._store_low_watermark(low_watermark))
+                return
             self.leader_start = max(self.leader_start, leader_start)
             self._append(step)
         elif isinstance(step, Truncate):
@@ -287,6 +299,21 @@ class FollowedLog:
             # A sync that ended behind the old epoch was not counted then.
             replica.synced(min(durable_offset, replica.end_offset))
 
+    async def _store_low_watermark(self, offset: int) -> None:
+        fold = self.fold
+
+        def work() -> None:
+            self._log.store_low_watermark(offset)
+            if fold is not None:
+                fold.clip(offset)
+
+        self._is_read_in_thread = True
+        try:
+            await self._in_thread(work)
+        finally:
+            self._is_read_in_thread = False
+        self._owner.replica.stored_low_watermark(offset)
+
     async def run_job(self, job: SyncJob) -> None:
         await self._in_thread(job.run)
         self._log.finish_sync(job)
@@ -355,7 +382,8 @@ class FollowedLog:
 
     def _drop_finished(self) -> None:
         """What the leader has dropped may go here too, as far as it is known to be committed."""
-        start = min(self.leader_start, self._owner.replica.high_watermark)
+        start = max(self.leader_start, self._log.stored_low_watermark)
+        start = min(start, self._owner.replica.high_watermark)
         if self.fold is not None:
             start = min(start, self.fold.offset)  # it has not read the rest yet
         if start > self._log.start_offset:

@@ -85,6 +85,20 @@ class Replication(Protocol):
         """What every replica has on disk, in sync or not, as far as is known."""
         ...
 
+    @property
+    def level(self) -> int:
+        """The feature level in force."""
+        ...
+
+    def stored_low_watermark(self, offset: int) -> None:
+        """The file of this node says so: followers are told."""
+        ...
+
+    async def low_watermark_held(self, offset: int) -> None:
+        """Return when every replica that may be elected has stored at least ``offset``. Raises
+        LeaderMoved."""
+        ...
+
     def check_takes(self) -> None:
         """Raises NotEnoughReplicas while what the topic asks for could not be promised."""
         ...

@@ -323,7 +323,7 @@ class Leases:
 
     async def purge(self) -> None:
         self._journal.flush()  # messages of this turn stand before the purge
-        await self._settled(self.cursor.purge(end_offset=self._log.end_offset).events)
+        await self.settled(self.cursor.purge(end_offset=self._log.end_offset).events)
 
     async def start(self, offset: int, *, backlog: int) -> None:
         """Begin at an offset. ``backlog`` counts the messages between it and the log's end, all of
@@ -332,17 +332,17 @@ class Leases:
         events = self.cursor.start(offset, backlog=backlog).events
         self._oldest = None
         self.wake()
-        await self._settled(events)
+        await self.settled(events)
 
-    async def trim(self, start_offset: int, *, passed: int, is_expiry: bool) -> None:
-        """Nothing below is left; ``passed`` of the messages there lay behind the head."""
-        outcome = self.cursor.trim(start_offset, passed=passed)
-        if outcome.events:
-            if is_expiry:
-                self._count_expired(passed)
-            await self._settled(outcome.events)
+    def clip(self, start_offset: int, *, passed: int, is_expiry: bool) -> Sequence[Event]:
+        """Forget what lies below; ``passed`` of the messages there lay behind the head. Returns the
+        event for a log that has to say so."""
+        events = self.cursor.trim(start_offset, passed=passed).events
+        if events and is_expiry:
+            self._count_expired(passed)
+        return events
 
-    async def _settled(self, events: Sequence[Event]) -> None:
+    async def settled(self, events: Sequence[Event]) -> None:
         flush = self._journal_events(events)
         if flush is not None:
             await flush.committed.wait()
@@ -491,7 +491,7 @@ class Leases:
             )
             if outcome.events:
                 self._count_expired(outcome.reply)
-                await self._settled(outcome.events)
+                await self.settled(outcome.events)
             if not outcome.reply:
                 return
 

@@ -14,6 +14,7 @@ from penstock.broker.compaction import Compactor
 from penstock.broker.flush import Flush
 from penstock.broker.journal import Journal, Replication
 from penstock.broker.leases import Leases
+from penstock.broker.low_watermark import LowWatermark
 from penstock.broker.restore import Restored, origin_of, restore, write_checkpoint
 from penstock.broker.stream import Stream
 from penstock.broker.surroundings import Surroundings
@@ -45,7 +46,7 @@ from penstock.model.ports import (
 )
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Kind, Topic
-from penstock.record.batch import BatchHeader, parse_header
+from penstock.record.batch import BatchHeader
 
 log_ = logging.getLogger(__name__)
 
@@ -100,6 +101,14 @@ class Partition:
             share.topic_id: self._new_leases(share, cursor, Waits())
             for share, cursor in restored.shares
         }
+        self._low_watermark = LowWatermark(
+            log,
+            self.journal,
+            surroundings.pool,
+            self._views,
+            replication=replication,
+            is_queue=lambda: self.topic.is_queue,
+        )
         self._compactor = Compactor(
             log, clock=surroundings.clock, pool=surroundings.pool, disk=surroundings.disk
         )
@@ -234,11 +243,12 @@ class Partition:
 
     @property
     def start_offset(self) -> int:
-        """Where readers by offset begin. Segments go whole; on a stream, what was deleted before
-        a segment could go is hidden by the cursor's head, which nobody leases forward there."""
+        """Where readers by offset begin. Earlier versions wrote a Trim event for the low watermark
+        of a stream, which moved the head of the cursor that nobody leases from."""
         if self.topic.is_queue:
-            return self.log.start_offset
-        return max(self.log.start_offset, min(self.leases.cursor.head, self.journal.high_watermark))
+            return self.log.low_watermark  # it may have been a stream
+        head = min(self.leases.cursor.head, self.journal.high_watermark)
+        return max(self.log.low_watermark, head)
 
     def fetch(
         self, offset: int, *, bytes_max: int, is_committed: bool, as_slices: bool = False
@@ -259,17 +269,21 @@ class Partition:
         return msgspec.structs.replace(fetched, ends=ends)
 
     async def delete_records(self, before: int) -> int:
-        """Hide everything below an offset at once; the segments follow when they are done for."""
+        """Hide everything below an offset at once; the segments follow when they are done for.
+        Returns when neither a crash nor an election can bring a record back."""
         if is_internal(self.topic.name) and self._is_copied:
             # A coordinator that rewrites its rows: the new ones are behind what is copied.
             raise Overloaded("A backup is being made: nothing is rewritten meanwhile.")
+        # A new leader may not know yet that what lies below its start is committed.
+        end = max(self.start_offset, self.journal.high_watermark)
         if before < 0:
-            before = self.journal.high_watermark
-        if not self.start_offset <= before <= self.journal.high_watermark:
-            raise OffsetOutOfRange(before, self.start_offset, self.journal.high_watermark)
-        await self._trim(before, is_expiry=False)
-        await self._remove(self.log.detach_before(before))
+            before = end
+        if not self.start_offset <= before <= end:
+            raise OffsetOutOfRange(before, self.start_offset, end)
+        await self._low_watermark.move(before, is_expiry=False)
         self.stream.trim(self.start_offset)
+        await self._low_watermark.confirmed(before)
+        await self._remove(self.log.detach_before(before))
         return self.start_offset
 
     # ── shares ───────────────────────────────────────────────────────────────────────────────
@@ -295,7 +309,7 @@ class Partition:
             start = self.start_offset
         start = min(max(start, self.start_offset), end)
         sent_before = self.sent_count
-        backlog = await self._count_messages(start, end)
+        backlog = await self._low_watermark.count(start, end)
         self.journal.flush()
         # What came while the log was being read through lies behind it, all of it.
         backlog += self.sent_count - sent_before
@@ -434,44 +448,18 @@ class Partition:
         )
         if cut <= self.log.start_offset:
             return 0
-        await self._trim(cut)
         if self.journal.high_watermark < self.log.end_offset:
             # Acks that nobody has committed yet must not take their records with them.
             await self.journal.join().committed.wait()
+            if self.journal.high_watermark < cut:
+                return 0  # this topic answers sooner than that
+        await self._low_watermark.move(cut)
         detached = self.log.detach_before(cut)
         self.stream.trim(self.start_offset)
         return await self._remove(detached)
 
-    async def _trim(self, cut: int, *, is_expiry: bool = True) -> None:
-        """Let every view know that nothing below ``cut`` is left."""
-        for leases in tuple(self._views()):
-            passed = await self._count_messages(leases.cursor.head, cut)
-            if leases.cursor.head > cut:
-                passed = 0  # it has moved on meanwhile
-            await leases.trim(cut, passed=passed, is_expiry=is_expiry)
-
     async def _remove(self, detached: Detached) -> int:
         return await self._loop.run_in_executor(self._surroundings.pool, detached.remove)
-
-    async def _count_messages(self, start: int, end: int) -> int:
-        """Messages in [start, end), by batch headers, a little at a time."""
-        count = 0
-        while start < end:
-            try:
-                batches = self.log.read(start, bytes_max=limits.READ_BYTES_MAX, up_to=end)
-            except Damaged:
-                return count
-            if not batches:
-                return count
-            for data in batches:
-                header = parse_header(data)
-                if not header.is_control:
-                    # A compacted batch spans more offsets than it has messages.
-                    span = header.next_offset - max(start, header.base_offset)
-                    count += min(span, header.count)
-                start = header.next_offset
-            await asyncio.sleep(0)  # other requests go on
-        return count
 
     def sync_soon(self) -> None:
         """Called every interval. ``never`` syncs sealed segments all the same: their files stay
@@ -488,6 +476,7 @@ class Partition:
             self.log.close(clean=False)
             return
         await self.journal.settle()
+        await self._low_watermark.rest()
         await self.checkpoint()
         self.log.drop_tail()
         await self._loop.run_in_executor(self._surroundings.pool, self.log.close)
@@ -498,6 +487,7 @@ class Partition:
             leases.disarm()
         await self._compactor.stop()
         await self.journal.end(reason)
+        await self._low_watermark.rest()
         self.stream.advanced()  # readers who wait here ask again, and are sent on
 
     async def abandon(self) -> None:
@@ -506,5 +496,6 @@ class Partition:
             leases.disarm()
         await self._compactor.stop()
         await self.journal.end(TopicNotFound(self.topic.name))
+        await self._low_watermark.rest()
         self.log.close(clean=False)
         self.log.drop_tail()

@@ -120,6 +120,7 @@ class ReplicaAsking:
                     _answer_of(fetch, news),
                     leader_start=news.start_offset,
                     held_offset=news.held_offset,
+                    low_watermark=news.low_watermark,
                 )
 
     async def stop(self) -> None:
@@ -141,6 +142,7 @@ def _ask_of(replicator: Replicator, fetch: Fetch) -> Ask:
         fetch.number,
         replicator.replica.high_watermark,
         replicator.followed.leader_start,
+        fetch.low_watermark,
     )
 
 
@@ -219,6 +221,7 @@ class ReplicaAnswering:
                 ask.durable_offset,
                 ask.last_epoch,
                 ask.number,
+                ask.low_watermark,
             )
             answer = replicator.serve(fetch, bytes_max=left) if left > 0 else None
             if answer is None:
@@ -263,6 +266,7 @@ class ReplicaAnswering:
             and (
                 ask.high_watermark < replicator.replica.high_watermark
                 or ask.start_offset < replicator.log.start_offset
+                or ask.low_watermark < replicator.log.stored_low_watermark
             )
         ]
 
@@ -280,6 +284,7 @@ def _told(position: int, answer: Answer[bytes], replicator: Replicator) -> Told:
             start_offset=replicator.log.start_offset,
             data=b"".join(answer.batches),
             held_offset=replicator.replica.held_offset,
+            low_watermark=replicator.log.stored_low_watermark,
         )
     if isinstance(answer, Diverge):
         return Told(position, AnswerKind.DIVERGE, answer.epoch, answer.end_offset)

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from penstock.broker.flush import Flush
 from penstock.broker.followed_log import FollowedLog
+from penstock.broker.leading import Leading
 from penstock.broker.partition import Partition
 from penstock.broker.restore import Fold, Restored
 from penstock.broker.surroundings import Surroundings
@@ -28,7 +29,6 @@ from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import (
     Damaged,
     LeaderMoved,
-    NotEnoughReplicas,
     NotLeader,
     Overloaded,
     TopicNotFound,
@@ -43,7 +43,6 @@ log_ = logging.getLogger(__name__)
 
 READ_BYTES_MAX = 4 * 1_048_576  # for one follower in one answer
 PENDING_SECONDS_MAX = 5.0  # for a client to wait until it is known what became of its request
-ASYNC_CONFIG = "penstock.replication"
 
 T = TypeVar("T")
 
@@ -66,6 +65,11 @@ class Home(Protocol):
         ...
 
     @property
+    def level(self) -> int:
+        """The feature level in force."""
+        ...
+
+    @property
     def is_registered(self) -> bool:
         """Whether nobody can have taken this node for dead yet (R20)."""
         ...
@@ -79,71 +83,6 @@ class Home(Protocol):
         ...
 
     async def release(self, partition: Partition, reason: NotLeader | Overloaded) -> None: ...
-
-
-class Leading:
-    """``journal.Replication``: one epoch in which this node leads. It ends with ``end``, and then
-    does nothing any more, whoever still holds it."""
-
-    def __init__(self, replicator: "Replicator") -> None:
-        self._replicator = replicator
-        self._replica = replicator.replica
-        self.epoch = self._replica.epoch
-        self.is_over = False
-        self.is_paused = False  # about to hand over: what comes now waits for the next leader
-
-    @property
-    def high_watermark(self) -> int:
-        return self._replica.high_watermark
-
-    @property
-    def is_awaited(self) -> bool:
-        """Always, once this node may have been taken for dead: what was taken before that, and is
-        not answered yet, is then answered when the others have it, or not at all (R20)."""
-        return not self._is_async or not self._replicator.home.is_registered
-
-    @property
-    def _is_async(self) -> bool:
-        return self._replicator.topic.configs.get(ASYNC_CONFIG) == "async"
-
-    @property
-    def held_offset(self) -> int:
-        return self._replica.held_offset
-
-    @property
-    def is_settled(self) -> bool:
-        leader = self._replica.leader
-        return leader is not None and leader.epoch == self.epoch and leader.is_settled
-
-    def check_takes(self) -> None:
-        leader = self._replica.leader
-        if leader is None or self.is_over or self.is_paused:
-            raise self._replicator.not_leader()
-        row = leader.row
-        home = self._replicator.home
-        if self._is_async and not home.is_registered:
-            raise NotEnoughReplicas("This node may have been taken for dead: it does not answer.")
-        alive = sum(home.is_alive(node) for node in row.whole)
-        if alive < row.in_sync_min:
-            raise NotEnoughReplicas(
-                f"{self._replicator.key}: {alive} of {len(row.replicas)} replicas are in sync, and"
-                f" the topic asks for {row.in_sync_min}."
-            )
-
-    def appended(self, next_offset: int) -> None:
-        if not self.is_over:
-            self._replica.appended(self.epoch, next_offset)
-            self._replicator.wake()
-
-    def damaged(self, damage: Damaged) -> None:
-        if not self.is_over:
-            self._replicator.damaged(damage)
-
-    def synced(self, durable_offset: int) -> int:
-        """A sync that ends after the epoch did tells nothing about the log of another."""
-        if self.is_over:
-            return self._replica.high_watermark
-        return self._replica.synced(min(durable_offset, self._replica.end_offset))
 
 
 class Replicator:
@@ -174,6 +113,7 @@ class Replicator:
         self.is_put_aside = False  # for good: another takes its place
         # Written by this node when it led, in the order of the log, and not answered yet.
         self._pending: deque[Flush] = deque()
+        self._low_watermark_waits: list[asyncio.Future[None]] = []
         self.replica = Replica(
             node,
             incarnation,
@@ -183,6 +123,7 @@ class Replicator:
             end_offset=log.end_offset,
             durable_offset=self.durable_offset,
             high_watermark=log.start_offset,
+            low_watermark=log.stored_low_watermark,
         )
         self.followed = FollowedLog(self)
 
@@ -242,6 +183,7 @@ class Replicator:
         if self.leading is not None:
             self.leading.is_over = True
             self._hand_over()
+            self._wake_low_watermark_waits()
 
     def _hand_over(self) -> None:
         """What clients wait for and is in the log may still be committed: by whoever leads now, if
@@ -249,7 +191,7 @@ class Replicator:
         cut off here, or not known in time, is answered as unknown."""
         if self.partition is None:
             return
-        pending = self.partition.journal.hand_over(self.not_leader(), self._unknown())
+        pending = self.partition.journal.hand_over(self.not_leader(), self.unknown())
         if pending:
             self._pending.extend(pending)
             self._loop.call_later(PENDING_SECONDS_MAX, self._give_up, pending)
@@ -263,13 +205,13 @@ class Replicator:
     def give_up_beyond(self, offset: int) -> None:
         """Cut off here. Another that has it still may lead one day: so this is not a no."""
         while self._pending and self._pending[-1].end_offset > offset:
-            self._pending.pop().fail(self._unknown())
+            self._pending.pop().fail(self.unknown())
 
     def _give_up(self, pending: Sequence[Flush]) -> None:
         late = set(map(id, pending))
         for flush in [one for one in self._pending if id(one) in late]:
             self._pending.remove(flush)
-            flush.fail(self._unknown())
+            flush.fail(self.unknown())
 
     async def settle(self) -> None:
         """Returns when it is known what became of all that this node wrote when it led, or will
@@ -277,7 +219,7 @@ class Replicator:
         waiting = [flush.committed.wait() for flush in self._pending]
         await asyncio.gather(*waiting, return_exceptions=True)
 
-    def _unknown(self) -> LeaderMoved:
+    def unknown(self) -> LeaderMoved:
         return LeaderMoved(
             f"The leader of {self.key} changed: nobody knows whether this was written. Ask again."
         )
@@ -307,13 +249,14 @@ class Replicator:
         """Whatever this was: it uses the log no more when this returns."""
         partition, self.partition, self.leading = self.partition, None, None
         if partition is not None:
-            await self.home.release(partition, self._unknown())
+            await self.home.release(partition, self.unknown())
             self.note_start()
         await self.followed.rest()
 
     async def _lead(self) -> None:
         leading = Leading(self)
         await self.followed.save_epochs()
+        await self._lower_low_watermark()
         try:
             partition = await self.home.lead(self, leading)
         except NotLeader:
@@ -325,13 +268,21 @@ class Replicator:
         if self.replica.epoch != leading.epoch or self.replica.role is not Role.LEADER:
             # Overtaken while the log was being read.
             leading.is_over = True
-            await self.home.release(partition, self._unknown())
+            await self.home.release(partition, self.unknown())
             return
         self.partition, self.leading = partition, leading
         self.replica.synced(self.durable_offset)
         self._tell_watermark()
         self.wake()
         self.home.look_soon()
+
+    async def _lower_low_watermark(self) -> None:
+        """Elected by an operator with less than it was told of: what is written next must not be
+        hidden."""
+        log = self.log
+        if log.stored_low_watermark > log.end_offset:
+            await self._in_thread(lambda: log.store_low_watermark(log.end_offset))
+            self.replica.stored_low_watermark(log.end_offset)
 
     async def restored(self, shares: Sequence[Topic]) -> Restored:
         """For ``Home.lead``: the views as the log has them, read in a thread."""
@@ -386,6 +337,20 @@ class Replicator:
         if partition is not None and self.leading is not None and not self.leading.is_over:
             partition.journal.replicated(self.replica.high_watermark)
             self.committed()
+            if self._low_watermark_waits:
+                self._wake_low_watermark_waits()
+
+    async def low_watermark_moved(self) -> None:
+        """Return when the replicas that may be elected, or what they have stored, changed."""
+        moved = self._loop.create_future()
+        self._low_watermark_waits.append(moved)
+        await moved
+
+    def _wake_low_watermark_waits(self) -> None:
+        waits, self._low_watermark_waits = self._low_watermark_waits, []
+        for one in waits:
+            if not one.done():
+                one.set_result(None)
 
     def park(self, wake: Callable[[], None]) -> None:
         self._parked.add(wake)
@@ -465,6 +430,7 @@ class Replicator:
             end_offset=before.end_offset,
             durable_offset=before.durable_offset,
             high_watermark=before.high_watermark,
+            low_watermark=before.low_watermark,
         )
         self.wake()
         self._turn()
@@ -493,6 +459,7 @@ class Replicator:
     def halt(self, reason: str) -> None:
         self.replica.halt(reason)
         self.give_up_beyond(-1)
+        self._wake_low_watermark_waits()
         self.alarm(reason)
 
     def alarm(self, reason: str) -> None:
@@ -503,6 +470,7 @@ class Replicator:
         self._is_closed = True
         if self.leading is not None:
             self.leading.is_over = True
+            self._wake_low_watermark_waits()
         if self._role_task is not None:
             await asyncio.wait([self._role_task])
         partition = self.partition

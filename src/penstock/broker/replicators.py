@@ -16,12 +16,13 @@ from typing import Any
 
 from penstock.broker.damaged_replicas import DamagedReplicas
 from penstock.broker.in_sync_sets import InSyncSets
+from penstock.broker.leading import Leading
 from penstock.broker.opening import log_config, open_log
 from penstock.broker.partition import Partition
 from penstock.broker.partitions import TOPICS_FOLDER, Partitions
 from penstock.broker.replica_fetching import ReplicaAnswering, ReplicaAsking
 from penstock.broker.replication_counts import ReplicationCounts
-from penstock.broker.replicator import Leading, Replicator
+from penstock.broker.replicator import Replicator
 from penstock.broker.surroundings import Surroundings
 from penstock.log.epochs import read_epochs
 from penstock.log.log import Log
@@ -91,6 +92,7 @@ class Replicators:
         self._membership = membership
         self._registered_at = RegisteredAt(surroundings.folder)
         self._peer = peer
+        self._level = level
         self._loop = asyncio.get_running_loop()
         self._replicas: dict[PartitionKey, Replicator] = {}
         self._opening: dict[PartitionKey, asyncio.Task[None]] = {}
@@ -127,6 +129,10 @@ class Replicators:
 
     def is_alive(self, node: int) -> bool:
         return node == self.node or node in self._view.nodes
+
+    @property
+    def level(self) -> int:
+        return self._level()
 
     @property
     def is_registered(self) -> bool:

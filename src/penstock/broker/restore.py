@@ -22,6 +22,7 @@ from penstock.cursor.events import (
     AckReason,
     Event,
     LeaseEvent,
+    StartEvent,
     TrimEvent,
     decode,
     is_event_type,
@@ -158,19 +159,22 @@ class Fold:
         self._cursor, self._shares = cursors
         self._by_id = {bytes.fromhex(share.topic_id): found for share, found in self._shares}
         self._cursors = (self._cursor, *self._by_id.values())
-        start = log.start_offset if checkpoint is None else checkpoint.offset
+        # A stream begins at its low watermark, as if segments had been dropped up to there.
+        start = log.low_watermark if checkpoint is None else checkpoint.offset
         self._cursors_from = start
-        self.begun_at = log.start_offset if checkpoint is None else checkpoint.begun_at
+        self.begun_at = log.low_watermark if checkpoint is None else checkpoint.begun_at
+        self._low_watermark = self.begun_at
         # Whose head was moved by an event already: before the first, nobody knows where it was.
         self._counted: set[int] = set()
         if checkpoint is not None or not self.begun_at:
             self._counted.update(id(one) for one in self._cursors)
         # A snapshot of producers is written before the one of cursors: it knows at least as much.
         producers = self._open_producers(start)
-        self.offset = log.start_offset if producers is None else start
+        self.offset = log.start_offset if producers is None else min(start, log.end_offset)
         self._producers = Producers() if producers is None else producers
         self.replayed_bytes = 0
         self.damage: Damaged | None = None
+        self.clip(log.low_watermark)
 
     def _open_producers(self, start: int) -> Producers | None:
         """None: everything has to be read for them."""
@@ -223,13 +227,36 @@ class Fold:
             )
         elif header.count:  # what compaction has emptied may begin before the checkpoint
             now_ms = clock.mono_ms()
+            base_offset = max(header.base_offset, self._cursors_from)
+            count = min(header.count, header.next_offset - base_offset)
             for one in self._cursors:
-                one.appended(
-                    header.base_offset,
-                    header.count,
-                    next_offset=header.next_offset,
-                    now_ms=now_ms,
-                )
+                one.appended(base_offset, count, next_offset=header.next_offset, now_ms=now_ms)
+
+    def clip(self, low_watermark: int) -> None:
+        """Forget what lies below: no event in the log of a stream says so. May read the log."""
+        if low_watermark <= self._low_watermark:
+            return
+        self._low_watermark = low_watermark
+        for cursor in self._cursors:
+            if cursor.low_offset() < low_watermark:
+                trim = TrimEvent(low_watermark, self._passed(cursor, low_watermark))
+                if cursor.head < low_watermark:
+                    self._counted.discard(id(cursor))
+                now_ms = self._surroundings.clock.mono_ms()
+                cursor.apply(trim, offset=low_watermark, now_ms=now_ms)
+        self._cursors_from = max(self._cursors_from, low_watermark)
+
+    def _passed(self, cursor: LeaseCursor, low_watermark: int) -> int:
+        """Messages between the head and the low watermark."""
+        if low_watermark >= max(self._cursors_from, self.offset):
+            return cursor.unseen
+        if cursor.head >= self._log.start_offset:
+            return self._count(cursor.head, low_watermark)
+        if cursor is self._cursor:
+            # Their segments are gone. Of a stream itself this number is only shown to people: it
+            # is not worth reading the whole log at a start.
+            return min(cursor.unseen, low_watermark - cursor.head)
+        return cursor.unseen - self._count(low_watermark, max(self._cursors_from, self.offset))
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below the first transaction that is open as far as it has been read."""
@@ -247,9 +274,13 @@ class Fold:
     def _clip(self, cursor: LeaseCursor, event: Event) -> Event:
         """Of what this fold has seen itself. What the first step of a head passes is counted here,
         for the event counted from somewhere before; from then on the events are right."""
-        if not self.begun_at:
+        start = max(self.begun_at, self._low_watermark)
+        if not start:
             return event
-        event = clipped(event, self.begun_at)
+        event = clipped(event, start)
+        if isinstance(event, StartEvent) and event.start < start:
+            self._counted.discard(id(cursor))
+            return StartEvent(start, self._count(start, self.offset))
         if id(cursor) in self._counted or not isinstance(event, LeaseEvent | TrimEvent):
             return event
         head = event.head if isinstance(event, LeaseEvent) else event.start
@@ -298,6 +329,7 @@ class Fold:
     def finish(self) -> Restored:
         """What the events do not say is read from the records themselves."""
         log, surroundings = self._log, self._surroundings
+        self.clip(log.low_watermark)
         origin = origin_of(self.topic, self.index)
         for found in self._cursors:
             _hydrate(log, found, origin, surroundings)
@@ -338,7 +370,8 @@ def _open_cursors(
 
     try:
         if checkpoint is None:
-            own, start = open_one(None, log.start_offset, is_fifo=topic.is_fifo), log.start_offset
+            start = log.low_watermark
+            own = open_one(None, start, is_fifo=topic.is_fifo)
         else:
             own, start = open_one(checkpoint.snapshot, 0, is_fifo=topic.is_fifo), checkpoint.offset
         known = {} if checkpoint is None else checkpoint.shares

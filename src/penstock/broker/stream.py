@@ -54,7 +54,7 @@ class Stream:
         headers = [parse_header(batch) for batch in batches]
         duplicate = self._check(headers, wall_ms)
         if duplicate is not None:
-            appended = BatchAppended(duplicate, -1, self._log.start_offset, is_duplicate=True)
+            appended = BatchAppended(duplicate, -1, self._log.low_watermark, is_duplicate=True)
             is_safe = self._journal.high_watermark >= self._log.end_offset
             return appended, None if is_safe else self._journal.join()
         base_offset = -1
@@ -70,7 +70,7 @@ class Stream:
             # refusal too: what stands in the log before it counts.
             flush = self._journal.commit()
         at_ms = wall_ms if is_append_time else -1
-        return BatchAppended(base_offset, at_ms, self._log.start_offset), flush
+        return BatchAppended(base_offset, at_ms, self._log.low_watermark), flush
 
     def _check(self, headers: Sequence[BatchHeader], wall_ms: int) -> int | None:
         """The offset of the first append if this is a repetition; None to go on."""
@@ -131,7 +131,7 @@ class Stream:
     def ends(self) -> StreamEnds:
         high_watermark = self._journal.high_watermark
         return StreamEnds(
-            start_offset=self._log.start_offset,
+            start_offset=self._log.low_watermark,
             high_watermark=high_watermark,
             last_stable_offset=self._producers.last_stable_offset(high_watermark),
             leader_epoch=self._journal.leader_epoch,
@@ -179,11 +179,13 @@ class Stream:
         what it wrote is no successor of anything."""
         return self.aborted_between(self._log.start_offset, offset)
 
-    async def find_time(self, timestamp_ms: int, *, tenant: str) -> tuple[int, int]:
-        """The first batch that reaches the time, then the record in it: the one place where a
-        reader by offset makes us open a batch, and only one."""
+    async def find_time(
+        self, timestamp_ms: int, *, start_offset: int, tenant: str
+    ) -> tuple[int, int]:
+        """The first batch that reaches the time, then the record in it, from ``start_offset`` on:
+        the one place where a reader by offset makes us open a batch, and only one."""
         high_watermark = self._journal.high_watermark
-        offset = self._log.find_time(timestamp_ms)
+        offset = max(self._log.find_time(timestamp_ms), start_offset)
         while offset < high_watermark:
             batches = self._log.read(offset, bytes_max=1, up_to=high_watermark)
             if not batches:
@@ -193,14 +195,16 @@ class Stream:
             if header.is_control or header.max_timestamp < timestamp_ms:
                 continue
             blob = await unpacked(batches[0], header, tenant=tenant)
-            found = await in_turns(first_at(blob, header, timestamp_ms))
+            found = await in_turns(first_at(blob, header, timestamp_ms, start_offset=start_offset))
             if found is not None:
                 return found
         return -1, -1
 
-    async def newest(self, *, tenant: str) -> tuple[int, int]:
+    async def newest(self, *, start_offset: int, tenant: str) -> tuple[int, int]:
         """The record with the highest time, by batch: exact to the batch's last record."""
-        return await self.find_time(self._log.last_timestamp_ms, tenant=tenant)
+        return await self.find_time(
+            self._log.last_timestamp_ms, start_offset=start_offset, tenant=tenant
+        )
 
     # ── Waking ───────────────────────────────────────────────────────────────────────────────
 

@@ -257,6 +257,11 @@ class LeaseFold(ABC):
         """Messages that no lease has looked at."""
         return self._appended_count - self._passed_count - len(self._acked_ahead)
 
+    @property
+    def unseen(self) -> int:
+        """Messages from the head on, whether acked ahead or not."""
+        return self._appended_count - self._passed_count
+
     def _forget_acked_ahead(self) -> None:
         order = self._acked_order
         while order and order[0] < self._head:

@@ -181,10 +181,10 @@ def bad_records(
 
 
 def first_at(
-    blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int
+    blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Offset and time of the first record that reaches a time; None if there is none. Raises
-    MalformedBatch."""
+    """Offset and time of the first record from ``start_offset`` on that reaches a time; None if
+    there is none. Raises MalformedBatch."""
     end = 0
     for number in range(header.count):
         if number % STEP_RECORDS == STEP_RECORDS - 1:
@@ -196,5 +196,7 @@ def first_at(
         delta_ms, position = decode_varint(blob, position + 1)
         at_ms = header.max_timestamp if header.is_append_time else header.base_timestamp + delta_ms
         if at_ms >= timestamp_ms:
-            return header.base_offset + decode_varint(blob, position)[0], at_ms
+            offset = header.base_offset + decode_varint(blob, position)[0]
+            if offset >= start_offset:
+                return offset, at_ms
     return None

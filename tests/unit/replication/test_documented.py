@@ -9,7 +9,7 @@ import pytest
 from tests.sim.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[3]
-RULES = [f"R{number}" for number in range(1, 25)] + [f"Q{number}" for number in range(1, 9)]
+RULES = [f"R{number}" for number in range(1, 26)] + [f"Q{number}" for number in range(1, 9)]
 
 
 class Documented(NamedTuple):

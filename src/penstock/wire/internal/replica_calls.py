@@ -28,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # What the leader has told it: it is answered when that is not so any more, after a while.
     high_watermark: int = -1
     start_offset: int = -1
+    low_watermark: int = 0  # of its log: as stored, or where the log begins if that is more
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +56,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start_offset: int = -1  # of the leader's log: what lies below is finished with
     data: bytes = b""  # whole batches, one behind the other
     held_offset: int = 0  # what every replica has on disk
+    low_watermark: int = 0  # as the leader has stored it; 0: it has not
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
