@@ -1,6 +1,6 @@
 """What a backup says of itself: one file, written last, by which everything else is checked.
 
-    <backup>/manifest            penstock-backup 1 <sha256 of what follows>\\n, then JSON
+    <backup>/manifest            penstock-backup 2 <sha256 of what follows>\\n, then JSON
     <backup>/definitions.jsonl   one entry of the metadata store a line: key, value in base64
     <backup>/topics/<topic id>/<partition>/<first offset>.log    batches, as logs have them
 
@@ -25,7 +25,8 @@ from penstock.model.limits import MIB
 MANIFEST_NAME: Final = "manifest"
 DEFINITIONS_NAME: Final = "definitions.jsonl"
 TOPICS_NAME: Final = "topics"
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMATS: Final = (1, FORMAT)  # that are read; the first knows of no low watermarks
 MANIFEST_BYTES_MAX: Final = 256 * MIB  # of a million files
 
 _HEAD = re.compile(rb"penstock-backup ([0-9]{1,6}) ([0-9a-f]{64})\n")
@@ -53,6 +54,7 @@ class PartitionPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end_offset: int
     last_epoch: int  # of its last batch; -1: there is none
     files: Sequence[FileSum] = ()
+    low_watermark: int = 0  # the first offset that readers may see; below start_offset: that one
 
     @property
     def size_bytes(self) -> int:
@@ -98,9 +100,10 @@ def decode_manifest(content: bytes) -> Manifest:
     head = _HEAD.match(content[:_HEAD_BYTES_MAX])
     if head is None:
         raise BackupUnusable(f"{MANIFEST_NAME}: this is not the manifest of a backup")
-    if int(head[1]) != FORMAT:
+    if int(head[1]) not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
         raise BackupUnusable(
-            f"{MANIFEST_NAME}: it has format {int(head[1])}, and {FORMAT} is known"
+            f"{MANIFEST_NAME}: it has format {int(head[1])}, and {known} are known"
         )
     body = content[head.end() :]
     if hashlib.sha256(body).hexdigest().encode() != head[2]:
@@ -132,6 +135,8 @@ def _check_partition(one: PartitionPart) -> None:
     what = f"{MANIFEST_NAME}: {one.topic_id}/{one.partition}"
     if not 0 <= one.start_offset <= one.end_offset <= _OFFSET_MAX:
         raise BackupUnusable(f"{what} goes from {one.start_offset} to {one.end_offset}")
+    if not 0 <= one.low_watermark <= one.end_offset:
+        raise BackupUnusable(f"{what} has a low watermark of {one.low_watermark}")
     if bool(one.files) != (one.start_offset < one.end_offset):
         raise BackupUnusable(f"{what} has {len(one.files)} files for what it holds")
     if not -1 <= one.last_epoch <= _INDEX_MAX:

@@ -228,7 +228,7 @@ class _Writing:
                     at, epoch = self._write(file, piece, at, epoch)
             assert file is not None, "something was read"
             files.append(file.summed)
-        return PartitionPart(topic_id, partition, base, max(at, base), epoch, files)
+        return PartitionPart(topic_id, partition, base, max(at, base), epoch, files, start)
 
     def _write(self, file: "_NewFile", piece: Piece, at: int, epoch: int) -> tuple[int, int]:
         try:

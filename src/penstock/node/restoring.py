@@ -135,6 +135,8 @@ def _restore_log(backup: Path, part: PartitionPart, topics: Path, now_ms: int) -
                 f"{part.topic_id}/{part.partition}: it ends at offset {log.end_offset} instead of"
                 f" {part.end_offset}"
             )
+        if part.low_watermark > log.start_offset:
+            log.store_low_watermark(part.low_watermark)
         log.settle()  # it is what it should be: nobody has to be told otherwise
     except BaseException:
         log.close(clean=False)

@@ -203,8 +203,8 @@ def test_any_bytes_are_refused_in_one_way(content: bytes) -> None:
 
 def test_another_format_is_named() -> None:
     content = encode_manifest(manifest_with())
-    with pytest.raises(BackupUnusable, match="format 2"):
-        decode_manifest(content.replace(b"penstock-backup 1", b"penstock-backup 2", 1))
+    with pytest.raises(BackupUnusable, match="format 3"):
+        decode_manifest(content.replace(b"penstock-backup 2", b"penstock-backup 3", 1))
 
 
 @pytest.mark.parametrize(
