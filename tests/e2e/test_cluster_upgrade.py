@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.e2e.test_cluster import Sender, client, made, taken
 from tests.e2e.test_cluster_cli import ask, healthy
+from tests.e2e.test_cluster_deletes import are_ends, deleted, ends, filled, leader_of
 from tests.e2e.test_cluster_kafka import Produced, consumed
 from tests.e2e.test_cluster_kafka import made as made_topic
 from tests.harness.cluster import ClusterNode, PenstockCluster
@@ -104,6 +105,12 @@ def test_a_cluster_begins_with_what_its_first_node_speaks(cluster: PenstockClust
     assert "node 1 (n1)" in refused.err
 
 
+def test_below_the_level_a_deletion_of_records_moves_the_end(cluster: PenstockCluster) -> None:
+    filled(cluster, "cut")
+    assert deleted(cluster.bootstrap, "cut", 7) == 7
+    assert ends(cluster.bootstrap, "cut") == (7, 31)
+
+
 def test_it_is_upgraded_under_load_and_then_raised(cluster: PenstockCluster) -> None:
     path = made(cluster, "upgraded", VisibilityTimeout="600")
     made_topic(cluster, "upgraded-topic")
@@ -137,6 +144,20 @@ def test_it_is_upgraded_under_load_and_then_raised(cluster: PenstockCluster) -> 
     assert not produced.failed, said(cluster, produced.failed)
     found = consumed(cluster, "upgraded-topic", "checker", count=len(produced.written), seconds=120)
     assert sorted(found) == sorted(produced.written)  # nothing lost, nothing twice
+
+
+def test_at_the_level_it_does_not_and_what_was_deleted_before_stays_so(
+    cluster: PenstockCluster,
+) -> None:
+    assert ends(cluster.bootstrap, "cut") == (7, 31)
+    assert deleted(cluster.bootstrap, "cut", 8) == 8
+    assert ends(cluster.bootstrap, "cut") == (8, 31)
+    victim = cluster.nodes[leader_of(cluster, "cut")]
+    victim.kill()
+    others = ",".join(node.kafka for node in cluster.nodes.values() if node is not victim)
+    eventually(partial(are_ends, others, "cut", (8, 31)), seconds=SECONDS_MAX, what="a new leader")
+    victim.start(seconds=SECONDS_MAX)
+    healthy(cluster)
 
 
 def test_a_node_of_the_earlier_version_is_refused_in_one_line(cluster: PenstockCluster) -> None:

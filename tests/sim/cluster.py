@@ -375,7 +375,7 @@ class Cluster:
         target: int,
         what: What,
     ) -> None:
-        start, low_watermark = node.log.start, node.visible_from
+        start, low_watermark = node.log.start, node.low_watermark
         self.network.append(Sent(node.number, target, what, node.incarnation, start, low_watermark))
 
     def arrive(self, sent: Sent) -> None:
@@ -431,7 +431,7 @@ class Cluster:
         replica = node.live
         step = replica.answered(answer)
         if isinstance(step, Append):
-            if leader_low_watermark > node.visible_from:
+            if leader_low_watermark > node.low_watermark:
                 self.store_low_watermark(node, leader_low_watermark)
             for entry in step.batches:
                 node.append(entry)
@@ -463,7 +463,7 @@ class Cluster:
         node.checkpoint = None
         node.fold = None
         node.log.restart(at)
-        node.low_watermark = 0
+        node.low_watermark = min(node.low_watermark, at)
         node.live.restarted(at)
 
     def give_up_beyond(self, node: SimNode, offset: int) -> None:

@@ -163,7 +163,7 @@ class FollowedLog:
         owner = self._owner
         step = owner.replica.answered(answer)
         if isinstance(step, Append):
-            if low_watermark > self._log.low_watermark:
+            if low_watermark > self._log.stored_low_watermark:
                 # Before what the leader decided with it: the records are asked for again.
                 self._begin(self._store_low_watermark(low_watermark))
                 return

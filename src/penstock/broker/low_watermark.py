@@ -46,9 +46,9 @@ class LowWatermark:
             return False
         return replication is None or replication.level >= LOW_WATERMARK_FILES
 
-    async def move(self, offset: int, *, is_expiry: bool = True) -> None:
+    async def move(self, offset: int, *, is_expiry: bool = True) -> bool:
         """Return when nothing below ``offset`` is left for any view, and a restart of this node
-        does not change that."""
+        does not change that: True if it is for ``confirmed`` to see to elections."""
         is_file = self._is_file
         if is_file:
             await self._store(offset)
@@ -56,13 +56,13 @@ class LowWatermark:
             passed = await self._passed(leases, offset)
             events = leases.clip(offset, passed=passed, is_expiry=is_expiry)
             if not is_file:
-                await leases.settled(events)
+                await leases.settled(events)  # a committed event is known to every later leader
+        return is_file and self._replication is not None
 
     async def confirmed(self, offset: int) -> None:
-        """Return when an election does not change it either (R25). A Trim event is committed by
-        then already."""
-        if self._replication is not None and self._is_file:
-            await self._replication.low_watermark_held(offset)
+        """Return when no later leader shows anything below ``offset`` (R25)."""
+        assert self._replication is not None
+        await self._replication.low_watermark_held(offset)
 
     async def rest(self) -> None:
         """Return when no thread writes the file. The journal has failed: nothing new is begun."""
@@ -72,7 +72,7 @@ class LowWatermark:
     async def _store(self, offset: int) -> None:
         """One write at a time, for all who wait; a caller that gives up does not end the write."""
         self._wanted = max(self._wanted, offset)
-        while self._log.low_watermark < offset:
+        while self._log.stored_low_watermark < offset:
             if self._journal.failure is not None:
                 raise self._journal.failure
             if self._storing is None:

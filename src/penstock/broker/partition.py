@@ -274,15 +274,14 @@ class Partition:
         if is_internal(self.topic.name) and self._is_copied:
             # A coordinator that rewrites its rows: the new ones are behind what is copied.
             raise Overloaded("A backup is being made: nothing is rewritten meanwhile.")
-        # A new leader may not know yet that what lies below its start is committed.
-        end = max(self.start_offset, self.journal.high_watermark)
-        if before < 0:
-            before = end
+        end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may be behind
+        before = end if before < 0 else before
         if not self.start_offset <= before <= end:
             raise OffsetOutOfRange(before, self.start_offset, end)
-        await self._low_watermark.move(before, is_expiry=False)
+        is_for_others = await self._low_watermark.move(before, is_expiry=False)
         self.stream.trim(self.start_offset)
-        await self._low_watermark.confirmed(before)
+        if is_for_others:
+            await self._low_watermark.confirmed(before)
         await self._remove(self.log.detach_before(before))
         return self.start_offset
 

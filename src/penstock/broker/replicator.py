@@ -279,10 +279,8 @@ class Replicator:
     async def _lower_low_watermark(self) -> None:
         """Elected by an operator with less than it was told of: what is written next must not be
         hidden."""
-        log = self.log
-        if log.stored_low_watermark > log.end_offset:
-            await self._in_thread(lambda: log.store_low_watermark(log.end_offset))
-            self.replica.stored_low_watermark(log.end_offset)
+        await self._in_thread(self.log.lower_low_watermark)
+        self.replica.stored_low_watermark(self.log.stored_low_watermark)
 
     async def restored(self, shares: Sequence[Topic]) -> Restored:
         """For ``Home.lead``: the views as the log has them, read in a thread."""

@@ -170,11 +170,12 @@ class Fold:
             self._counted.update(id(one) for one in self._cursors)
         # A snapshot of producers is written before the one of cursors: it knows at least as much.
         producers = self._open_producers(start)
-        self.offset = log.start_offset if producers is None else min(start, log.end_offset)
+        is_all_read = producers is None or checkpoint is None
+        self.offset = log.start_offset if is_all_read else start
         self._producers = Producers() if producers is None else producers
         self.replayed_bytes = 0
         self.damage: Damaged | None = None
-        self.clip(log.low_watermark)
+        self.clip(log.stored_low_watermark)
 
     def _open_producers(self, start: int) -> Producers | None:
         """None: everything has to be read for them."""
@@ -248,15 +249,17 @@ class Fold:
 
     def _passed(self, cursor: LeaseCursor, low_watermark: int) -> int:
         """Messages between the head and the low watermark."""
-        if low_watermark >= max(self._cursors_from, self.offset):
+        end = max(self._cursors_from, self.offset)  # of what the cursor knows
+        if low_watermark >= end:
             return cursor.unseen
         if cursor.head >= self._log.start_offset:
             return self._count(cursor.head, low_watermark)
-        if cursor is self._cursor:
-            # Their segments are gone. Of a stream itself this number is only shown to people: it
-            # is not worth reading the whole log at a start.
-            return min(cursor.unseen, low_watermark - cursor.head)
-        return cursor.unseen - self._count(low_watermark, max(self._cursors_from, self.offset))
+        # Their segments are gone: what is left is counted instead. Of a stream itself the number is
+        # only shown to people, and reading the whole log at a start is not worth it: there every
+        # offset that is left counts as a message, so that no message is left out.
+        is_own = cursor is self._cursor
+        left = end - low_watermark if is_own else self._count(low_watermark, end)
+        return max(0, cursor.unseen - left)
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below the first transaction that is open as far as it has been read."""
@@ -329,7 +332,7 @@ class Fold:
     def finish(self) -> Restored:
         """What the events do not say is read from the records themselves."""
         log, surroundings = self._log, self._surroundings
-        self.clip(log.low_watermark)
+        self.clip(log.stored_low_watermark)
         origin = origin_of(self.topic, self.index)
         for found in self._cursors:
             _hydrate(log, found, origin, surroundings)

@@ -310,8 +310,7 @@ class Log(ReadableLog):
         except OSError as error:
             self.refuse_appends(f"truncation failed: {error}")
             raise
-        if self.stored_low_watermark > self.end_offset:
-            self.store_low_watermark(self.end_offset)
+        self.lower_low_watermark()
         return self.end_offset
 
     def _find_cut(self, to: int) -> tuple[Segment, Cut]:
@@ -389,9 +388,9 @@ class Log(ReadableLog):
         self._dirty, self._damage = {}, []
         self._is_folder_dirty, self._is_rolled = True, False  # its side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
-        self.stored_low_watermark = 0
         self.size_bytes = 0
         self.last_timestamp_ms = segment.max_timestamp
+        self.lower_low_watermark()
 
     def _assert_at_rest(self) -> None:
         if self._refused is not None:

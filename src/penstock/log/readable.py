@@ -188,6 +188,11 @@ class ReadableLog:
             raise DiskFull("no space left to store the low watermark") from None
         self.stored_low_watermark = offset
 
+    def lower_low_watermark(self) -> None:
+        """To the end of the log, if it is above: what is written next must not be hidden."""
+        if self.stored_low_watermark > self.end_offset:
+            self.store_low_watermark(self.end_offset)
+
     def drop_tail(self) -> None:
         """Give back the memory of recent batches. On the thread that appends: the budget is shared
         with other logs, and ``close`` may run on any."""

@@ -2,8 +2,7 @@
 the old log or the new one.
 
     <at>.restart                    made, folder synced: the decision
-    segments, side files, rewritten segments, checkpoints, list of damage,
-    low watermark                   removed
+    segments, side files, rewritten segments, checkpoints, list of damage    removed
     <at>.log                        made, empty; folder synced
     recovery-point                  replaced: this offset
     <at>.restart                    removed, folder synced: done
@@ -20,7 +19,6 @@ from penstock.log.files import Disk, replace_durably
 from penstock.log.layout import (
     CHECKPOINT_SUFFIX,
     DAMAGE_FILE,
-    LOW_WATERMARK_FILE,
     RESTART_SUFFIX,
     base_offset_of,
     segment_path,
@@ -44,8 +42,8 @@ def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
     if has_rewrite(disk, folder):
         clear_spare(disk, folder)
     for name in reversed(disk.names(folder)):
-        is_ours = base_offset_of(name) is not None or name in (DAMAGE_FILE, LOW_WATERMARK_FILE)
-        if is_ours or name.endswith((CHECKPOINT_SUFFIX, SWAP_SUFFIX)):
+        is_segment = base_offset_of(name) is not None
+        if is_segment or name == DAMAGE_FILE or name.endswith((CHECKPOINT_SUFFIX, SWAP_SUFFIX)):
             disk.unlink(folder / name)
     disk.close(disk.open(segment_path(folder, at)))
     disk.sync_folder(folder)

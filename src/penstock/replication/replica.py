@@ -148,7 +148,7 @@ class Replica:
         """The log is empty and begins here."""
         self.start_offset = self.end_offset = self.durable_offset = at
         self.high_watermark = at
-        self.low_watermark = 0
+        self.low_watermark = min(self.low_watermark, at)
         self.history.truncate(-1)
 
     def trimmed(self, start_offset: int) -> None:
@@ -196,7 +196,7 @@ class Replica:
             end_offset=self.end_offset,
             durable_offset=self.durable_offset,
             last_epoch=self.history.last,
-            low_watermark=max(self.low_watermark, self.start_offset),
+            low_watermark=self.low_watermark,
         )
 
     def answered(self, answer: Answer[B]) -> Step[B] | None:

@@ -9,10 +9,11 @@ import pytest
 from tests.unit.backup.vault import admin_of, backed_up
 from tests.unit.broker.stage import HandClock, Stage, bodies, claim, message, on_stage
 from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_of, put, read
+from tests.unit.broker.test_stream import batch, stream
 
 from penstock.log.log import LogConfig
 from penstock.metadata.resource_configs import GROUP, Resource, ResourceConfigs
-from penstock.model.errors import NotFound, Throttled
+from penstock.model.errors import NotFound, OffsetOutOfRange, Throttled
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Topic
@@ -126,6 +127,27 @@ async def test_what_compaction_has_emptied_leaves_no_gap(tmp_path: Path) -> None
         assert await read(stage, topic) == expected
         await put(stage, topic, ("k9", "more"))
         assert (await read(stage, topic))[-1] == (end, "k9", "more")
+
+
+async def test_records_deleted_from_the_middle_of_a_batch_stay_deleted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path / "old") as stage:
+        topic = await stream(stage)
+        await stage.broker.append_batches(topic, 0, [batch(*"abcdefghij")], acks=-1)
+        await stage.broker.delete_records(topic, 0, 7)
+        emptied = await stream(stage, "emptied")
+        await stage.broker.append_batches(emptied, 0, [batch(*"abc")], acks=-1)
+        await stage.broker.delete_records(emptied, 0, -1)
+        backup, manifest = await backed_up(stage, tmp_path / "backups")
+    parts = {one.topic_id: one for one in manifest.partitions}
+    part = parts[topic.topic_id]
+    assert (part.start_offset, part.low_watermark, part.end_offset) == (0, 7, 10)
+    await laid_out(backup, tmp_path / "new")
+    async with on_stage(tmp_path / "new") as stage:
+        for one, start, end in ((topic, 7, 10), (emptied, 3, 3)):
+            found = await stage.broker.ends(one, 0)
+            assert (found.start_offset, found.high_watermark) == (start, end)
+        with pytest.raises(OffsetOutOfRange):
+            await stage.broker.fetch(topic, 0, offset=6, bytes_max=1, is_committed=False)
 
 
 async def test_what_is_copied_is_not_dropped_meanwhile(tmp_path: Path) -> None:

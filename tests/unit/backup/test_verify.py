@@ -165,6 +165,8 @@ def test_a_manifest_says_the_same_when_it_is_read_again() -> None:
         {"start_offset": -1},
         {"end_offset": 4},
         {"last_epoch": -2},
+        {"low_watermark": -1},
+        {"low_watermark": 1_000},
         {"files": []},
         {"files": [FileSum("../../etc/passwd", 1, SHA)]},
         {"files": [FileSum("/etc/passwd", 1, SHA)]},
@@ -199,6 +201,18 @@ def test_any_bytes_are_refused_in_one_way(content: bytes) -> None:
     head = f"penstock-backup 1 {hashlib.sha256(content).hexdigest()}\n".encode()
     with pytest.raises(BackupUnusable):
         decode_manifest(head + content)
+
+
+def test_a_manifest_without_low_watermarks_is_read() -> None:
+    """Format 1, as earlier versions wrote it."""
+    manifest = manifest_with()
+    body = encode_manifest(manifest).split(b"\n", 1)[1]
+    old = msgspec.json.decode(body)
+    for one in old["partitions"]:
+        del one["low_watermark"]
+    body = msgspec.json.encode(old)
+    head = f"penstock-backup 1 {hashlib.sha256(body).hexdigest()}\n".encode()
+    assert decode_manifest(head + body) == manifest
 
 
 def test_another_format_is_named() -> None:

@@ -1,11 +1,13 @@
 """The APIs that only look: metadata, offsets, cluster, coordinators; and producer ids."""
 
+import asyncio
+
 import pytest
 from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
 from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
 from penstock.model.errors import Overloaded
-from penstock.model.topic import Kind
+from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.delete_records import (
     DeleteRecordsPartition,
@@ -297,6 +299,31 @@ async def test_records_are_deleted_where_a_topic_lets_them_be(
     answer = await rig.ask(DELETE_RECORDS, 2, DeleteRecordsRequest([asked], 1_000))
     [one] = answer.topics[0].partitions
     assert (one.error_code, one.low_watermark) == expected
+
+
+async def test_a_deletion_that_replicas_do_not_store_in_time_is_answered_with_7() -> None:
+    rig = Rig()
+    topic = await rig.topic("t", partitions=3)
+    for index in range(3):
+        rig.partition(topic, index).append(batch(b"a", b"b"))
+    delete, began = rig.streams.delete_records, asyncio.Event()
+
+    async def slow(topic: Topic, partition: int, before: int) -> int:
+        if partition == 1:
+            began.set()
+            await asyncio.Event().wait()
+        else:
+            await began.wait()  # all of a request are begun together
+        return await delete(topic, partition, before)
+
+    rig.streams.delete_records = slow  # type: ignore[method-assign]
+    asked = DeleteRecordsTopic("t", [DeleteRecordsPartition(index, 1) for index in range(3)])
+    answer = await rig.ask(DELETE_RECORDS, 2, DeleteRecordsRequest([asked], 200))
+    assert [(one.error_code, one.low_watermark) for one in answer.topics[0].partitions] == [
+        (0, 1),
+        (ErrorCode.REQUEST_TIMED_OUT, -1),
+        (0, 1),
+    ]
 
 
 # ── Producers, cluster, coordinators ─────────────────────────────────────────────────────────

@@ -67,7 +67,7 @@ def test_a_log_that_lost_its_end_lowers_the_low_watermark(tmp_path: Path) -> Non
     assert reopened(tmp_path).low_watermark == 3, "on disk, too"
 
 
-def test_a_cut_lowers_it_and_a_new_beginning_removes_it(tmp_path: Path) -> None:
+def test_a_cut_and_a_new_beginning_keep_it_or_lower_it(tmp_path: Path) -> None:
     written(tmp_path, low_watermark=20)
     log = reopened(tmp_path)
     assert log.truncate(25) == 25
@@ -77,8 +77,10 @@ def test_a_cut_lowers_it_and_a_new_beginning_removes_it(tmp_path: Path) -> None:
     log.close()
     log = reopened(tmp_path)
     assert log.low_watermark == 10
+    log.restart(50)
+    assert (log.stored_low_watermark, log.low_watermark) == (10, 50)
     log.restart(4)
-    assert log.low_watermark == 4
+    assert (log.stored_low_watermark, log.low_watermark) == (4, 4)
     append_many(log, 3)
     log.close()
     assert reopened(tmp_path).low_watermark == 4

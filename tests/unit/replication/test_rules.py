@@ -611,7 +611,7 @@ def test_R25_a_new_epoch_knows_its_own_low_watermark_and_no_other() -> None:
     assert mine.low_watermark_held == 0
 
 
-def test_R25_a_follower_tells_what_it_has_stored_or_where_its_log_begins() -> None:
+def test_R25_a_follower_tells_what_it_has_stored_and_not_where_its_log_begins() -> None:
     mine = replica()
     mine.see(view_of(leader=2, leader_incarnation=101), now_ms=0)
     mine.stored_low_watermark(7)
@@ -621,4 +621,8 @@ def test_R25_a_follower_tells_what_it_has_stored_or_where_its_log_begins() -> No
     mine.trimmed(8)
     asked = mine.ask()
     assert asked is not None
-    assert asked.low_watermark == 8
+    assert asked.low_watermark == 7
+    mine.restarted(20)
+    assert mine.low_watermark == 7
+    mine.restarted(5)
+    assert mine.low_watermark == 5, "never above the end of the log"

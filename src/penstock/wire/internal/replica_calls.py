@@ -28,7 +28,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # What the leader has told it: it is answered when that is not so any more, after a while.
     high_watermark: int = -1
     start_offset: int = -1
-    low_watermark: int = 0  # of its log: as stored, or where the log begins if that is more
+    low_watermark: int = 0  # as it has stored it; 0: it has not
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
