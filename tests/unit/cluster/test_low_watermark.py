@@ -73,8 +73,9 @@ async def check_left(on: Cluster, node: int, topic: Topic, start: int, end: int)
 async def cut_off(on: Cluster, node: int) -> None:
     """Return when what the node asked its leaders before is answered."""
     counts = on.nodes[node].replicators.counts
+    before = counts.fetches_unanswered
     on.nodes[node].is_cut = True
-    await until(lambda before=counts.fetches_unanswered: counts.fetches_unanswered > before)
+    await until(lambda: counts.fetches_unanswered > before)
 
 
 async def delete(on: Cluster, node: int, topic: Topic, before: int) -> object:
