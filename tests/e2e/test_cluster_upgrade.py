@@ -22,7 +22,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import ServerFailed
 
 from penstock.cli.failure import ExitCode
-from penstock.model.levels import LEVEL_MAX
+from penstock.model.levels import LEVEL_MAX, Levels
 
 pytestmark = [
     pytest.mark.slow,
@@ -169,8 +169,8 @@ def test_a_node_of_the_earlier_version_is_refused_in_one_line(cluster: PenstockC
         node.start(seconds=SECONDS_MAX)
     [said] = node.stderr.splitlines()[said_before:]
     assert said == (
-        f"penstock: cannot start: this node speaks feature level {BEFORE}, and the cluster is at"
-        f" level {LEVEL_MAX}: run a newer version of Penstock here"
+        f"penstock: cannot start: this node speaks feature {Levels(highest=BEFORE)}, and the"
+        f" cluster is at level {LEVEL_MAX}: run a newer version of Penstock here"
     )
     lowered = ask(cluster, "upgrade", "--to", str(BEFORE))
     assert (lowered.code, "never lowered" in lowered.err) == (1, True)

@@ -230,6 +230,19 @@ async def test_below_the_level_an_event_is_written_as_before(tmp_path: Path) -> 
         assert (ends.start_offset, ends.high_watermark) == (8, 31)
 
 
+async def test_a_deletion_up_to_where_the_log_begins_is_answered(tmp_path: Path) -> None:
+    """Segments were dropped below the level, so no replica has stored anything yet."""
+    async with cluster(tmp_path) as on:
+        topic, key = await filled(on, count=100, segment_bytes="1000", retention_bytes="5000")
+        set_level(on, LEVEL_FIRST)
+        partition = leading(on, 1, key)
+        assert await partition.clean() > 0
+        start = partition.log.start_offset
+        assert start > 0
+        set_level(on)
+        assert await delete(on, 1, topic, partition.start_offset) == start
+
+
 async def test_a_share_is_the_same_for_the_next_leader(tmp_path: Path) -> None:
     """Its events were decided with a low watermark that no event speaks of."""
     async with cluster(tmp_path) as on:
