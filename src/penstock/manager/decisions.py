@@ -13,22 +13,18 @@ in ``wishes.py``. Which moves are begun, and when, is decided in ``moving.py``.
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.manager.known import Known
 from penstock.manager.placement import choose
 from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.replication import factor_of, in_sync_min_of
 from penstock.model.topic import Topic
 from penstock.replication import election
-from penstock.replication.election import Standing
-from penstock.replication.row import NOBODY, Change, PartitionRow, View
-
-REPLICATION_FACTOR: Final = "replication.factor"
-IN_SYNC_MIN: Final = "min.insync.replicas"
-FACTOR_MAX: Final = 32  # a commit waits for every one of them
-ABSENT: Final = 0  # the version of what is not there
+from penstock.replication.election import ABSENT, Standing
+from penstock.replication.row import NOBODY, Change, View
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -97,23 +93,10 @@ class Wanted(NamedTuple):
     in_sync_min: int
 
 
-def wanted(topic: Topic, policy: Policy) -> Wanted:
-    """As its owner says, else as the cluster does. More replicas in sync than there are would mean
-    that nothing could ever be sent."""
-    factor = _number(topic, REPLICATION_FACTOR, policy.replication_factor)
-    factor = max(1, min(factor, FACTOR_MAX))
-    in_sync_min = _number(topic, IN_SYNC_MIN, policy.in_sync_min)
-    return Wanted(factor, max(1, min(in_sync_min, factor)))
-
-
-def _number(topic: Topic, name: str, default: int) -> int:
-    value = topic.configs.get(name)
-    if value is None:
-        return default  # as a rule; and this is asked of every partition there is
-    try:
-        return int(value)
-    except ValueError:  # values were checked where they came in
-        return default
+def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
+    """As its owner says of this partition, else as the cluster does."""
+    factor = factor_of(topic, index, policy.replication_factor)
+    return Wanted(factor, in_sync_min_of(topic, factor, policy.in_sync_min))
 
 
 def due(
@@ -140,25 +123,15 @@ def due(
 def _creation(
     known: Known, key: PartitionKey, topic: Topic | None, policy: Policy
 ) -> Decision | None:
-    """Nothing was ever written, so all of its replicas have everything: it starts with a leader and
-    with all of them in sync. They are counted on to be there, for nothing commits without them."""
     if topic is None or topic.is_share or not 0 <= key.index < topic.partition_count:
         return None
-    wants = wanted(topic, policy)
+    wants = wanted(topic, policy, key.index)
     replicas = choose(known.hosts_for_new, known.loads, key.topic_id, count=wants.replicas)
     if not replicas:
         known.waiting[key] = None
         return None
-    row = PartitionRow(
-        replicas,
-        frozenset(replicas),
-        leader=replicas[0],
-        leader_incarnation=known.incarnations[replicas[0]],
-        epoch=1,
-        in_sync_min=wants.in_sync_min,
-    )
-    counted_on = {node: known.incarnations[node] for node in replicas}
-    return Decision(key, Why.CREATED, ABSENT, Change(ABSENT, row, counted_on))
+    change = election.create(replicas, known.incarnations, in_sync_min=wants.in_sync_min)
+    return Decision(key, Why.CREATED, ABSENT, change)
 
 
 def _deletion(known: Known, key: PartitionKey, view: View | None) -> Decision | None:
@@ -180,7 +153,7 @@ def _settings(
 ) -> Decision | None:
     if topic is None:
         return None
-    in_sync_min = wanted(topic, policy).in_sync_min
+    in_sync_min = wanted(topic, policy, key.index).in_sync_min
     if view.row.in_sync_min == in_sync_min:
         return None
     row = msgspec.structs.replace(view.row, in_sync_min=in_sync_min)

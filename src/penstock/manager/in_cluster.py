@@ -135,6 +135,11 @@ class Manager:
         return NOBODY if self._holder is None else self._holder.node
 
     @property
+    def tenure_id(self) -> int:
+        """The revision in which that node became the manager: later ones have larger numbers."""
+        return 0 if self._holder is None else self._holder.created
+
+    @property
     def tenure(self) -> Tenure | None:
         """What it is doing; None unless this node manages."""
         return self._tenure

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.manager.decisions import ABSENT, Decision, Policy, Topics, Why, wanted
+from penstock.manager.decisions import Decision, Policy, Topics, Why, wanted
 from penstock.manager.known import Known
 from penstock.manager.placement import Host, Placed, plan
 from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.replication import is_manual
 from penstock.replication import election
+from penstock.replication.election import ABSENT
 from penstock.replication.row import Change, View
 
 Targets = Mapping[PartitionKey, tuple[int, ...]]
@@ -60,10 +62,11 @@ def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy:
         count = max(len(wish.replicas), row.in_sync_min)
         return Placed(wish.replicas, count, is_fixed=True, has=frozenset(row.replicas))
     topic = topics.find_id(key.topic_id)
-    count = len(row.replicas) if topic is None else wanted(topic, policy).replicas
+    count = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
     whole = row.whole
     weak = frozenset(node for node in row.replicas if node not in whole or node not in known.nodes)
-    return Placed(row.replicas, count, is_fixed=bool(weak), weak=weak)
+    is_fixed = bool(weak) or (topic is not None and is_manual(topic))
+    return Placed(row.replicas, count, is_fixed=is_fixed, weak=weak)
 
 
 def targets(now: Situation) -> Targets:

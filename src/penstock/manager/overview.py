@@ -55,7 +55,7 @@ def overview(known: Known, topics: Topics, all_topics: Iterable[Topic], policy: 
         if topic is None and topics.tombstone(key.topic_id) is None:
             orphaned.add(key)
         alive = _alive(known, row)
-        factor = len(row.replicas) if topic is None else wanted(topic, policy).replicas
+        factor = len(row.replicas) if topic is None else wanted(topic, policy, key.index).replicas
         if alive < max(factor, len(row.replicas)):
             under.add(key)
         if alive < row.in_sync_min:

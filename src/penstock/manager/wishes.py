@@ -8,23 +8,35 @@ looked at, and otherwise looked at again.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from penstock.manager import moving
 from penstock.manager.reading import read_known, read_nodes
+from penstock.manager.reassigning import Refused, cancelled, reassignment
 from penstock.metadata.cluster_entries import (
+    PARTITIONS_PREFIX,
     PartitionKey,
     PlaceWish,
     decode_row,
+    decode_wish,
     drain_key,
     encode_entry,
     node_key,
     partition_key,
+    partition_of,
     place_key,
 )
-from penstock.metadata.store import Entry, Store
-from penstock.model.errors import InvalidRequest, NotFound, Throttled, VersionConflict
+from penstock.metadata.store import CHANGES_PER_TXN_MAX, Entry, Store
+from penstock.model.errors import (
+    Conflict,
+    Damaged,
+    InvalidRequest,
+    NotFound,
+    Throttled,
+    VersionConflict,
+)
 from penstock.replication import election
 from penstock.replication.row import Change, View
 
@@ -59,14 +71,106 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
     for node in replicas:
         if node not in nodes and node not in view.row.replicas:
             raise InvalidRequest(f"There is no node {node}.")
-    wish = PlaceWish(tuple(replicas))
+    before = await _before(store, key, view)
+    wish = PlaceWish(tuple(replicas), before)
     # The row's version is not compared: it may change for many reasons that do not matter here.
     await store.put(place_key(key), encode_entry(wish))
 
 
-async def cancel_place(store: Store, key: PartitionKey) -> None:
-    """Replicas that were added and are too many go again."""
-    await store.delete(place_key(key))
+async def _before(store: Store, key: PartitionKey, view: View) -> tuple[int, ...]:
+    """Where a partition is, without the move that may be under way."""
+    entry = await store.get(place_key(key))
+    if entry is not None:
+        with contextlib.suppress(Damaged):  # a wish that nobody can read moves nothing
+            return reassignment(view.row, decode_wish(entry.key, entry.value)).original
+    return view.row.replicas
+
+
+async def cancel_place(store: Store, key: PartitionKey) -> Sequence[int]:
+    """End a move: the partition is again where it was before. Returns its replicas. Raises NotFound
+    if it is not moving."""
+    for _ in range(TRIES_MAX):
+        view = _view(await _row(store, key))
+        entry = await store.get(place_key(key))
+        if entry is None:
+            raise NotFound(f"{key} is not moving.")
+        wish = decode_wish(entry.key, entry.value)
+        original = reassignment(view.row, wish).original
+        change = cancelled(view, wish)
+        compare = [(partition_key(key), view.version), (place_key(key), entry.version)]
+        try:
+            if change is not None:
+                rows = ((partition_key(key), encode_entry(change.row)),)
+                await store.txn(compare=compare, puts=rows, deletes=(place_key(key),))
+            elif view.row.replicas == original:
+                await store.txn(compare=compare, deletes=(place_key(key),))
+            else:  # not possible yet: the manager moves the partition back
+                back = ((place_key(key), encode_entry(PlaceWish(original))),)
+                await store.txn(compare=compare, puts=back)
+        except VersionConflict:
+            continue
+        return original
+    raise Throttled(f"{key} is being changed elsewhere.")
+
+
+async def create(
+    store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
+) -> None:
+    """Create partitions on given nodes, before the topic that has them is created or grown: the
+    manager then creates only those that are missing. A partition that is there already, because an
+    earlier request failed half-way, may stay if it is on these nodes. Raises InvalidRequest for a
+    node that is not alive, and Conflict."""
+    nodes, incarnations = await read_nodes(store)
+    for node in sorted({node for replicas in places.values() for node in replicas}):
+        if node not in nodes:
+            raise InvalidRequest(
+                f"There is no node {node}, or it is stopped. Nodes: {sorted(nodes)}."
+            )
+    keys = {PartitionKey(topic_id, index): tuple(places[index]) for index in sorted(places)}
+    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    for entry in entries:
+        key, there = partition_of(entry.key), decode_row(entry.key, entry.value).replicas
+        if keys.pop(key, there) != there:
+            raise Conflict(f"Partition {key.index} is there already, on nodes {list(there)}.")
+    changes = [
+        (key, election.create(replicas, incarnations, in_sync_min=in_sync_min))
+        for key, replicas in keys.items()
+    ]
+    widest = max(map(len, places.values()), default=1)
+    count = CHANGES_PER_TXN_MAX // (1 + widest)  # each compares its row and all of its nodes
+    for start in range(0, len(changes), count):
+        some = changes[start : start + count]
+        counted_on = dict(pair for _, change in some for pair in change.incarnations.items())
+        await store.txn(
+            compare=[(partition_key(key), change.version) for key, change in some],
+            compare_created=[(node_key(node), made) for node, made in counted_on.items()],
+            puts=[(partition_key(key), encode_entry(change.row)) for key, change in some],
+        )
+
+
+async def discard(store: Store, topic_id: str) -> None:
+    """Remove what ``create`` made for a topic that was not created after all."""
+    entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
+    for entry in entries:
+        with contextlib.suppress(VersionConflict):
+            await store.txn(compare=((entry.key, entry.version),), deletes=(entry.key,))
+
+
+async def elect(
+    store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
+) -> Refused | None:
+    """Elect the leader that ``choose`` finds for the newest row. Returns None if it leads now.
+    Raises NotFound."""
+    for _ in range(TRIES_MAX):
+        chosen = choose(_view(await _row(store, key)))
+        if isinstance(chosen, Refused):
+            return chosen
+        try:
+            await _swap(store, key, chosen)
+        except VersionConflict:
+            continue
+        return None
+    raise Throttled(f"{key} is being changed elsewhere.")
 
 
 async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:

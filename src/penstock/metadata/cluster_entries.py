@@ -67,8 +67,9 @@ class ManagerEntry(msgspec.Struct, frozen=True):
     node: int
 
 
-class PlaceWish(msgspec.Struct, frozen=True):
+class PlaceWish(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: tuple[int, ...]
+    before: tuple[int, ...] = ()  # replicas when a move was asked for; empty: the manager's own
 
 
 class LevelEntry(msgspec.Struct, frozen=True, omit_defaults=True):

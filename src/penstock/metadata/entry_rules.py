@@ -240,7 +240,10 @@ def _drain_place(key: str, value: bytes) -> str:
 
 
 def _wish_place(key: str, value: bytes) -> str:
-    _check_replicas(key, cluster.decode_wish(key, value).replicas)
+    wish = cluster.decode_wish(key, value)
+    _check_replicas(key, wish.replicas)
+    if wish.before:
+        _check_replicas(key, wish.before)
     return _partition_place(key, cluster.place_key)
 
 

@@ -81,9 +81,9 @@ class ClusterAdmin:
         self._manager = manager
         self._wishes = _Wishes()
         self._wishes_trouble: str | None = None
-        self._seen = dict(view.nodes)  # as nodes last were, for those that are away
+        self.seen = dict(view.nodes)  # as nodes last were, for those that are away
         self._turn = asyncio.Lock()  # one goes through all partitions at a time
-        view.on_nodes(lambda: self._seen.update(view.nodes))
+        view.on_nodes(lambda: self.seen.update(view.nodes))
 
     # ── Questions ────────────────────────────────────────────────────────────────────────────
 
@@ -267,7 +267,9 @@ class ClusterAdmin:
 
     def _factor(self, key: PartitionKey, row: PartitionRow) -> int:
         topic = self._catalog.find_id(key.topic_id)
-        return len(row.replicas) if topic is None else wanted(topic, self._policy).replicas
+        if topic is None:
+            return len(row.replicas)
+        return wanted(topic, self._policy, key.index).replicas
 
     def _states(self, known: Known, key: PartitionKey) -> Iterator[PartitionState]:
         row = known.rows[key].row
@@ -311,7 +313,7 @@ class ClusterAdmin:
     # ── As it is shown ───────────────────────────────────────────────────────────────────────
 
     def _node_shown(self, summary: NodeSummary, manager: int) -> NodeShown:
-        entry = self._view.nodes.get(summary.node) or self._seen.get(summary.node, _STRANGER)
+        entry = self._view.nodes.get(summary.node) or self.seen.get(summary.node, _STRANGER)
         return NodeShown(
             node=summary.node,
             name=entry.name,

@@ -4,11 +4,13 @@ so it does not matter how many managers there are, nor how much of what they kno
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.replication.row import Change, PartitionRow, View
+
+ABSENT: Final = 0  # the version of a row that is not there
 
 
 class Standing(NamedTuple):
@@ -50,6 +52,22 @@ def declare_loss(view: View, node: int) -> Change | None:
     if node not in row.whole:
         return None
     return Change(view.version, msgspec.structs.replace(row, lost=row.lost | {node}))
+
+
+def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
+    """Nothing was ever written, so all replicas have everything: a partition starts with a leader,
+    the first one, and with all of them in sync. They are counted on to be alive, for nothing
+    commits without them."""
+    first = replicas[0]
+    row = PartitionRow(
+        tuple(replicas),
+        frozenset(replicas),
+        leader=first,
+        leader_incarnation=incarnations[first],
+        epoch=1,
+        in_sync_min=in_sync_min,
+    )
+    return Change(ABSENT, row, {node: incarnations[node] for node in replicas})
 
 
 def elect(

@@ -10,7 +10,7 @@ from penstock.manager.decisions import Policy
 from penstock.manager.overview import is_empty, is_safe_to_stop, overview
 from penstock.manager.reading import read_known
 from penstock.metadata.cluster_entries import PartitionKey
-from penstock.model.errors import InvalidRequest, NotFound
+from penstock.model.errors import Conflict, InvalidRequest, NotFound
 
 KEY = PartitionKey("a", 0)
 
@@ -116,6 +116,22 @@ class TestPlaces:
         await until(lambda: len(cluster.row("a").replicas) == 3)
         assert other not in cluster.row("a").replicas, "it was not up to date"
 
+    async def test_that_are_given_up_end_where_they_began(self, cluster: Cluster) -> None:
+        """Although the new replica is in sync: the manager alone might drop another one."""
+        cluster.policy = Policy(is_balancing=False)
+        await started(cluster, 4, partitions=1)
+        before = cluster.row("a").replicas
+        [other] = {1, 2, 3, 4}.difference(before)
+        for number, node in cluster.nodes.items():
+            node.is_catching_up = number != before[0]
+        await wishes.place(cluster.store, KEY, (before[0], other, before[1]))
+        await until(lambda: len(cluster.row("a").replicas) == 4)
+        assert await wishes.cancel_place(cluster.store, KEY) == before
+        await until(lambda: cluster.row("a").replicas == before)
+        assert not (await read_known(cluster.store)).wishes
+        with pytest.raises(NotFound, match="not moving"):
+            await wishes.cancel_place(cluster.store, KEY)
+
     async def test_on_a_node_that_is_drained_meanwhile_end_where_it_was(
         self, cluster: Cluster
     ) -> None:
@@ -218,3 +234,39 @@ class TestOverview:
         seen = overview(known, cluster.catalog, cluster.catalog.all_topics(), cluster.policy)
         assert [node.is_alive for node in seen.nodes] == [True, True, False]
         assert seen.under_replicated.count == 4
+
+
+class TestCreations:
+    async def test_put_partitions_on_the_nodes_given(self, cluster: Cluster) -> None:
+        cluster.policy = Policy(is_balancing=False)
+        for number in (1, 2, 3):
+            await cluster.join(number)
+        places = {0: (2, 3, 1), 1: (3, 1, 2), 2: (3, 2, 1)}
+        await wishes.create(cluster.store, "a", places, in_sync_min=2)
+        await cluster.create(topic("a", 4))
+        assert {at: cluster.row("a", at).replicas for at in places} == places
+        assert [cluster.row("a", at).leader for at in places] == [2, 3, 3]
+        assert len(cluster.row("a", 3).replicas) == 3, "chosen by the manager"
+        await wishes.create(cluster.store, "a", {0: (2, 3, 1), 4: (1, 2, 3)}, in_sync_min=2)
+        with pytest.raises(Conflict, match="Partition 4 is there already"):
+            await wishes.create(cluster.store, "a", {4: (2, 1, 3), 5: (1, 2, 3)}, in_sync_min=2)
+
+    async def test_need_nodes_that_are_alive(self, cluster: Cluster) -> None:
+        await cluster.join(1)
+        with pytest.raises(InvalidRequest, match=r"no node 2, or it is stopped. Nodes: \[1\]"):
+            await wishes.create(cluster.store, "a", {0: (1,), 1: (2,)}, in_sync_min=1)
+        assert not (await read_known(cluster.store)).rows
+
+    async def test_of_many_partitions_take_several_transactions(self, cluster: Cluster) -> None:
+        for number in (1, 2, 3):
+            await cluster.join(number)
+        places = {at: (1 + at % 3, 1 + (at + 1) % 3) for at in range(200)}
+        await wishes.create(cluster.store, "a", places, in_sync_min=1)
+        assert len((await read_known(cluster.store)).rows) == 200
+
+    async def test_are_undone_for_a_topic_that_never_came(self, cluster: Cluster) -> None:
+        await cluster.join(1)
+        await wishes.create(cluster.store, "a", {0: (1,)}, in_sync_min=1)
+        await wishes.create(cluster.store, "ab", {0: (1,)}, in_sync_min=1)
+        await wishes.discard(cluster.store, "a")
+        assert set((await read_known(cluster.store)).rows) == {PartitionKey("ab", 0)}

@@ -117,6 +117,7 @@ def test_a_wish_is_the_last_word_and_a_node_may_be_forgotten_unseen() -> None:
         (Txn([], [("/wishes/drains", b"")]), "Only topics"),
         (Txn([], [(WISH_AT, encode_entry(PlaceWish(())))]), "one node at least"),
         (Txn([], [(WISH_AT, encode_entry(PlaceWish((2, 2))))]), "each of them once"),
+        (Txn([], [(WISH_AT, encode_entry(PlaceWish((2,), (1, 1))))]), "each of them once"),
         (Txn([("/topics/x", 1)], [(drain_key(1), b"")]), "one kind of things"),
         (Txn([], [(drain_key(1), b"")], (), [("/topics/x", 1)]), "one kind of things"),
         (Txn([], [("/moves/x", b"{}")]), "cannot be read"),
