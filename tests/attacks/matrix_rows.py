@@ -155,6 +155,10 @@ KAFKA: Mapping[str, KafkaRow] = {
     "DeleteAcls": KafkaRow(On.CLUSTER),
     "DescribeConfigs": _topic(),
     "AlterConfigs": _topic(given=_CONFIG),
+    "AlterReplicaLogDirs": KafkaRow(
+        On.CLUSTER,
+        passes=frozenset({ErrorCode.LOG_DIR_NOT_FOUND, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}),
+    ),
     "DescribeLogDirs": KafkaRow(
         On.NAMES,
         also=frozenset({ErrorCode.CLUSTER_AUTHORIZATION_FAILED}),
@@ -184,8 +188,17 @@ KAFKA: Mapping[str, KafkaRow] = {
             "deletions": (),
         },
     ),
+    "DescribeQuorum": KafkaRow(
+        On.CLUSTER, passes=frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
+    ),
+    "UpdateFeatures": KafkaRow(On.CLUSTER, passes=frozenset({ErrorCode.INVALID_UPDATE_VERSION})),
     "DescribeCluster": KafkaRow(On.NOTHING),
     "DescribeProducers": _topic(),
+    "UnregisterBroker": KafkaRow(
+        On.CLUSTER,
+        given={"broker_id": 99},
+        passes=frozenset({ErrorCode.BROKER_ID_NOT_REGISTERED}),
+    ),
     "DescribeTransactions": KafkaRow(On.TRANSACTION),
     "ListTransactions": KafkaRow(On.NAMES, given={"transactional_id_pattern": None}),
     "ConsumerGroupHeartbeat": KafkaRow(

@@ -257,6 +257,7 @@ KAFKA: dict[str, KafkaRow] = {
         values={"resources.resource_type": 2},
     ),
     "AlterConfigs": KafkaRow(ENTRIES_MAX, values={"resources.resource_type": 2}),
+    "AlterReplicaLogDirs": KafkaRow(bounds={"dirs": ENTRIES_MAX}),
     "DescribeLogDirs": KafkaRow(),
     "SaslAuthenticate": KafkaRow(values={"auth_bytes": b""}),
     "CreatePartitions": KafkaRow(
@@ -283,8 +284,17 @@ KAFKA: dict[str, KafkaRow] = {
             "upsertions.salted_password": bytes(32),
         },
     ),
+    "DescribeQuorum": KafkaRow(),
+    "UpdateFeatures": KafkaRow(
+        ENTRIES_MAX,
+        values={
+            "feature_updates.feature": "group.version",
+            "feature_updates.max_version_level": 1,
+        },
+    ),
     "DescribeCluster": KafkaRow(),
     "DescribeProducers": KafkaRow(),
+    "UnregisterBroker": KafkaRow(values={"broker_id": 99}),
     "DescribeTransactions": KafkaRow(ENTRIES_MAX),
     "ListTransactions": KafkaRow(ENTRIES_MAX),
     "ConsumerGroupHeartbeat": KafkaRow(

@@ -56,11 +56,13 @@ class ClusterRole:
         self._certificates = certificates
         self._metadata = metadata
         self._closing: set[asyncio.Task[None]] = set()
+        self.store = metadata.store
+        self.catalog = metadata.topics
         self.level = ClusterLevel(metadata.store, _levels(config.cluster.feature_level_max))
         self.view = ClusterView(metadata.store)
         self.routes = ClusterRoutes(self.view)
         self._routed: Routed | None = None
-        self._policy = Policy(
+        self.policy = Policy(
             replication_factor=config.cluster.replicas, in_sync_min=config.cluster.in_sync_min
         )
         self.manager: Manager | None = None
@@ -69,7 +71,7 @@ class ClusterRole:
             self.view,
             metadata.topics,
             node=self.node,
-            policy=self._policy,
+            policy=self.policy,
             level=self.level,
             manager=lambda: None if self.manager is None else self.manager.manager,
         )
@@ -150,7 +152,7 @@ class ClusterRole:
             lease=lambda: self.membership.lease,
             ask_standings=self._ask_standings,
             clock=basis.clock,
-            policy=self._policy,
+            policy=self.policy,
             level=self.level,
         )
         await self.replicators.start()

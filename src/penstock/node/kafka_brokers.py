@@ -20,7 +20,7 @@ class ClusterBrokers:
         self._namespace = (account, region)
 
     def all(self) -> Sequence[BrokerAt]:
-        found = [_broker(entry) for _, entry in sorted(self._cluster.view.nodes.items())]
+        found = [broker_of(entry) for _, entry in sorted(self._cluster.view.nodes.items())]
         return [one for one in found if one is not None]
 
     @property
@@ -55,10 +55,10 @@ class ClusterBrokers:
             return None
         led = self._cluster.routes.leader(topic, partition_of_group(key, topic.partition_count))
         entry = None if led is None else self._cluster.view.nodes.get(led[0])
-        return None if entry is None else _broker(entry)
+        return None if entry is None else broker_of(entry)
 
 
-def _broker(entry: NodeEntry) -> BrokerAt | None:
+def broker_of(entry: NodeEntry) -> BrokerAt | None:
     if not entry.kafka:
         return None  # it has not opened its listener yet, or has none
     host, port = parse_listen(entry.kafka)

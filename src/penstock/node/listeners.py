@@ -2,6 +2,7 @@
 with the frontend behind it."""
 
 import asyncio
+import shutil
 from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
@@ -33,6 +34,7 @@ from penstock.node.facts import Facts
 from penstock.node.frontend_calls import FrontendCalls
 from penstock.node.http_listener import make_listener, open_admin
 from penstock.node.kafka_brokers import ClusterBrokers
+from penstock.node.kafka_cluster import ClusterChanges
 from penstock.node.settings import describe
 from penstock.node.vault import Vault
 
@@ -198,7 +200,27 @@ class Listeners:
             usage=None if table is None else KafkaUsage(table, region=node.region),
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),
+            joined=self._kafka_cluster(),
+            volume=self._volume,
         )
+
+    def _kafka_cluster(self) -> ClusterChanges | None:
+        cluster = self._cluster
+        if cluster is None:
+            return None
+        return ClusterChanges(
+            cluster.store,
+            cluster.view,
+            cluster.catalog,
+            policy=cluster.policy,
+            manager=lambda: cluster.manager,
+            seen=cluster.admin.seen,
+            replica=cluster.replicators.find,
+        )
+
+    def _volume(self) -> tuple[int, int]:
+        usage = shutil.disk_usage(self._basis.folder.path)
+        return usage.total, usage.free
 
     def _kafka_nodes(self, role: BrokerRole, config: KafkaFrontendConfig) -> Brokers:
         if self._cluster is None:
@@ -210,17 +232,18 @@ class Listeners:
 
     def _kafka_config(self) -> KafkaFrontendConfig:
         basis = self._basis
-        config, node = basis.config.kafka, basis.config.node
+        config, node, cluster = basis.config.kafka, basis.config.node, basis.config.cluster
         return KafkaFrontendConfig(
             advertised=lambda: self._kafka_address,
-            node_id=basis.config.cluster.node or 1,
+            node_id=cluster.node or 1,
             # The same on every node: clients take another one for another cluster.
             cluster_id=(
                 basis.config.internal.cluster
                 if self._cluster is not None
                 else basis.folder.identity(basis.entropy)
             ),
-            replicas_default=basis.config.cluster.replicas if self._cluster is not None else 1,
+            replicas_default=cluster.replicas if self._cluster is not None else 1,
+            in_sync_min_default=cluster.in_sync_min if self._cluster is not None else 1,
             account=node.account,
             region=node.region,
             auto_create=config.auto_create,

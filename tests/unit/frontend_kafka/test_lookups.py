@@ -9,6 +9,12 @@ from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERAT
 from penstock.model.errors import Overloaded
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
+from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
 from penstock.wire.kafka.generated.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -42,9 +48,11 @@ from penstock.wire.kafka.generated.offset_for_leader_epoch import (
 LIST_OFFSETS = 2
 METADATA = 3
 FIND_COORDINATOR = 10
+API_VERSIONS = 18
 DELETE_RECORDS = 21
 INIT_PRODUCER_ID = 22
 OFFSET_FOR_LEADER_EPOCH = 23
+ALTER_REPLICA_LOG_DIRS = 34
 DESCRIBE_LOG_DIRS = 35
 DESCRIBE_CLUSTER = 60
 DESCRIBE_TOPIC_PARTITIONS = 75
@@ -397,6 +405,41 @@ async def test_log_dirs_tell_the_bytes_of_each_partition() -> None:
     }
     some = [DescribableLogDirTopic("t", [1, 9]), DescribableLogDirTopic("none", [0])]
     assert await sizes(DescribeLogDirsRequest(some)) == {"t": [(1, size)]}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_log_dirs_tell_the_size_of_the_disk(version: int) -> None:
+    rig = Rig()
+    rig.context.volume = lambda: (1_000, 10)
+    [result] = (await rig.ask(DESCRIBE_LOG_DIRS, version, DescribeLogDirsRequest(None))).results
+    assert (result.total_bytes, result.usable_bytes) == (1_000, 10)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_the_only_folder_of_a_node_is_the_one_it_has(version: int) -> None:
+    rig = Rig()
+    await rig.topic("t")
+
+    async def altered(path: str) -> list[int]:
+        topics = [AlterReplicaLogDirTopic("t", [0, 1]), AlterReplicaLogDirTopic("none", [0])]
+        asked = AlterReplicaLogDirsRequest([AlterReplicaLogDir(path, topics)])
+        results = (await rig.ask(ALTER_REPLICA_LOG_DIRS, version, asked)).results
+        return [one.error_code for topic in results for one in topic.partitions]
+
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert await altered(rig.context.config.log_dir) == [ErrorCode.NONE, unknown, unknown]
+    assert await altered(f"{rig.context.config.log_dir}/") == [ErrorCode.NONE, unknown, unknown]
+    assert await altered("/elsewhere") == [ErrorCode.LOG_DIR_NOT_FOUND] * 3
+
+
+@pytest.mark.parametrize("version", [3, 4])
+async def test_features_in_force_are_announced(version: int) -> None:
+    found = await Rig().ask(API_VERSIONS, version, ApiVersionsRequest("me", "1"))
+    levels = {one.name: one.max_version_level for one in found.finalized_features}
+    assert levels == {"group.version": 1, "share.version": 1, "transaction.version": 2}
+    supported = {one.name: (one.min_version, one.max_version) for one in found.supported_features}
+    assert {name: last for name, (_, last) in supported.items()} == levels
+    assert all(first >= 1 for first, _ in supported.values()), "older clients fail at 0"
 
 
 async def test_partitions_are_described_page_by_page() -> None:

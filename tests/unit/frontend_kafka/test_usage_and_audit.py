@@ -25,19 +25,25 @@ from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition
 from penstock.wire.kafka.generated import (
+    alter_partition_reassignments as reassignments,
+)
+from penstock.wire.kafka.generated import (
     api_versions,
     create_partitions,
     create_topics,
     delete_records,
     delete_topics,
+    elect_leaders,
     incremental_alter_configs,
     metadata,
     sasl_authenticate,
     sasl_handshake,
+    unregister_broker,
 )
 
 METADATA, API_VERSIONS, HANDSHAKE, AUTHENTICATE = 3, 18, 17, 36
 CREATE, DELETE, DELETE_RECORDS, PARTITIONS, CONFIGS = 19, 20, 21, 37, 44
+ELECT, REASSIGN, UNREGISTER = 43, 45, 64
 
 
 class CountedRig(Rig):
@@ -177,6 +183,37 @@ async def test_what_changes_a_topic_is_noted_for_each_topic(tmp_path: Path) -> N
     assert found[3].params == {"partitions": 5}
     assert found[4].params == {"before": {"0": 0}}
     assert {r.principal for r in found} == {f"arn:aws:iam::{ACCOUNT}:user/anonymous"}
+
+
+async def test_moves_elections_and_nodes_are_noted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        async with trail_on(stage) as trail:
+            rig = CountedRig(audit=trail)
+            await rig.topic("a", partitions=2)
+            wanted: list[tuple[int, list[int] | None]] = [(0, [1]), (1, [9]), (2, None)]
+            topic = reassignments.ReassignableTopic(
+                "a", [reassignments.ReassignablePartition(*one) for one in wanted]
+            )
+            request = reassignments.AlterPartitionReassignmentsRequest(topics=[topic])
+            await rig.ask(REASSIGN, 1, request)
+            for partitions in ([0], [0, 7]):
+                named = [elect_leaders.TopicPartitions("a", partitions)]
+                await rig.ask(ELECT, 2, elect_leaders.ElectLeadersRequest(0, named))
+            await rig.ask(UNREGISTER, 0, unregister_broker.UnregisterBrokerRequest(9))
+        found = await noted(stage)
+    assert [(r.action, r.error_code, r.params) for r in found] == [
+        (
+            "kafka:AlterPartitionReassignments",
+            "INVALID_REPLICA_ASSIGNMENT",
+            {"replicas": {"0": "1", "1": "9", "2": "cancelled"}},
+        ),
+        (
+            "kafka:ElectLeaders",
+            "UNKNOWN_TOPIC_OR_PARTITION",
+            {"election_type": 0, "partitions": [7]},
+        ),
+        ("kafka:UnregisterBroker", "BROKER_ID_NOT_REGISTERED", {"node": 9}),
+    ]
 
 
 async def test_configs_are_noted_with_what_looks_like_a_secret_hidden(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from penstock.wire.kafka.generated import (
     add_partitions_to_txn,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     alter_share_group_offsets,
     alter_user_scram_credentials,
     consumer_group_describe,
@@ -34,6 +35,7 @@ from penstock.wire.kafka.generated import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
     describe_share_group_offsets,
     describe_topic_partitions,
     describe_transactions,
@@ -59,6 +61,8 @@ from penstock.wire.kafka.generated import (
     share_group_heartbeat,
     sync_group,
     txn_offset_commit,
+    unregister_broker,
+    update_features,
     write_txn_markers,
 )
 from penstock.wire.kafka.primitives import ZERO_UUID
@@ -431,6 +435,44 @@ ASKS = (
     Ask("AlterConfigs of a topic", 33, _altered(OF_TOPIC, "t"), SET_CONFIGS, TOPIC, NO_TOPIC),
     Ask("AlterConfigs of the node", 33, _altered(OF_NODE, "1"), SET_CONFIGS, CLUSTER, NO_CLUSTER),
     Ask("AlterConfigs of a group", 33, _altered(OF_GROUP, "g"), SET_CONFIGS, GROUP, NO_GROUP),
+    Ask(
+        "AlterReplicaLogDirs",
+        34,
+        lambda _: alter_replica_log_dirs.AlterReplicaLogDirsRequest(
+            [
+                alter_replica_log_dirs.AlterReplicaLogDir(
+                    "data", [alter_replica_log_dirs.AlterReplicaLogDirTopic("t", [0])]
+                )
+            ]
+        ),
+        ALTER,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
+    Ask(
+        "DescribeQuorum",
+        55,
+        lambda _: describe_quorum.DescribeQuorumRequest(()),
+        DESCRIBE,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
+    Ask(
+        "UpdateFeatures",
+        57,
+        lambda _: update_features.UpdateFeaturesRequest(),
+        ALTER,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
+    Ask(
+        "UnregisterBroker",
+        64,
+        lambda _: unregister_broker.UnregisterBrokerRequest(99),
+        ALTER,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
     Ask(
         "DescribeLogDirs",
         35,

@@ -1,5 +1,7 @@
 """What there is to say about leaders, replicas and rights where there is one node without any."""
 
+from collections.abc import Sequence
+
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE_ID, Admin
 
@@ -10,8 +12,19 @@ from penstock.wire.kafka.generated.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from penstock.wire.kafka.generated.create_acls import AclCreation, CreateAclsRequest
+from penstock.wire.kafka.generated.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
 from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest
+from penstock.wire.kafka.generated.describe_cluster import DescribeClusterRequest
+from penstock.wire.kafka.generated.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartitionData,
+    DescribeQuorumRequestTopicData,
+)
 from penstock.wire.kafka.generated.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     UserName,
@@ -20,6 +33,7 @@ from penstock.wire.kafka.generated.elect_leaders import ElectLeadersRequest, Top
 from penstock.wire.kafka.generated.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
 )
+from penstock.wire.kafka.generated.unregister_broker import UnregisterBrokerRequest
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -70,6 +84,41 @@ async def test_partitions_can_be_told_to_be_where_they_are(admin: Admin, version
         ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
+
+
+async def test_the_only_node_is_the_whole_cluster(admin: Admin) -> None:
+    fenced = DescribeClusterRequest(endpoint_type=1, include_fenced_brokers=True)
+    assert [one.broker_id for one in (await admin.ask(60, fenced)).brokers] == [NODE_ID]
+    for node, code in (
+        (NODE_ID, ErrorCode.INVALID_REQUEST),
+        (NODE_ID + 1, ErrorCode.BROKER_ID_NOT_REGISTERED),
+    ):
+        answer = await admin.ask(64, UnregisterBrokerRequest(node))
+        assert (answer.error_code, bool(answer.error_message)) == (code, True)
+    metadata = DescribeQuorumRequestTopicData(
+        "__cluster_metadata", [DescribeQuorumRequestPartitionData(0)]
+    )
+    for version in range(3):
+        answer = await admin.ask(55, DescribeQuorumRequest([metadata]), version)
+        (partition,) = answer.topics[0].partitions
+        assert (partition.error_code, partition.leader_id) == (ErrorCode.NONE, NODE_ID)
+        assert [one.replica_id for one in partition.current_voters] == [NODE_ID]
+    assert [(one.node_id, one.listeners[0].port) for one in answer.nodes] == [(NODE_ID, 9092)]
+
+
+async def test_partitions_are_added_to_this_node_only(admin: Admin) -> None:
+    await admin.create("t", partitions=1)
+
+    async def grown(*lists: Sequence[int]) -> int:
+        given = [CreatePartitionsAssignment(one) for one in lists]
+        asked = CreatePartitionsRequest([CreatePartitionsTopic("t", 2, given)])
+        return int((await admin.ask(37, asked)).results[0].error_code)
+
+    for wrong in ((), ((),), ((NODE_ID + 1,),), ((NODE_ID, NODE_ID),), ((NODE_ID,), (NODE_ID,))):
+        assert await grown(*wrong) == ErrorCode.INVALID_REPLICA_ASSIGNMENT, wrong
+    assert await grown((NODE_ID,)) == ErrorCode.NONE
+    assert admin.stored("t").partition_count == 2
+    assert admin.stored("t").configs == {}, "there is nothing to keep a manager from"
 
 
 async def test_nothing_is_on_the_move(admin: Admin) -> None:

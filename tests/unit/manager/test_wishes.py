@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.unit.manager.cluster import Cluster, topic, until
 
@@ -11,6 +12,7 @@ from penstock.manager.overview import is_empty, is_safe_to_stop, overview
 from penstock.manager.reading import read_known
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Conflict, InvalidRequest, NotFound
+from penstock.replication.row import Change
 
 KEY = PartitionKey("a", 0)
 
@@ -117,15 +119,18 @@ class TestPlaces:
         assert other not in cluster.row("a").replicas, "it was not up to date"
 
     async def test_that_are_given_up_end_where_they_began(self, cluster: Cluster) -> None:
-        """Although the new replica is in sync: the manager alone might drop another one."""
+        """Although one of two new replicas is in sync already, and an old one might go as well."""
         cluster.policy = Policy(is_balancing=False)
-        await started(cluster, 4, partitions=1)
+        await started(cluster, 5, partitions=1)
+        for node in cluster.nodes.values():
+            node.is_catching_up = False
         before = cluster.row("a").replicas
-        [other] = {1, 2, 3, 4}.difference(before)
-        for number, node in cluster.nodes.items():
-            node.is_catching_up = number != before[0]
-        await wishes.place(cluster.store, KEY, (before[0], other, before[1]))
-        await until(lambda: len(cluster.row("a").replicas) == 4)
+        first, second = sorted({1, 2, 3, 4, 5}.difference(before))
+        await wishes.place(cluster.store, KEY, (before[0], first, second))
+        await until(lambda: len(cluster.row("a").replicas) == 5)
+        view = cluster.view.rows[KEY]
+        joined = msgspec.structs.replace(view.row, in_sync=view.row.in_sync | {first})
+        await cluster.view.propose(KEY, Change(view.version, joined))
         assert await wishes.cancel_place(cluster.store, KEY) == before
         await until(lambda: cluster.row("a").replicas == before)
         assert not (await read_known(cluster.store)).wishes

@@ -76,6 +76,9 @@ class Draw:
             top = 1 << WIDTHS[code]
             value = draw.choice((0, 1, -1, top - 1, -top, draw.randrange(-top, top)))
             return value, value
+        if code == "uint16":
+            value = draw.choice((0, 1, 65_535, draw.randrange(65_536)))
+            return value, value
         if code == "bool":
             value = draw.random() < 0.5
             return value, value

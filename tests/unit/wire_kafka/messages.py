@@ -123,6 +123,8 @@ def element_values(kind: Any, wire: str, version: int) -> st.SearchStrategy[Any]
     if wire in WIDTHS:
         top = 1 << WIDTHS[wire]
         return st.integers(-top, top - 1)
+    if wire == "uint16":
+        return st.integers(0, 65_535)
     if wire == "bool":
         return st.booleans()
     if wire == "string":

@@ -10,6 +10,7 @@ from penstock.frontend.kafka import (
     add_partitions_to_txn,
     alter_configs,
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     alter_share_group_offsets,
     alter_user_scram_credentials,
     api_versions,
@@ -29,6 +30,7 @@ from penstock.frontend.kafka import (
     describe_groups,
     describe_log_dirs,
     describe_producers,
+    describe_quorum,
     describe_share_group_offsets,
     describe_topic_partitions,
     describe_transactions,
@@ -60,6 +62,8 @@ from penstock.frontend.kafka import (
     share_group_heartbeat,
     sync_group,
     txn_offset_commit,
+    unregister_broker,
+    update_features,
     write_txn_markers,
 )
 from penstock.frontend.kafka.context import KafkaAction
@@ -72,6 +76,7 @@ ACTIONS: Final[Mapping[int, KafkaAction]] = MappingProxyType(
             add_partitions_to_txn.ACTION,
             alter_configs.ACTION,
             alter_partition_reassignments.ACTION,
+            alter_replica_log_dirs.ACTION,
             alter_share_group_offsets.ACTION,
             alter_user_scram_credentials.ACTION,
             api_versions.ACTION,
@@ -91,6 +96,7 @@ ACTIONS: Final[Mapping[int, KafkaAction]] = MappingProxyType(
             describe_groups.ACTION,
             describe_log_dirs.ACTION,
             describe_producers.ACTION,
+            describe_quorum.ACTION,
             describe_share_group_offsets.ACTION,
             describe_topic_partitions.ACTION,
             describe_transactions.ACTION,
@@ -122,6 +128,8 @@ ACTIONS: Final[Mapping[int, KafkaAction]] = MappingProxyType(
             share_group_heartbeat.ACTION,
             sync_group.ACTION,
             txn_offset_commit.ACTION,
+            unregister_broker.ACTION,
+            update_features.ACTION,
             write_txn_markers.ACTION,
         )
     }

@@ -4,7 +4,7 @@ not given goes back to its default. What makes a queue a queue is not touched by
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from penstock.frontend.kafka.configs import FSYNC
+from penstock.frontend.kafka.configs import FSYNC, TABLE
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.group_configs import alter_group, configs_of
 from penstock.frontend.kafka.reconfigure import alter_all, reconfigure, with_configs
@@ -44,7 +44,8 @@ async def _alter(context: KafkaContext, is_dry: bool, resource: AlterConfigsReso
 
 def _replaced(given: Mapping[str, str | None], *, now_ms: int) -> Callable[[Topic], Topic]:
     def change(topic: Topic) -> Topic:
-        removed = {*topic.configs, FSYNC} - given.keys()
+        # What else the topic keeps there, its replication factor, is not a config of Kafka.
+        removed = {*(name for name in topic.configs if name in TABLE), FSYNC} - given.keys()
         return with_configs(topic, given, now_ms=now_ms, removed=removed)
 
     return change

@@ -1,14 +1,13 @@
 """ApiVersions: what is served here. The first request of every client, and what it may use of the
-protocol is decided by the answer alone: exactly the APIs of ``actions.py``, nothing promised.
-
-One feature is finalized: with ``transaction.version`` 2 clients that know it raise their epoch with
-every transaction and leave it to the broker to add partitions; all others use the first form."""
+protocol is decided by the answer alone: exactly the APIs of ``actions.py`` and the features of
+``features.py``, nothing promised."""
 
 import re
 from collections.abc import Sequence
 from functools import cache
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.features import FEATURES
 from penstock.wire.kafka.apis import API_VERSIONS, APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.api_versions import (
@@ -23,9 +22,12 @@ from penstock.wire.kafka.generated.api_versions import (
 _SOFTWARE_FROM = 3  # version in which clients say what they are
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?\Z")
 _SOFTWARE_CHARS_MAX = 128
-_FEATURE = "transaction.version"
-_FEATURE_LEVEL = 2
 _FEATURES_EPOCH = 0  # they never change while the node runs
+
+_SUPPORTED = tuple(SupportedFeatureKey(name, *levels) for name, levels in FEATURES.items())
+_FINALIZED = tuple(
+    FinalizedFeatureKey(name, levels.level, levels.level) for name, levels in FEATURES.items()
+)
 
 
 async def run(
@@ -38,9 +40,9 @@ async def run(
         call.connection.session["software"] = software
     return ApiVersionsResponse(
         api_keys=served(),
-        supported_features=(SupportedFeatureKey(_FEATURE, 1, _FEATURE_LEVEL),),
+        supported_features=_SUPPORTED,
         finalized_features_epoch=_FEATURES_EPOCH,
-        finalized_features=(FinalizedFeatureKey(_FEATURE, _FEATURE_LEVEL, _FEATURE_LEVEL),),
+        finalized_features=_FINALIZED,
     )
 
 

@@ -1,10 +1,11 @@
 """Which Kafka requests the audit trail is about, and what it says of them: log-ins, and whatever
-changes topics, configs, groups, access rules or passwords. One entry for each thing that a request
-names, with the code that it was answered. Passwords, salts and records never get here.
+changes topics, replicas, leaders, configs, groups, access rules or passwords. One entry for each
+thing that a request names, with the code that it was answered. Passwords, salts and records never
+get here.
 
 Who only asked what would happen (``validate_only``) is not noted."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -133,6 +134,43 @@ def _share_offsets(action: str) -> Callable[[Any, Any], Changes]:
     return changes
 
 
+def _reassignments(asked: Any, reply: Any) -> Changes:
+    action = "kafka:AlterPartitionReassignments"
+    if reply.error_code:
+        yield Change(action, CLUSTER, "", reply.error_code)
+    for wanted, done in zip(asked.topics, reply.responses, strict=False):
+        places = {str(each.partition_index): _listed(each.replicas) for each in wanted.partitions}
+        yield Change(action, TOPIC, wanted.name, _first_code(done.partitions), {"replicas": places})
+
+
+def _listed(replicas: Sequence[int] | None) -> str:
+    return "cancelled" if replicas is None else ",".join(map(str, replicas))
+
+
+def _elections(asked: Any, reply: Any) -> Changes:
+    """Without partitions that have the right leader: nothing was done to them."""
+    if reply.error_code:
+        yield Change("kafka:ElectLeaders", CLUSTER, "", reply.error_code)
+        return
+    for done in reply.replica_election_results:
+        needed = [
+            each
+            for each in done.partition_result
+            if each.error_code != ErrorCode.ELECTION_NOT_NEEDED
+        ]
+        if needed:
+            params = {
+                "election_type": asked.election_type,
+                "partitions": [each.partition_id for each in needed],
+            }
+            yield Change("kafka:ElectLeaders", TOPIC, done.topic, _first_code(needed), params)
+
+
+def _unregister(asked: Any, reply: Any) -> Changes:
+    params = {"node": asked.broker_id}
+    yield Change("kafka:UnregisterBroker", CLUSTER, "", reply.error_code, params)
+
+
 def _alter_scram(asked: Any, reply: Any) -> Changes:
     gone = {each.name for each in asked.deletions}
     for done in reply.results:
@@ -149,9 +187,12 @@ _CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
     33: _alter_configs,
     37: _create_partitions,
     42: _delete_groups,
+    43: _elections,
     44: _alter_configs,
+    45: _reassignments,
     47: _delete_offsets,
     51: _alter_scram,
+    64: _unregister,
     91: _share_offsets("kafka:AlterShareGroupOffsets"),
     92: _share_offsets("kafka:DeleteShareGroupOffsets"),
 }

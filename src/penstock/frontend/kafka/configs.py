@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -24,6 +24,7 @@ from penstock.model.limits import (
     SEGMENT_AGE_MS_MAX,
     SEGMENT_BYTES_MAX,
 )
+from penstock.model.replication import AUTO, IN_SYNC_MIN, MANUAL, PLACEMENT, factor_of
 from penstock.model.stream import LONG_MAX
 from penstock.model.topic import Fsync, Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -256,9 +257,9 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         "How long a record is safe from compaction.",
     ),
     _int(
-        "min.insync.replicas",
+        IN_SYNC_MIN,
         1,
-        "min.insync.replicas",
+        IN_SYNC_MIN,
         "How many replicas must have a record before acks=all is answered, at least. A node by "
         "itself has one.",
         low=1,
@@ -318,6 +319,15 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         "what they did not have yet is lost with it. A node by itself has one replica.",
     ),
     TopicConfig(
+        PLACEMENT,
+        ValueType.STRING,
+        AUTO,
+        None,
+        choice(AUTO, MANUAL),
+        "auto: the cluster moves partitions to even out its nodes. manual: it does not; set when a "
+        "client assigns replicas.",
+    ),
+    TopicConfig(
         FSYNC,
         ValueType.STRING,
         None,
@@ -372,11 +382,21 @@ def read_by(row: TopicConfig, text: str | None) -> str:
 
 
 # ── Showing ──────────────────────────────────────────────────────────────────────────────────
-def entries_of(topic: Topic) -> Iterator[ConfigEntry]:
+class Defaults(Protocol):
+    """What the cluster gives topics that do not say so themselves (``KafkaConfig``)."""
+
+    @property
+    def replicas_default(self) -> int: ...
+
+    @property
+    def in_sync_min_default(self) -> int: ...
+
+
+def entries_of(topic: Topic, defaults: Defaults) -> Iterator[ConfigEntry]:
     """Every config of a topic, sorted by name."""
     for row in TABLE.values():
         value = value_of(topic, row.name)
-        default = default_of(topic, row.name)
+        default = default_of(topic, row.name, defaults)
         synonyms: tuple[tuple[str, str | None, Source], ...] = ()
         if value is not None:
             synonyms = ((row.name, value, Source.TOPIC),)
@@ -411,7 +431,10 @@ def _encryption(topic: Topic) -> str | None:
     return None if is_on is None else str(is_on).lower()
 
 
-def default_of(topic: Topic, name: str) -> str | None:
+def default_of(topic: Topic, name: str, defaults: Defaults) -> str | None:
+    if name == IN_SYNC_MIN:
+        factor = factor_of(topic, None, defaults.replicas_default)
+        return str(max(1, min(defaults.in_sync_min_default, factor)))
     if name == TIMESTAMP_TYPE and topic.is_queue:
         return stream.APPEND_TIME
     return TABLE[name].default

@@ -23,6 +23,7 @@ from penstock.frontend.audit import AuditTrail
 from penstock.frontend.context import Meter
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.cluster_port import KafkaCluster, SoleNode
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.identity_changes import IdentityChanges
@@ -60,6 +61,7 @@ class KafkaConfig:
     auto_create: bool = True
     partitions_default: int = 1
     replicas_default: int = 1
+    in_sync_min_default: int = 1
     # What DescribeLogDirs shows; a label for people, nothing is opened by it.
     log_dir: str = "data"
     is_auth_on: bool = False  # off: every client is believed, logged in or not
@@ -105,8 +107,11 @@ class KafkaContext:
     share_sessions: ShareSessions = field(default_factory=ShareSessions)
     share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
     nodes: Brokers | None = None  # None: this node is the only one
+    joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
+    volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
     brokers: Brokers = field(init=False)
+    cluster: KafkaCluster = field(init=False)
     decisions: Decisions = field(init=False)
     logins: Logins = field(init=False)  # by the pipeline
 
@@ -114,6 +119,7 @@ class KafkaContext:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
         self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
+        self.cluster = self.joined or SoleNode(self.config.node_id, self.streams)
 
     def of(self, account: str) -> KafkaContext:
         """The same, as an account sees it. To be asked of the node's own context only."""

@@ -4,17 +4,19 @@ the catalog change.
 Records that are there stay where they are, so a key may be found in two partitions afterwards:
 clients of Kafka know that. A FIFO queue promises order by message group and is refused."""
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from penstock.frontend.context import PARTITIONS_MAX as QUEUE_PARTITIONS_MAX
+from penstock.frontend.kafka.assignments import check_lists, invalid
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated
+from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated, topic_named
 from penstock.frontend.kafka.new_topic import check_partition_count
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.reconfigure import reconfigure
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.replication import MANUAL, PLACEMENT, factor_of
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_partitions import (
@@ -38,8 +40,7 @@ async def run(
         try:
             check_not_repeated(wanted.name, twice)
             check_topic(context, call, Operation.ALTER, wanted.name)
-            change = _grown(context, wanted)
-            await reconfigure(context, wanted.name, change, is_dry=asked.validate_only)
+            await _grow(context, wanted, is_dry=asked.validate_only)
             results[wanted.name] = CreatePartitionsTopicResult(name=wanted.name)
         except REFUSALS as error:
             refusal = refusal_of(error)
@@ -49,15 +50,25 @@ async def run(
     return CreatePartitionsResponse(results=tuple(results.values()))
 
 
-def _grown(context: KafkaContext, wanted: CreatePartitionsTopic) -> Callable[[Topic], Topic]:
-    now_ms = context.clock.wall_ms()
+async def _grow(context: KafkaContext, wanted: CreatePartitionsTopic, *, is_dry: bool) -> None:
+    topic = topic_named(context, wanted.name)
+    count, now_ms = topic.partition_count, context.clock.wall_ms()
+    places = _places(context, topic, wanted)
+    is_assigned = bool(places) and context.joined is not None
 
     def change(topic: Topic) -> Topic:
         _check_growth(topic, wanted.count)
-        _check_assignments(context.config.node_id, topic, wanted)
-        return msgspec.structs.replace(topic, partition_count=wanted.count, modified_at_ms=now_ms)
+        if places and topic.partition_count != count:
+            raise invalid(f"{topic.name} has {topic.partition_count} partitions meanwhile.")
+        configs = {**topic.configs, PLACEMENT: MANUAL} if is_assigned else topic.configs
+        return msgspec.structs.replace(
+            topic, partition_count=wanted.count, configs=configs, modified_at_ms=now_ms
+        )
 
-    return change
+    await reconfigure(context, wanted.name, change, is_dry=is_dry or bool(places))
+    if places and not is_dry:
+        async with context.cluster.placed(topic, places):
+            await reconfigure(context, wanted.name, change, is_dry=False)
 
 
 def _check_growth(topic: Topic, count: int) -> None:
@@ -79,20 +90,22 @@ def _check_growth(topic: Topic, count: int) -> None:
         )
 
 
-def _check_assignments(node_id: int, topic: Topic, wanted: CreatePartitionsTopic) -> None:
-    if not wanted.assignments:
-        return
-    added = wanted.count - topic.partition_count
-    if len(wanted.assignments) != added:
-        raise Refusal(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{added} partitions are added, and {len(wanted.assignments)} are assigned.",
+def _places(
+    context: KafkaContext, topic: Topic, wanted: CreatePartitionsTopic
+) -> Mapping[int, Sequence[int]]:
+    """The replicas of each new partition; empty where the manager chooses. Raises Refusal."""
+    _check_growth(topic, wanted.count)
+    if wanted.assignments is None:
+        return {}
+    added = range(topic.partition_count, wanted.count)
+    if len(wanted.assignments) != len(added):
+        raise invalid(
+            f"{len(added)} partitions are added, and {len(wanted.assignments)} are assigned."
         )
-    if any(tuple(assignment.broker_ids) != (node_id,) for assignment in wanted.assignments):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"The one replica of a partition must be on node {node_id}.",
-        )
+    lists = [assignment.broker_ids for assignment in wanted.assignments]
+    factor = factor_of(topic, None, context.config.replicas_default)
+    check_lists(lists, context.cluster.nodes, factor=factor)
+    return dict(zip(added, lists, strict=True))
 
 
 ACTION = KafkaAction(KEY, run)

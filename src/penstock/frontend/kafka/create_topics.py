@@ -1,26 +1,27 @@
 """CreateTopics: new streams, or queues where their configs say so. Each topic of the request is
 made or refused on its own.
 
-Who asks for more replicas than there are nodes is told so, because a topic that pretends to have
-three replicas would be believed. Where replicas go is the cluster's to say. Who may not see the
-configs of what it has made is told nothing of them."""
+A request for more replicas than there are nodes is rejected, because clients would believe a topic
+that pretends to have three replicas. The manager chooses the nodes, unless the request assigns
+them. A caller that may not see configs gets none of the topic it has created."""
 
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from penstock.frontend.kafka.assignments import check_lists, invalid
 from penstock.frontend.kafka.configs import entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated
-from penstock.frontend.kafka.new_topic import new_stream
+from penstock.frontend.kafka.new_topic import check_partition_count, new_stream
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.errors import TopicExists
 from penstock.model.names import OPERATOR_NAMES
+from penstock.model.replication import MANUAL, PLACEMENT, REPLICATION_FACTOR, factor_of
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_topics import (
-    CreatableReplicaAssignment,
     CreatableTopic,
     CreatableTopicConfig,
     CreatableTopicConfigs,
@@ -31,7 +32,6 @@ from penstock.wire.kafka.generated.create_topics import (
 from penstock.wire.kafka.primitives import ZERO_UUID
 
 KEY = 19
-REPLICATION_FACTOR = "replication.factor"  # as the manager of a cluster reads it
 DEFAULT = -1  # leaves the number to the node
 _UNTOLD = -1
 
@@ -62,26 +62,46 @@ async def run(
 
 
 async def _create(context: KafkaContext, wanted: CreatableTopic, *, is_dry: bool) -> Topic:
-    partition_count = _partition_count(context, wanted)
-    topic = new_stream(context, wanted.name, partition_count, _configs(wanted.configs))
-    replicas = _replicas(context, wanted)
-    if replicas is not None:
+    places = _places(context, wanted)
+    topic = new_stream(
+        context, wanted.name, _partition_count(context, wanted), _configs(wanted.configs)
+    )
+    replicas = len(places[0]) if places else _replicas(context, wanted)
+    if replicas is not None and context.joined is not None:
         configs = {**topic.configs, REPLICATION_FACTOR: str(replicas)}
+        if places:
+            configs[PLACEMENT] = MANUAL
         topic = msgspec.structs.replace(topic, configs=configs)
     if context.catalog.find(topic.account, topic.region, topic.name) is not None:
         raise TopicExists(wanted.name)
-    return topic if is_dry else await context.catalog.create(topic)
+    if is_dry:
+        return topic
+    if not places:
+        return await context.catalog.create(topic)
+    async with context.cluster.placed(topic, places):
+        return await context.catalog.create(topic)
+
+
+def _places(context: KafkaContext, wanted: CreatableTopic) -> Mapping[int, Sequence[int]]:
+    """The replicas of each partition; empty where the manager chooses. Raises Refusal."""
+    if not wanted.assignments:
+        return {}
+    if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            "A topic with assignments has -1 as number of partitions and as replication factor.",
+        )
+    check_partition_count(len(wanted.assignments))
+    places = {one.partition_index: one.broker_ids for one in wanted.assignments}
+    if sorted(places) != list(range(len(wanted.assignments))):
+        raise invalid("The assignments must have every partition from 0 on once.")
+    lists = [places[index] for index in range(len(places))]
+    check_lists(lists, context.cluster.nodes, factor=len(lists[0]))
+    return dict(enumerate(lists))
 
 
 def _partition_count(context: KafkaContext, wanted: CreatableTopic) -> int:
     if wanted.assignments:
-        if (wanted.num_partitions, wanted.replication_factor) != (DEFAULT, DEFAULT):
-            raise Refusal(
-                ErrorCode.INVALID_REQUEST,
-                "A topic is given either its assignments or its numbers of partitions and "
-                "replicas.",
-            )
-        _check_assignments(context, wanted.assignments)
         return len(wanted.assignments)
     if wanted.num_partitions == DEFAULT:
         return context.config.partitions_default
@@ -89,8 +109,8 @@ def _partition_count(context: KafkaContext, wanted: CreatableTopic) -> int:
 
 
 def _replicas(context: KafkaContext, wanted: CreatableTopic) -> int | None:
-    """Where it is not what the cluster would give anyway."""
-    nodes = len(context.brokers.all())
+    """None: the cluster's default."""
+    nodes = len(context.cluster.nodes)
     if wanted.replication_factor == DEFAULT:
         return None
     if not 1 <= wanted.replication_factor <= nodes:
@@ -103,24 +123,7 @@ def _replicas(context: KafkaContext, wanted: CreatableTopic) -> int | None:
             else f"The replication factor must be 1, for {there_are}; it is "
             f"{wanted.replication_factor}.",
         )
-    return None if nodes == 1 else wanted.replication_factor
-
-
-def _check_assignments(
-    context: KafkaContext, assignments: Sequence[CreatableReplicaAssignment]
-) -> None:
-    node_id = context.config.node_id
-    partitions = sorted(assignment.partition_index for assignment in assignments)
-    if partitions != list(range(len(assignments))):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            "The assignments must name every partition from 0 on once.",
-        )
-    if any(tuple(assignment.broker_ids) != (node_id,) for assignment in assignments):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"The one replica of a partition must be on node {node_id}.",
-        )
+    return wanted.replication_factor
 
 
 def _configs(configs: Sequence[CreatableTopicConfig]) -> Mapping[str, str | None]:
@@ -135,9 +138,7 @@ def _created(context: KafkaContext, topic: Topic, *, is_dry: bool) -> CreatableT
         topic_id=ZERO_UUID if is_dry else bytes.fromhex(topic.topic_id),
         error_message=None,
         num_partitions=topic.partition_count,
-        replication_factor=int(
-            topic.configs.get(REPLICATION_FACTOR, context.config.replicas_default)
-        ),
+        replication_factor=factor_of(topic, None, context.config.replicas_default),
         configs=tuple(
             CreatableTopicConfigs(
                 name=entry.name,
@@ -145,7 +146,7 @@ def _created(context: KafkaContext, topic: Topic, *, is_dry: bool) -> CreatableT
                 read_only=entry.is_read_only,
                 config_source=entry.source,
             )
-            for entry in entries_of(topic)
+            for entry in entries_of(topic, context.config)
         ),
     )
 

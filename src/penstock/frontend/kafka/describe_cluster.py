@@ -1,4 +1,4 @@
-"""DescribeCluster: the nodes and which of them is the controller. There is one, and it is."""
+"""DescribeCluster: the nodes, which of them is the controller and, on request, stopped nodes."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import UNASKED, cluster_operations
@@ -25,10 +25,14 @@ async def run(
         )
         return DescribeClusterResponse(error_code=code, error_message=code.message)
     config = context.config
+    brokers = [DescribeClusterBroker(*broker) for broker in context.brokers.all()]
+    if asked.include_fenced_brokers:
+        stopped = await context.cluster.stopped()
+        brokers += [DescribeClusterBroker(*broker, is_fenced=True) for broker in stopped]
     return DescribeClusterResponse(
         cluster_id=config.cluster_id,
         controller_id=context.brokers.controller,
-        brokers=[DescribeClusterBroker(*broker) for broker in context.brokers.all()],
+        brokers=brokers,
         cluster_authorized_operations=(
             cluster_operations(context, call)
             if asked.include_cluster_authorized_operations

@@ -68,7 +68,7 @@ async def _entries(
     if resource.resource_type == ResourceType.TOPIC:
         check_topic(context, call, Operation.DESCRIBE_CONFIGS, name)
         check_name(name)
-        return list(entries_of(topic_named(context, name)))
+        return list(entries_of(topic_named(context, name), context.config))
     if resource.resource_type == ResourceType.NODE:
         check_cluster(context, call, Operation.DESCRIBE_CONFIGS)
         return _entries_of_node(context, name)

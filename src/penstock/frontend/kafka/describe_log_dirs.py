@@ -1,11 +1,12 @@
-"""DescribeLogDirs: how many bytes each partition takes, in the one folder that a node has."""
+"""DescribeLogDirs: the replicas in the one folder that this node has, led here or not, with their
+sizes and how far they are behind their leaders."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
 from penstock.frontend.kafka.topics import find_name, has_partition
-from penstock.model.errors import PenstockError
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_log_dirs import (
@@ -30,14 +31,18 @@ async def run(
             continue  # left out, as a topic that does not exist
         partitions = []
         async for index in call.slices.each(indexes):
-            try:
-                size = await context.streams.log_bytes(topic, index)
-            except PenstockError:
-                continue  # gone in the meantime, or not readable: there is no size to tell
-            partitions.append(DescribeLogDirsPartition(index, size))
+            replica = await context.cluster.replica(topic, index)
+            if replica is not None:
+                partitions.append(DescribeLogDirsPartition(index, *replica))
         if partitions:
             topics.append(DescribeLogDirsTopic(topic.name, partitions))
-    result = DescribeLogDirsResult(log_dir=context.config.log_dir, topics=topics)
+    total_bytes, usable_bytes = await asyncio.to_thread(context.volume)
+    result = DescribeLogDirsResult(
+        log_dir=context.config.log_dir,
+        topics=topics,
+        total_bytes=total_bytes,
+        usable_bytes=usable_bytes,
+    )
     return DescribeLogDirsResponse(results=(result,))
 
 

@@ -1,11 +1,12 @@
-"""ElectLeaders: on one node every partition has the only leader it can have."""
+"""ElectLeaders: let the preferred replica of partitions lead, or any replica that is alive where no
+other may lead: what that one does not have is lost."""
 
-from collections.abc import Iterator
-
+from penstock.frontend.kafka.brokers import NOBODY, Place
+from penstock.frontend.kafka.cluster_port import Election
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_partition
 from penstock.frontend.kafka.permissions import Operation, on_cluster
-from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
 from penstock.frontend.kafka.topics import find_name
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.elect_leaders import (
@@ -13,11 +14,10 @@ from penstock.wire.kafka.generated.elect_leaders import (
     ElectLeadersResponse,
     PartitionResult,
     ReplicaElectionResult,
-    TopicPartitions,
 )
 
 KEY = 43
-ELECTION_TYPES = (0, 1)  # preferred, unclean
+PREFERRED, UNCLEAN = ELECTION_TYPES = (0, 1)
 
 
 async def run(
@@ -27,15 +27,41 @@ async def run(
         return await _refused(call, asked, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if asked.election_type not in ELECTION_TYPES:
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
-    # Who asks for all partitions is told only of those that needed an election.
-    return ElectLeadersResponse(
-        replica_election_results=[
+    is_unclean = asked.election_type == UNCLEAN
+    if asked.topic_partitions is None:
+        results = await _of_all(context, call, is_unclean=is_unclean)
+    else:
+        results = [
             ReplicaElectionResult(
-                named.topic, [one async for one in call.slices.each(_results(context, named))]
+                named.topic,
+                [
+                    await _elected(context, named.topic, index, is_unclean=is_unclean)
+                    async for index in call.slices.each(named.partitions)
+                ],
             )
-            async for named in call.slices.each(asked.topic_partitions or ())
+            async for named in call.slices.each(asked.topic_partitions)
         ]
-    )
+    return ElectLeadersResponse(replica_election_results=results)
+
+
+async def _of_all(
+    context: KafkaContext, call: KafkaCall, *, is_unclean: bool
+) -> list[ReplicaElectionResult]:
+    """The reply names only the partitions that needed an election."""
+    results = []
+    topics = list(context.catalog.topics(context.account, context.config.region))
+    async for topic in call.slices.each(topics):
+        found = []
+        async for index in call.slices.each(range(topic.partition_count)):
+            place = context.brokers.place(topic, index)
+            if _has_leader(place, is_unclean=is_unclean):
+                continue  # as far as this node knows: that is enough to leave it out
+            result = await _elected(context, topic.name, index, is_unclean=is_unclean)
+            if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
+                found.append(result)
+        if found:
+            results.append(ReplicaElectionResult(topic.name, found))
+    return results
 
 
 async def _refused(
@@ -57,15 +83,33 @@ async def _refused(
     )
 
 
-def _results(context: KafkaContext, named: TopicPartitions) -> Iterator[PartitionResult]:
-    topic = find_name(context, named.topic)
-    for partition in named.partitions:
-        code = ErrorCode.ELECTION_NOT_NEEDED
-        try:
-            check_partition(topic, partition)
-        except Refusal as refusal:
-            code = refusal.code
-        yield PartitionResult(partition, code, code.message)
+async def _elected(
+    context: KafkaContext, name: str, index: int, *, is_unclean: bool
+) -> PartitionResult:
+    try:
+        topic = check_partition(find_name(context, name), index)
+        outcome = await context.cluster.elect(topic, index, is_unclean=is_unclean)
+    except REFUSALS as error:
+        refusal = refusal_of(error)
+        return PartitionResult(index, refusal.code, refusal.message)
+    code = _code(outcome, is_unclean=is_unclean)
+    return PartitionResult(index, code, code.message if code else None)
+
+
+def _has_leader(place: Place, *, is_unclean: bool) -> bool:
+    if is_unclean:
+        return place.leader != NOBODY
+    return place.leader in place.replicas[:1]
+
+
+def _code(outcome: Election, *, is_unclean: bool) -> ErrorCode:
+    if outcome is Election.DONE:
+        return ErrorCode.NONE
+    if outcome is Election.NOT_NEEDED:
+        return ErrorCode.ELECTION_NOT_NEEDED
+    if is_unclean:
+        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+    return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
 
 
 ACTION = KafkaAction(KEY, run)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 
-from penstock.frontend.kafka.configs import TABLE, ValueType, default_of, row_of, value_of
+from penstock.frontend.kafka.configs import TABLE, ValueType, row_of, value_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.group_configs import alter_group
 from penstock.frontend.kafka.reconfigure import alter_all, reconfigure, with_configs
@@ -93,7 +93,7 @@ def _relisted(topic: Topic, config: AlterableConfig) -> str:
         raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is not a list.")
     if config.value is None:
         raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
-    current = value_of(topic, name) or default_of(topic, name) or ""
+    current = value_of(topic, name) or TABLE[name].default or ""
     parts = [part for part in current.split(",") if part]
     asked = [part.strip() for part in config.value.split(",")]
     if config.config_operation == Operation.APPEND:

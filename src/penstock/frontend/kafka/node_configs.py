@@ -10,12 +10,37 @@ from penstock.cursor.group.settings import GroupSettings
 from penstock.frontend.kafka.configs import TABLE, ConfigEntry, Source, ValueType
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.model.limits import MINUTE_MS
+from penstock.model.replication import IN_SYNC_MIN
 
 
 def node_entries(context: KafkaContext) -> list[ConfigEntry]:
     """Sorted by name."""
-    own = (*_of_node(context), *_fixed())
+    own = (*_of_node(context), *_of_replicas(context), *_fixed())
     return sorted((*own, *_topic_defaults()), key=lambda entry: entry.name)
+
+
+def _of_replicas(context: KafkaContext) -> Iterator[ConfigEntry]:
+    factor, in_sync_min = context.config.replicas_default, context.config.in_sync_min_default
+    for name in (
+        "default.replication.factor",
+        "offsets.topic.replication.factor",
+        "transaction.state.log.replication.factor",
+    ):
+        yield _entry(
+            name,
+            str(factor),
+            ValueType.SHORT,
+            "Number of replicas of each partition. A node by itself has one.",
+            Source.NODE,
+        )
+    for name in (IN_SYNC_MIN, "transaction.state.log.min.isr"):
+        yield _entry(
+            name,
+            str(in_sync_min),
+            ValueType.INT,
+            "Number of replicas that must be in sync before acks=all is answered.",
+            Source.NODE,
+        )
 
 
 def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
@@ -51,13 +76,6 @@ def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
 
 def _fixed() -> Iterator[ConfigEntry]:
     settings = GroupSettings()
-    for name in (
-        "default.replication.factor",
-        "offsets.topic.replication.factor",
-        "transaction.state.log.min.isr",
-        "transaction.state.log.replication.factor",
-    ):
-        yield _entry(name, "1", ValueType.SHORT, "There is one node.")
     yield _entry("delete.topic.enable", "true", ValueType.BOOLEAN, "Whether topics may be deleted.")
     yield _entry(
         "group.max.session.timeout.ms",
@@ -81,7 +99,7 @@ def _fixed() -> Iterator[ConfigEntry]:
 
 def _topic_defaults() -> Iterator[ConfigEntry]:
     for row in TABLE.values():
-        if row.node_name is not None:
+        if row.node_name not in (None, IN_SYNC_MIN):
             yield _entry(row.node_name, row.default, row.type, row.documentation)
 
 

@@ -25,6 +25,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "AddPartitionsToTxn": WRITE,
     "AlterConfigs": "kafka:AlterConfigs",
     "AlterPartitionReassignments": _ALTER,
+    "AlterReplicaLogDirs": _ALTER,
     "AlterShareGroupOffsets": READ,
     "AlterUserScramCredentials": _ALTER,
     "ApiVersions": _CONNECT,
@@ -56,6 +57,8 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "ShareGroupHeartbeat": READ,
     "SyncGroup": READ,
     "TxnOffsetCommit": READ,
+    "UnregisterBroker": _ALTER,
+    "UpdateFeatures": _ALTER,
     "WriteTxnMarkers": "kafka:ClusterAction",
 }
 assert _BY_NAME.keys() <= {api.name for api in APIS.values()}, "an API that nobody serves"

@@ -114,6 +114,7 @@ class ErrorCode(IntEnum):
     INVALID_UPDATE_VERSION = 95, _FINAL, "The version given is not newer."
     FEATURE_UPDATE_FAILED = 96, _FINAL, "The feature cannot be changed like this."
     UNKNOWN_TOPIC_ID = 100, _AGAIN, "There is no topic with this id."
+    BROKER_ID_NOT_REGISTERED = 102, _FINAL, "There is no node with this id."
     INCONSISTENT_TOPIC_ID = 103, _AGAIN, "The topic was deleted and made anew since."
     TRANSACTIONAL_ID_NOT_FOUND = 105, _FINAL, "There is no such transactional id."
     FETCH_SESSION_TOPIC_ID_ERROR = 106, _AGAIN, "The fetch session mixes names and ids."
