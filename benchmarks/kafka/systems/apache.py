@@ -16,6 +16,7 @@ from benchmarks.server import NotAvailable, Server, free_port
 VERSION = "4.3.0"
 LIB = Path(__file__).parents[2] / ".cache" / f"kafka-{VERSION}"
 MAIN_JAR = f"kafka_2.13-{VERSION}.jar"
+TOOLS_JAR = f"kafka-tools-{VERSION}.jar"  # the command line tools, for tests
 RESOLVE_S_MAX = 300
 FORMAT_S_MAX = 60
 HEAP = "1g"
@@ -25,6 +26,9 @@ POM = f"""<project>
   <groupId>benchmarks</groupId><artifactId>kafka</artifactId><version>1</version>
   <dependencies><dependency>
     <groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>
+    <version>{VERSION}</version>
+  </dependency><dependency>
+    <groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>
     <version>{VERSION}</version>
   </dependency></dependencies>
 </project>
@@ -57,7 +61,7 @@ class ApacheKafka(KafkaTopics):
         for tool in ("java", "mvn"):
             if shutil.which(tool) is None:
                 raise NotAvailable(f"needs {tool}")
-        if (LIB / MAIN_JAR).exists():
+        if (LIB / MAIN_JAR).exists() and (LIB / TOOLS_JAR).exists():
             return
         LIB.mkdir(parents=True, exist_ok=True)
         (LIB / "pom.xml").write_text(POM)
