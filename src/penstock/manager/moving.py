@@ -143,7 +143,10 @@ def _begin(
     begun = Decision(key, Why.BEGUN, view.version, change._replace(incarnations=counted_on))
     if set(change.row.replicas) == set(target) and key not in known.wishes:
         return begun
-    return begun._replace(wish=target, wish_version=_version(known, key))
+    begun = begun._replace(wish_version=_version(known, key))
+    wish = known.wishes.get(key)
+    # A wish that says so already stays as it is: it may also say where the partition was.
+    return begun if wish is not None and wish.replicas == target else begun._replace(wish=target)
 
 
 def _version(known: Known, key: PartitionKey) -> int:
