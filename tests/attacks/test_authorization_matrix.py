@@ -44,9 +44,10 @@ from penstock.wire.kafka.faults import ErrorCode
 
 SEED = os.environ.get("PENSTOCK_MATRIX_SEED", "1")
 VERSIONS_PER_API = 3
-# Drawn by the server, or the time of day.
+# Drawn by the server, the time of day, or the free space of the disk.
 DRAWN = re.compile(
-    r'"(\w*member_id|\w*topic_id|log_append_time_ms|timestamp|\w*session_id|producer_id)": '
+    r'"(\w*member_id|\w*topic_id|log_append_time_ms|timestamp|\w*session_id|producer_id'
+    r'|usable_bytes)": '
     r'("[^"]*"|-?\d+)'
 )
 _numbers = itertools.count(1)
