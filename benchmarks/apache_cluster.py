@@ -40,6 +40,8 @@ min.insync.replicas={in_sync_min}
 offsets.topic.replication.factor={copies}
 transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr={in_sync_min}
+share.coordinator.state.topic.replication.factor={copies}
+share.coordinator.state.topic.min.isr={in_sync_min}
 group.initial.rebalance.delay.ms=0
 file.delete.delay.ms=0
 """
@@ -51,14 +53,14 @@ class ApacheCluster:
 
     def __init__(self, folder: Path, *, nodes: int = 3) -> None:
         self._folder = folder
-        self._ports = [free_port() for _ in range(nodes)]
+        self.ports = [free_port() for _ in range(nodes)]
         self._controllers = [free_port() for _ in range(nodes)]
         self._stack = ExitStack()
         self._servers: list[Server] = []
 
     @property
     def bootstrap(self) -> str:
-        return ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -76,7 +78,7 @@ class ApacheCluster:
                 )
                 self._stack.callback(server.stop)
                 self._servers.append(server)
-            for server, port in zip(self._servers, self._ports, strict=True):
+            for server, port in zip(self._servers, self.ports, strict=True):
                 server.wait_for_port(port)
             self._wait_together()
         except BaseException:
@@ -93,7 +95,7 @@ class ApacheCluster:
         self._stack.__exit__(kind, error, trace)
 
     def _format(self) -> list[Path]:
-        count = len(self._ports)
+        count = len(self.ports)
         voters = ",".join(
             f"{node}@127.0.0.1:{port}" for node, port in enumerate(self._controllers, 1)
         )
@@ -106,7 +108,7 @@ class ApacheCluster:
             text = CONFIG.format(
                 node=node,
                 voters=voters,
-                port=self._ports[node - 1],
+                port=self.ports[node - 1],
                 controller=self._controllers[node - 1],
                 data=place / "data",
                 copies=count,
@@ -122,9 +124,9 @@ class ApacheCluster:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 3})
         until = time.monotonic() + TOGETHER_S_MAX
         found = 0
-        while found < len(self._ports):
+        while found < len(self.ports):
             if time.monotonic() > until:
-                raise NotAvailable(f"{found} of {len(self._ports)} brokers know each other")
+                raise NotAvailable(f"{found} of {len(self.ports)} brokers know each other")
             try:
                 found = len(admin.list_topics(timeout=ASK_S_MAX).brokers)
             except KafkaException:
