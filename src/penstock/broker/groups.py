@@ -38,7 +38,6 @@ from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
-from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
 from penstock.cursor.tenants import FREE, TenantRooms
