@@ -196,6 +196,17 @@ class LoopServer(Server):
             turns.end()
             self._in_loop(lambda: None)  # the last turn is recorded
 
+    def finish_requests(self) -> None:
+        """Wait for requests that are carried out although their clients have left."""
+
+        async def finish() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            names = {task: getattr(task.get_coro(), "__qualname__", "") for task in tasks}
+            handling = [task for task, name in names.items() if name == "Frontend.handle"]
+            await asyncio.gather(*handling, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(finish(), self.loop).result(START_SECONDS_MAX)
+
     def _in_loop(self, call: object) -> None:
         done = threading.Event()
 

@@ -175,7 +175,7 @@ def test_partitions(greedy: Tenant, other_is_served: Callable[[], None]) -> None
         grown = wire.ask(
             "CreatePartitions",
             2,
-            topics=[CreatePartitionsTopic(name="big", count=501)],
+            topics=[CreatePartitionsTopic(name="big", count=501, assignments=None)],
             timeout_ms=30_000,
         ).results[0]
         assert grown.error_code == POLICY_VIOLATION

@@ -234,6 +234,7 @@ def test_a_client_that_leaves_during_a_slow_form_costs_no_more(open_server: Loop
         client = RawClient(open_server.port)
         client.call("ListQueues", {})
         client.close()
+        open_server.finish_requests()
     turns.check()
 
 

@@ -283,9 +283,8 @@ def _fill(server: Server, topic: str, counts: tuple[int, int]) -> None:
     producer = Producer({"bootstrap.servers": server.kafka})
     for partition, count in enumerate(counts):
         for n in range(count):
-            producer.produce(
-                topic, b"v%d" % n, partition=partition, timestamp=1_700_000_000_000 + n
-            )
+            at_ms = 1_700_000_000_000 + n
+            producer.produce(topic, b"v%d" % n, b"k%d" % n, partition=partition, timestamp=at_ms)
     assert producer.flush(30) == 0
 
 
