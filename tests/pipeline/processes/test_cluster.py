@@ -107,6 +107,8 @@ def test_our_code_reaches_executors_with_the_job(cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.faults_only
 @pytest.mark.timeout(900)
 def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(
     cluster: Cluster, server: Server, tmp_path: Path
