@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from benchmarks.kafka.systems.apache import LIB, MAIN_JAR
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.server import Server
