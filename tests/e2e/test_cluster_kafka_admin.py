@@ -240,7 +240,11 @@ def test_leaders_are_elected_when_nodes_stop_and_return(cluster: PenstockCluster
     )
     assert elect(cluster, 1, UNCLEAN, "alone") == ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
     cluster.nodes[2].start()
-    assert partitions(cluster, 2, "rare")[0].leader_id == -1, "node 2 lacks a record"
+    eventually(
+        lambda: partitions(cluster, 2, "rare")[0].leader_id == -1,
+        seconds=SECONDS_MAX,
+        what="nobody leads, because node 2 lacks a record",
+    )
     assert elect(cluster, 2, UNCLEAN, "rare") == ErrorCode.NONE
     eventually(
         lambda: all(partitions(cluster, at, "rare")[0].leader_id == 2 for at in (1, 2)),

@@ -385,9 +385,9 @@ def test_a_new_group_begins_where_it_was_told_to_also_after_its_coordinator_was_
         found = wire.ask("AlterShareGroupOffsets", 0, group_id=name, topics=topics)
     assert found.error_code == 0, found.error_message
     assert {one.error_code for topic in found.responses for one in topic.partitions} == {0}
+    skipped = sum(min(10, end) for end in ends(cluster, name).values())
     cluster.nodes[at].kill()
     cluster.nodes[at].start(seconds=60)
-    skipped = sum(min(10, end) for end in ends(cluster, name).values())
     with Members(cluster, name, name) as members:
         members.wait_for(120 - skipped)
         produced.send(30)
