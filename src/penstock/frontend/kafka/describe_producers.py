@@ -6,6 +6,7 @@ that is the time of the restart: batches carry only what their producers say."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_partition, check_topic
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.topics import find_name
@@ -49,7 +50,7 @@ async def _partition(
             )
         check_topic(context, call, Operation.READ, name)
         topic = check_partition(find_name(context, name), index)
-        producers = await context.streams.producers(topic, index)
+        producers = await context.streams.producers(log_of(context, topic), index)
     except REFUSALS as error:
         refusal = refusal_of(error)
         return PartitionResponse(index, refusal.code, refusal.message)
