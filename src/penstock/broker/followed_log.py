@@ -30,6 +30,7 @@ from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
+from penstock.model.names import is_internal
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
@@ -436,6 +437,7 @@ class FollowedLog:
                 aborted=fold.aborted_below(up_to),
                 forget=forget,
                 held_offset=self._held_offset,
+                uses_reserve=is_internal(owner.topic.name),
             )
         except Unreadable as unreadable:
             with suppress(Damaged):
