@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from benchmarks.kafka.systems.apache import LIB, ApacheKafka
+from benchmarks.kafka.systems.apache_jars import LIB, fetch_jars
 from benchmarks.server import NotAvailable
 
 DRIVER: Final = Path(__file__).parents[1] / "compat" / "java" / "KafkaTools.java"
@@ -38,7 +38,7 @@ class KafkaTools:
     def __init__(self) -> None:
         if shutil.which("javac") is None:
             raise NotAvailable("needs a JDK")
-        ApacheKafka("default").prepare()
+        fetch_jars()
         # A tool runs for less than a second, most of it in code that is used once.
         options = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*"]
         self._process = subprocess.Popen(
