@@ -56,6 +56,8 @@ async def run(
             results[wanted.name] = made if is_told else _without_configs(made)
         except REFUSALS as error:
             refusal = refusal_of(error)
+            if refusal.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                refusal = Refusal(refusal.code, f"Topic '{wanted.name}' already exists.")
             results[wanted.name] = CreatableTopicResult(
                 name=wanted.name, error_code=refusal.code, error_message=refusal.message
             )
