@@ -19,7 +19,8 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.kafka.systems.apache import FORMAT_S_MAX, LIB, ApacheKafka
+from benchmarks.kafka.systems.apache import FORMAT_S_MAX, ApacheKafka
+from benchmarks.kafka.systems.apache_jars import LIB
 from benchmarks.server import NotAvailable, Server, free_port
 
 HEAP: Final = "1g"

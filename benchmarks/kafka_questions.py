@@ -47,6 +47,7 @@ def questions(nodes: int) -> Iterator[Question]:
     yield from _moves(nodes)
     yield from _configs(nodes)
     yield from _groups()
+    yield from _offsets_topic()
     yield from _patterns()
     yield from _users()
     yield from _ends()
@@ -339,6 +340,27 @@ def _groups() -> Iterator[Question]:
     yield Question(
         "ConsumerGroupHeartbeat", 1, joining, at=COORDINATOR, of="null", note="null partitions"
     )
+
+
+def _offsets_topic() -> Iterator[Question]:
+    name = "__consumer_offsets"
+    named = {"topics": [{"name": name}], "allow_auto_topic_creation": False}
+    yield Question("Metadata", 13, named, note=name, ignored=frozenset(("partitions",)))
+    keys = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": ["cleanup.policy"]}
+    yield Question("DescribeConfigs", 4, {"resources": [keys]}, note=name)
+    ends = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -2}
+    fields: Fields = {"replica_id": -1, "topics": [{"name": name, "partitions": [ends]}]}
+    yield Question("ListOffsets", 8, fields, at=LEADER, of=name, note=name)
+    data = {"name": name, "topic_id": bytes(16)}
+    records = [{"index": 0, "records": batch((b"k", T0))}]
+    fields = {"transactional_id": None, "acks": -1, "timeout_ms": 10_000}
+    fields["topics"] = [{**data, "partitions": records}]
+    yield Question("Produce", 12, fields, at=LEADER, of=name, note=name)
+    one = {"name": name, "partitions": [{"partition_index": 0, "offset": 0}]}
+    fields = {"topics": [one], "timeout_ms": 10_000}
+    yield Question("DeleteRecords", 2, fields, at=LEADER, of=name, note=name)
+    made = {"name": name, "num_partitions": 1, "replication_factor": 1}
+    yield Question("CreateTopics", 7, {"topics": [made]}, at=1, note=name)
 
 
 PATTERNS: Final = (

@@ -21,6 +21,9 @@ case "${1:-}" in
     needs kcat kcat
     needs etcd etcd-server
     needs etcdctl etcd-client
+    # Apache Kafka's own command line tools, whose jars Maven fetches.
+    needs javac default-jdk-headless
+    needs mvn maven
     # The networks that the fault lab cuts.
     needs ip iproute2
     needs ss iproute2

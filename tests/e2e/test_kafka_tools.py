@@ -1,127 +1,430 @@
-"""Apache Kafka's own command line tools against three nodes: they move partitions, elect leaders
-and show the cluster. Skipped unless the tools' jars are there; ``python -m benchmarks.kafka`` has
-Maven fetch them."""
+"""Apache Kafka's own command line tools against three nodes. What a tool has done or shown is
+compared with what another client says. ``tests/harness/kafka_tools.py`` runs the tools; the tests
+are skipped where their jars cannot be had."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from benchmarks.kafka.systems.apache import LIB, TOOLS_JAR
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, Producer, ShareConsumer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
+from tests.harness.kafka_tools import KafkaTools
 from tests.harness.patience import eventually
+
+from penstock.wire.kafka.apis import APIS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.compat,
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
-    pytest.mark.skipif(
-        shutil.which("java") is None or not (LIB / TOOLS_JAR).exists(),
-        reason="needs java and Kafka's jars in benchmarks/.cache",
-    ),
 ]
-TOOL_SECONDS_MAX = 120
-PACKAGE = "org.apache.kafka.tools"
+GROUPS = "consumer.group.ConsumerGroupCommand"
+SHARE_GROUPS = "consumer.group.ShareGroupCommand"
+REASSIGN = "reassign.ReassignPartitionsCommand"
+SECONDS_MAX = 30
+
+
+class Site:
+    """The cluster with the tools, and an admin client of another make."""
+
+    def __init__(self, cluster: PenstockCluster, tools: KafkaTools) -> None:
+        self.cluster = cluster
+        self.bootstrap = cluster.bootstrap
+        self._tools = tools
+        self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+
+    def tool(self, name: str, *arguments: str, at: int = 1, code: int | None = 0) -> str:
+        """What a tool prints, asked of one node."""
+        return self._tools.run(name, *arguments, at=self.cluster.nodes[at].kafka, code=code)
+
+    def topic(self, name: str, *, partitions: int = 1, replicas: int = 3) -> None:
+        (made,) = self.admin.create_topics([NewTopic(name, partitions, replicas)]).values()
+        made.result(SECONDS_MAX)
+        eventually(
+            lambda: NOBODY not in self.leaders(name).values(), seconds=30, what=f"{name} is led"
+        )
+
+    def replicas(self, topic: str) -> dict[int, list[int]]:
+        """By partition; empty if there is no such topic."""
+        found = self.admin.list_topics(timeout=10).topics
+        partitions = found[topic].partitions if topic in found else {}
+        return {index: one.replicas for index, one in partitions.items()}
+
+    def leaders(self, topic: str) -> dict[int, int]:
+        found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+        return {index: one.leader for index, one in found.items()}
+
+    def send(self, topic: str, count: int, *, partition: int = 0, **config: Any) -> Producer:
+        producer = Producer({"bootstrap.servers": self.bootstrap, **config})
+        if "transactional.id" in config:
+            producer.init_transactions(SECONDS_MAX)
+            producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, f"{number}".encode(), partition=partition)
+        assert producer.flush(SECONDS_MAX) == 0
+        return producer
+
+    def ends(self, topic: str, partition: int = 0) -> tuple[int, int]:
+        place = TopicPartition(topic, partition)
+        found = []
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
+            (one,) = self.admin.list_offsets({place: spec}).values()
+            found.append(one.result(SECONDS_MAX).offset)
+        return found[0], found[1]
+
+    def committed(self, group: str, topic: str) -> dict[int, int]:
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
+        count = len(self.leaders(topic))
+        found = consumer.committed([TopicPartition(topic, i) for i in range(count)], SECONDS_MAX)
+        consumer.close()
+        return {one.partition: one.offset for one in found if one.offset >= 0}
+
+
+NOBODY = -1
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PenstockCluster]:
+def site(tmp_path_factory: pytest.TempPathFactory, kafka_tools: KafkaTools) -> Iterator[Site]:
     with PenstockCluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
+        yield Site(cluster, kafka_tools)
 
 
-def tool(cluster: PenstockCluster, name: str, *arguments: str, at: int = 1, code: int = 0) -> str:
-    """What a tool prints, asked of one node."""
-    command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", f"{PACKAGE}.{name}"]
-    server = ("--bootstrap-server", cluster.nodes[at].kafka)
-    before = server if name in ("FeatureCommand", "MetadataQuorumCommand") else ()
-    after = () if before else server
-    done = subprocess.run(
-        [*command, *before, *arguments, *after],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TOOL_SECONDS_MAX,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == code, said
-    return said
+def rows(said: str, first: str) -> list[dict[str, str]]:
+    """The table that a tool prints, the heading of which begins with a word."""
+    lines = [line.split() for line in said.splitlines() if line.strip()]
+    at = next(n for n, line in enumerate(lines) if line[0] == first)
+    heading = lines[at]
+    return [dict(zip(heading, line, strict=False)) for line in lines[at + 1 :]]
 
 
-def places(cluster: PenstockCluster, topic: str) -> dict[int, list[int]]:
-    found = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=10)
-    return {index: one.replicas for index, one in found.topics[topic].partitions.items()}
+def written(file: Path, content: Mapping[str, Any]) -> str:
+    file.write_text(json.dumps(content))
+    return str(file)
 
 
-def test_a_topic_is_created_and_its_partitions_are_moved(
-    cluster: PenstockCluster, tmp_path: Path
-) -> None:
-    tool(cluster, "TopicCommand", "--create", "--topic", "t", "--replica-assignment", "2:3,3:1")
-    eventually(
-        lambda: places(cluster, "t") == {0: [2, 3], 1: [3, 1]}, seconds=30, what="it is there"
-    )
-    wanted = {0: [1, 3], 1: [2, 1]}
-    plan = tmp_path / "plan.json"
-    plan.write_text(
-        json.dumps(
-            {
-                "version": 1,
-                "partitions": [
-                    {"topic": "t", "partition": index, "replicas": replicas}
-                    for index, replicas in wanted.items()
-                ],
-            }
+# ── Topics and configs ───────────────────────────────────────────────────────────────────────
+
+
+def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
+    create = ("--create", "--topic", "made", "--partitions", "2", "--replication-factor", "2")
+    said = site.tool("TopicCommand", *create, "--config", "retention.ms=1000")
+    assert "Created topic made." in said
+    placed = eventually(lambda: site.replicas("made"), seconds=30, what="it is there")
+    assert [len(set(nodes)) for nodes in placed.values()] == [2, 2]
+    assert "already exists" in site.tool("TopicCommand", *create, at=2, code=1)
+    assert "made" in site.tool("TopicCommand", "--list", at=3).split()
+
+    eventually(lambda: NOBODY not in site.leaders("made").values(), seconds=30, what="it is led")
+    said = site.tool("TopicCommand", "--describe", "--topic", "made", at=2)
+    assert "PartitionCount: 2\tReplicationFactor: 2\tConfigs: " in said
+    assert "retention.ms=1000" in said
+    for index, nodes in placed.items():
+        assert (
+            f"Partition: {index}\tLeader: {site.leaders('made')[index]}\tReplicas: "
+            + ",".join(map(str, nodes))
+            in said
         )
+
+    site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "3", at=3)
+    eventually(lambda: len(site.replicas("made")) == 3, seconds=30, what="it has grown")
+    said = site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "1", code=1)
+    assert "InvalidPartitionsException" in said
+    site.tool("TopicCommand", "--delete", "--topic", "made", at=2)
+    eventually(lambda: not site.replicas("made"), seconds=30, what="it is gone")
+    assert "does not exist" in site.tool("TopicCommand", "--describe", "--topic", "made", code=1)
+
+
+def configs(site: Site, kind: ConfigResource.Type, name: str) -> dict[str, str]:
+    (found,) = site.admin.describe_configs([ConfigResource(kind, name)]).values()
+    return {each.name: each.value for each in found.result(SECONDS_MAX).values()}
+
+
+def test_configs_of_topics_and_groups_are_changed(site: Site) -> None:
+    site.topic("configured")
+    of_topic = ("--entity-type", "topics", "--entity-name", "configured")
+    change = ("--alter", "--add-config", "retention.ms=5000,cleanup.policy=[compact,delete]")
+    site.tool("ConfigCommand", *of_topic, *change)
+    shown = configs(site, ConfigResource.Type.TOPIC, "configured")
+    assert (shown["retention.ms"], shown["cleanup.policy"]) == ("5000", "compact,delete")
+    said = site.tool("ConfigCommand", *of_topic, "--describe", at=2)
+    assert "retention.ms=5000 sensitive=false" in said
+    site.tool("ConfigCommand", *of_topic, "--alter", "--delete-config", "retention.ms", at=3)
+    assert configs(site, ConfigResource.Type.TOPIC, "configured")["retention.ms"] == "604800000"
+    wrong = ("--alter", "--add-config", "retention.ms=soon")
+    assert "InvalidConfigurationException" in site.tool("ConfigCommand", *of_topic, *wrong, code=1)
+
+    of_group = ("--entity-type", "groups", "--entity-name", "configured-group")
+    change = ("--alter", "--add-config", "consumer.session.timeout.ms=50000")
+    site.tool("ConfigCommand", *of_group, *change)
+    for at in (1, 2, 3):
+        said = site.tool("ConfigCommand", *of_group, "--describe", at=at)
+        assert "consumer.session.timeout.ms=50000" in said
+
+
+# ── Groups ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_consumer_groups_are_shown_reset_and_deleted(site: Site, protocol: str) -> None:
+    topic = group = f"grouped-{protocol}"
+    site.topic(topic, partitions=2)
+    for partition in range(2):
+        site.send(topic, 10, partition=partition)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
     )
-    command = "reassign.ReassignPartitionsCommand"
-    file = ("--reassignment-json-file", str(plan))
-    said = tool(cluster, command, *file, "--execute", at=2)
-    assert "Successfully started partition reassignments for t-0,t-1" in said
+    consumer.subscribe([topic])
+    eventually(lambda: consumer.poll(0.2) is not None, seconds=60, what="records are read")
+    consumer.commit(
+        offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 1, 7)], asynchronous=False
+    )
+    assert group in site.tool(GROUPS, "--list").split()
+    shown = rows(site.tool(GROUPS, "--describe", "--group", group, at=2), "GROUP")
+    assert {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in shown} == {
+        ("0", "4", "6"),
+        ("1", "7", "3"),
+    }
+    (member,) = rows(site.tool(GROUPS, "--describe", "--group", group, "--members", at=3), "GROUP")
+    assert member["#PARTITIONS"] == "2"
+    (state,) = rows(site.tool(GROUPS, "--describe", "--group", group, "--state"), "GROUP")
+    assert "Stable" in state.values()
+    reset = ("--reset-offsets", "--group", group, "--topic", topic, "--to-earliest")
+    said = site.tool(GROUPS, *reset, "--execute", code=None)
+    assert site.committed(group, topic) == {0: 4, 1: 7}, said  # it has a member
+    consumer.close()
+
+    eventually(
+        lambda: "no active members" in site.tool(GROUPS, "--describe", "--group", group),
+        seconds=60,
+        what="the group is empty",
+    )
+    site.tool(GROUPS, *reset, "--dry-run", at=2)
+    assert site.committed(group, topic) == {0: 4, 1: 7}
+    site.tool(GROUPS, *reset, "--execute", at=3)
+    assert site.committed(group, topic) == {0: 0, 1: 0}
+    delete = ("--delete-offsets", "--group", group, "--topic", f"{topic}:1")
+    assert "Successful" in site.tool(GROUPS, *delete)
+    assert site.committed(group, topic) == {0: 0}
+    said = site.tool(GROUPS, "--delete", "--group", group, at=2)
+    assert "was successful" in said
+    assert site.committed(group, topic) == {}
+    assert group not in site.tool(GROUPS, "--list", at=3).split()
+
+
+def test_share_groups_are_shown_reset_and_deleted(site: Site) -> None:
+    site.topic("shared")
+    site.send("shared", 10)
+    reset = ("--reset-offsets", "--group", "shares", "--topic", "shared", "--to-earliest")
+    site.tool(SHARE_GROUPS, *reset, "--execute")
+    assert "shares" in site.tool(SHARE_GROUPS, "--list", at=2).split()
+    member = ShareConsumer({"bootstrap.servers": site.bootstrap, "group.id": "shares"})
+    member.subscribe(["shared"])
+    got: list[bytes] = []
+
+    def read() -> bool:
+        got.extend(message.value() for message in member.poll(0.2))
+        return len(got) == 10
+
+    eventually(read, seconds=60, what="the member reads from the beginning")
+    described = ("--describe", "--group", "shares")
+    (one,) = rows(site.tool(SHARE_GROUPS, *described, "--members", at=3), "GROUP")
+    assert one["#PARTITIONS"] == "1"
+    (state,) = rows(site.tool(SHARE_GROUPS, *described, "--state"), "GROUP")
+    assert "Stable" in state.values()
+    member.close()
+    eventually(
+        lambda: "Empty" in site.tool(SHARE_GROUPS, *described, "--state"),
+        seconds=60,
+        what="the group is empty",
+    )
+    (offsets,) = rows(site.tool(SHARE_GROUPS, *described, "--offsets", at=2), "GROUP")
+    assert (offsets["TOPIC"], offsets["PARTITION"]) == ("shared", "0")
+    gone = ("--delete-offsets", "--group", "shares", "--topic", "shared")
+    assert "Successful" in site.tool(SHARE_GROUPS, *gone, at=3)
+    site.tool(SHARE_GROUPS, "--delete", "--group", "shares")
+    assert "shares" not in site.tool(SHARE_GROUPS, "--list", at=2).split()
+
+
+# ── Transactions ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_transactions_are_shown_and_aborted(site: Site) -> None:
+    site.topic("transacted")
+    first = site.send("transacted", 2, **{"transactional.id": "tx"})
+    (row,) = rows(site.tool("TransactionsCommand", "list"), "TransactionalId")
+    assert (row["TransactionalId"], row["TransactionState"]) == ("tx", "Ongoing")
+    describe = ("describe", "--transactional-id", "tx")
+    said = site.tool("TransactionsCommand", *describe, at=2)
+    assert "Ongoing" in said
+    assert "transacted-0" in said
+    place = ("--topic", "transacted", "--partition", "0")
+    (producer,) = rows(
+        site.tool("TransactionsCommand", "describe-producers", *place, at=3), "ProducerId"
+    )
+    assert producer["ProducerId"] == row["ProducerId"]
+    assert producer["CurrentTransactionStartOffset"] == "0"
+    for node in site.cluster.nodes:  # leaders and followers
+        said = site.tool("TransactionsCommand", "find-hanging", "--broker-id", str(node))
+        assert "transacted" not in said
+    # The producer's own coordinator is told nothing: an abort of one partition is the last resort.
+    abort = ("abort", *place, "--start-offset", "0")
+    site.tool("TransactionsCommand", *abort)
+    reader = Consumer(
+        {
+            "bootstrap.servers": site.bootstrap,
+            "group.id": "r",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    reader.assign([TopicPartition("transacted", 0, 0)])
+    message = eventually(lambda: reader.poll(0.2), seconds=30, what="the reader gets there")
+    assert message.error() is not None  # the end: both records are aborted
+    assert message.offset() == site.ends("transacted")[1] == 3
+    reader.close()
+    del first
+
+
+# ── Records ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_offsets_are_told_and_records_deleted(site: Site, tmp_path: Path) -> None:
+    site.topic("counted", partitions=2)
+    site.send("counted", 10)
+    site.send("counted", 3, partition=1)
+    said = site.tool("GetOffsetShell", "--topic", "counted")
+    assert said.split()[-2:] == ["counted:0:10", "counted:1:3"]
+    partitions = [{"topic": "counted", "partition": 0, "offset": 4}]
+    file = written(tmp_path / "offsets.json", {"version": 1, "partitions": partitions})
+    said = site.tool("DeleteRecordsCommand", "--offset-json-file", file, at=2)
+    assert "low_watermark: 4" in said
+    assert site.ends("counted") == (4, 10)
+    early = ("--topic", "counted", "--time", "earliest")
+    said = site.tool("GetOffsetShell", *early, at=3)
+    assert said.split()[-2:] == ["counted:0:4", "counted:1:0"]
+
+
+# ── Where replicas are ───────────────────────────────────────────────────────────────────────
+
+
+def created(site: Site, name: str, *lists: Sequence[int]) -> None:
+    """On these nodes, by partition."""
+    text = ",".join(":".join(map(str, nodes)) for nodes in lists)
+    site.tool("TopicCommand", "--create", "--topic", name, "--replica-assignment", text)
+    wanted = {index: list(nodes) for index, nodes in enumerate(lists)}
+    eventually(lambda: site.replicas(name) == wanted, seconds=30, what="it is there")
+
+
+def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
+    created(site, "moved", (2, 3), (3, 1))
+    site.send("moved", 10)
+    topics = written(tmp_path / "topics.json", {"version": 1, "topics": [{"topic": "moved"}]})
+    generate = ("--topics-to-move-json-file", topics, "--broker-list", "1,2", "--generate")
+    said = site.tool(REASSIGN, *generate)
+    proposed = said.split("Proposed partition reassignment configuration")[1]
+    plan = json.loads(proposed.strip().splitlines()[0])
+    assert {node for one in plan["partitions"] for node in one["replicas"]} == {1, 2}
+
+    wanted = {0: [1, 3], 1: [2, 1]}
+    partitions = [
+        {"topic": "moved", "partition": index, "replicas": nodes} for index, nodes in wanted.items()
+    ]
+    file = (
+        "--reassignment-json-file",
+        written(tmp_path / "plan.json", {"version": 1, "partitions": partitions}),
+    )
+    said = site.tool(REASSIGN, *file, "--execute", at=2)
+    assert "Successfully started partition reassignments for moved-0,moved-1" in said
 
     def is_complete() -> bool:
-        said = tool(cluster, command, *file, "--verify", "--preserve-throttles", at=3)
-        return all(f"Reassignment of partition t-{index} is completed." in said for index in wanted)
+        said = site.tool(REASSIGN, *file, "--verify", "--preserve-throttles", at=3)
+        return all(f"partition moved-{index} is completed." in said for index in wanted)
 
     eventually(is_complete, seconds=60, what="the moves are complete")
-    assert places(cluster, "t") == wanted
-    assert "No partition reassignments found." in tool(cluster, command, "--list")
+    assert site.replicas("moved") == wanted
+    assert "No partition reassignments found." in site.tool(REASSIGN, "--list")
+    assert site.ends("moved") == (0, 10)
 
 
-def test_leaders_are_elected(cluster: PenstockCluster) -> None:
-    tool(cluster, "TopicCommand", "--create", "--topic", "led", "--replica-assignment", "2:3:1")
+def test_leaders_are_elected(site: Site, tmp_path: Path) -> None:
+    created(site, "led", (2, 3, 1))
+    eventually(lambda: site.leaders("led") == {0: 2}, seconds=30, what="the first leads")
+    preferred = ("--election-type", "preferred")
+    place = ("--topic", "led", "--partition", "0")
     for at in (1, 2, 3):
-        said = tool(
-            cluster,
-            "LeaderElectionCommand",
-            *("--election-type", "preferred", "--topic", "led", "--partition", "0"),
-            at=at,
-        )
+        said = site.tool("LeaderElectionCommand", *preferred, *place, at=at)
         assert "Valid replica already elected for partitions led-0" in said
+    node = site.cluster.nodes[2]
+    node.stop()
+    eventually(lambda: site.leaders("led")[0] in (1, 3), seconds=60, what="another leads")
+    said = site.tool("LeaderElectionCommand", *preferred, *place, at=3, code=1)
+    assert "PreferredLeaderNotAvailableException" in said
+    node.start()
+    file = written(tmp_path / "led.json", {"partitions": [{"topic": "led", "partition": 0}]})
+
+    def is_elected() -> bool:
+        said = site.tool(
+            "LeaderElectionCommand", *preferred, "--path-to-json-file", file, at=3, code=None
+        )
+        return "PreferredLeaderNotAvailable" not in said and site.leaders("led") == {0: 2}
+
+    eventually(is_elected, seconds=60, what="the preferred one leads again")
 
 
-def test_the_cluster_is_shown(cluster: PenstockCluster) -> None:
-    tool(cluster, "TopicCommand", "--create", "--topic", "shown", "--replica-assignment", "2:3")
-    eventually(lambda: places(cluster, "shown") == {0: [2, 3]}, seconds=30, what="it is there")
-    said = tool(cluster, "LogDirsCommand", "--describe", "--topic-list", "shown")
+def test_folders_of_logs_are_shown(site: Site) -> None:
+    created(site, "shown", (2, 3))
+    site.send("shown", 1)
+    said = site.tool("LogDirsCommand", "--describe", "--topic-list", "shown")
     (line,) = [line for line in said.splitlines() if line.startswith("{")]
     held = {
-        one["broker"]: [part["partition"] for part in one["logDirs"][0]["partitions"]]
+        one["broker"]: {part["partition"]: part["size"] for part in one["logDirs"][0]["partitions"]}
         for one in json.loads(line)["brokers"]
     }
-    assert held == {1: [], 2: ["shown-0"], 3: ["shown-0"]}
-    said = tool(cluster, "FeatureCommand", "describe")
+    assert {node: list(parts) for node, parts in held.items()} == {
+        1: [],
+        2: ["shown-0"],
+        3: ["shown-0"],
+    }
+    assert held[2]["shown-0"] > 0
+
+
+# ── The cluster ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_cluster_is_shown(site: Site) -> None:
+    said = site.tool("FeatureCommand", "describe")
     for name, level in (("group.version", 1), ("share.version", 1), ("transaction.version", 2)):
-        assert f"Feature: {name}" in said
-        assert f"FinalizedVersionLevel: {level}" in said
-    said = tool(cluster, "MetadataQuorumCommand", "describe", "--status")
-    assert "LeaderId:" in said
-    said = tool(cluster, "MetadataQuorumCommand", "describe", "--replication")
-    assert said.count("Follower") == 2
-    said = tool(cluster, "ClusterTool", "unregister", "--id", "9", code=1)
+        (line,) = [line for line in said.splitlines() if f"Feature: {name}" in line]
+        assert f"FinalizedVersionLevel: {level} " in line
+    said = site.tool("FeatureCommand", "upgrade", "--feature", "group.version=9", code=1)
+    assert "group.version" in said
+
+    said = site.tool("MetadataQuorumCommand", "describe", "--status", at=2)
+    (line,) = [line for line in said.splitlines() if line.startswith("LeaderId:")]
+    assert int(line.split()[1]) == site.admin.describe_cluster().result(SECONDS_MAX).controller.id
+    said = site.tool("MetadataQuorumCommand", "describe", "--replication", at=3)
+    assert (said.count("Leader"), said.count("Follower")) == (1, 2)
+
+    found = site.admin.describe_cluster().result(SECONDS_MAX)
+    assert f"Cluster ID: {found.cluster_id}" in site.tool("ClusterTool", "cluster-id")
+    said = site.tool("ClusterTool", "list-endpoints", at=2)
+    for node in site.cluster.nodes.values():
+        assert node.kafka.rpartition(":")[2] in said
+    said = site.tool("ClusterTool", "unregister", "--id", "9", code=1)
     assert "BrokerIdNotRegisteredException" in said or "no node 9" in said
+    said = site.tool("BrokerApiVersionsCommand")
+    assert said.count("Produce(0): 0 to ") == 3
+    for api in APIS.values():
+        assert f"({api.key}): " in said

@@ -4,8 +4,9 @@ A round (``log/compaction.py``) is long, so it is done in small steps with pause
 steps: half of a core at most, and the loop never waits for more than a few renames. The node runs
 one round at a time, which bounds the memory that keys take.
 
-Not while the disk is low: a rewrite needs room beside the log, and what is left belongs to leases
-and acks.
+Not while the disk is low: a round needs room beside the log, and what is left belongs to leases,
+acks and the rows of coordinators. Logs of such rows are compacted even then, or they would use up
+the rest.
 
 After a round, aborted transactions that it has left no record of are told to whoever keeps them
 (``aborted.py``).
@@ -62,11 +63,12 @@ class Compactor:
         aborted: Sequence[Aborted],
         forget: Forget | None = None,
         held_offset: int | None = None,
+        uses_reserve: bool = False,
     ) -> int:
         """One round over what stands below ``up_to``, if it is worth it. Returns the bytes freed.
         ``forget`` is told which of the aborted transactions have no records any more.
-        ``held_offset``: what every replica has, where there are others. Raises Unreadable where
-        the log is damaged."""
+        ``held_offset``: what every replica has, where there are others. ``uses_reserve``: also
+        while the disk is low. Raises Unreadable where the log is damaged."""
         log = self._log
         if self._is_stopped or self._round is not None or log.refusal is not None or log.damage:
             return 0
@@ -82,7 +84,7 @@ class Compactor:
             lag_ms_max=settings.compaction_lag_ms_max,
             now_ms=wall_ms,
         )
-        if not segments or self._disk.is_low:
+        if not segments or (self._disk.is_low and not uses_reserve):
             return 0
         compaction = self._round = Compaction(
             log,

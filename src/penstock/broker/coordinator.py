@@ -49,13 +49,11 @@ class Coordinator:
         settings: GroupSettings,
         clock: Clock,
         label: str,
-        rewrite_bytes: int,
         rooms: TenantRooms = FREE,
         configs: GroupConfigs | None = None,
     ) -> None:
-        """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
-        before the log is rewritten. ``rooms`` counts what tenants have at this node. ``configs``:
-        of groups, in the metadata store; None: they stay rows."""
+        """``label`` names it in logs and to the probes. ``rooms`` counts what tenants have at this
+        node. ``configs``: of groups, in the metadata store; None: they stay rows."""
         self._rooms = rooms
         self._configs = configs
         self._move: asyncio.Task[None] | None = None  # of rows with configs to the metadata store
@@ -68,7 +66,6 @@ class Coordinator:
             open_log=open_log,
             clock=clock,
             label=label,
-            rewrite_bytes=rewrite_bytes,
         )
         self._groups = Groups(settings)  # known once the keeper says ready
         self._alarm = Alarm(clock, self.tick)

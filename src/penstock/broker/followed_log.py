@@ -17,7 +17,7 @@ Which role the replica has, and what is answered to whom, is ``replicator.py``'s
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -30,6 +30,8 @@ from penstock.log.epochs import write_epochs
 from penstock.log.log import AppendsRefused, Log, SyncJob
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.errors import Damaged, DiskFull
+from penstock.model.names import is_internal
+from penstock.model.ports import ProducerSeen
 from penstock.model.stream import settings_of
 from penstock.model.topic import Fsync, Topic
 from penstock.replication.epochs import NO_EPOCH
@@ -114,6 +116,12 @@ class FollowedLog:
     @property
     def topic(self) -> Topic:
         return self._owner.topic
+
+    def producers(self) -> Sequence[ProducerSeen] | None:
+        """Producers that the committed part of the log tells of; None while it is being read."""
+        if self.fold is None or self._is_read_in_thread:
+            return None
+        return self.fold.producers()
 
     # ── Questions and answers ────────────────────────────────────────────────────────────────
 
@@ -436,6 +444,7 @@ class FollowedLog:
                 aborted=fold.aborted_below(up_to),
                 forget=forget,
                 held_offset=self._held_offset,
+                uses_reserve=is_internal(owner.topic.name),
             )
         except Unreadable as unreadable:
             with suppress(Damaged):

@@ -1,22 +1,16 @@
-"""One partition of an internal topic that coordinators keep their state in: rows in, rows out, and
-the rewrite that keeps it small.
+"""One partition of an internal topic that coordinators keep their state in: rows in, rows out.
 
 A row is a record: its key says what is meant, its value what holds from now on, no value that it is
 gone. Rows of one decision are in one batch, so a crash leaves all of them or none; decisions that
 are appended together share batches as far as they fit.
 
-**Rewriting.** The newest value of each key, tombstones left out, is appended behind everything
-else; once that is committed, all in front of it is deleted. It is safe to die at any point: until
-the deletion the log merely says some things twice, in the same words, and the fold of rows cares
-only for the last value of a key. A deletion that a crash undoes brings back rows that are followed
-by their newest values. The one condition is that no row is appended between reading the old rows
-and the last of the new ones; whoever calls holds its appends back for that time, and reads most of
-the rows before (``Newest.read_up_to``).
+**Compaction.** The topic is compacted as any other: a row that has a newer one of its key goes, the
+newest stays at its offset. So readers of the topic (``__consumer_offsets`` is a view of it) get no
+row twice.
 
 **Unreadable rows.** A row that the fold rejects stops the reading, because to pass over a row that
 belongs here would lose what it says. An operator may look at the row and skip it: the topic's entry
-in the catalog then names the row by its offset and digest, and every reader passes over it, the
-rewrite included.
+in the catalog then names the row by its offset and digest, and every reader passes over it.
 """
 
 import asyncio
@@ -148,12 +142,10 @@ class GroupLog:
         self.epoch = ends.leader_epoch
         return ends.start_offset, ends.high_watermark
 
-    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> int:
-        """Hand all rows in [start, end) to a fold, which takes them one after another; returns the
-        bytes they have in the log. Raises RowUnreadable for the first row that the fold rejects."""
-        total_bytes = 0
-        async for placed, size in self.read(start, end):
-            total_bytes += size
+    async def replay(self, start: int, end: int, replay: Callable[[Iterable[Row]], None]) -> None:
+        """Hand all rows in [start, end) to a fold, which takes them one after another. Raises
+        RowUnreadable for the first row that the fold rejects."""
+        async for placed in self.read(start, end):
             rows = _Following(placed)
             try:
                 replay(rows)
@@ -163,11 +155,10 @@ class GroupLog:
                 raise RowUnreadable(
                     self._topic.name, self.partition, offset, row, reason
                 ) from error
-        return total_bytes
 
-    async def read(self, start: int, end: int) -> AsyncIterator[tuple[Sequence[PlacedRow], int]]:
-        """All rows in [start, end) but those that are skipped, some at a time, with the size they
-        have in the log. Raises RowUnreadable for a batch that cannot be taken apart."""
+    async def read(self, start: int, end: int) -> AsyncIterator[Sequence[PlacedRow]]:
+        """All rows in [start, end) but those that are skipped, some at a time. Raises RowUnreadable
+        for a batch that cannot be taken apart."""
         offset = start
         while offset < end:
             fetched = await self._streams.fetch(
@@ -187,7 +178,7 @@ class GroupLog:
                 offset = header.next_offset
             if offset <= before:
                 raise RowsMissing(f"{self._topic.name}/{self.partition}: nothing at {before}")
-            yield rows, sum(map(len, fetched.buffers))
+            yield rows
             # A read from memory does not wait for anything, and others want their turn.
             await asyncio.sleep(0)
 
@@ -210,26 +201,12 @@ class GroupLog:
             return placed
         return [one for one in placed if self._skipped.get(one.offset) != digest_of(one.row)]
 
-    async def append(self, decisions: Sequence[Sequence[Row]]) -> int:
-        """Returns once all is committed: the bytes appended. When it raises, what stands in the log
+    async def append(self, decisions: Sequence[Sequence[Row]]) -> None:
+        """Returns once all is committed. When it raises, what stands in the log
         is committed as well: batches go one by one, and one that is refused has left nothing
         behind."""
-        total_bytes = 0
         for batch in encode_rows(decisions, wall_ms=self._clock.wall_ms()):
             await self._streams.append_batches(self._topic, self.partition, (batch,), acks=ACKS_ALL)
-            total_bytes += len(batch)
-        return total_bytes
-
-    async def replace(self, newest: "Newest") -> int:
-        """The second half of a rewrite; nobody appends meanwhile. Returns the bytes of the new
-        rows."""
-        _, end = await self.ends()
-        await newest.read_up_to(self, end)
-        total_bytes = 0
-        for rows in portions(newest.rows(), BATCH_ROWS_BYTES_MAX):
-            total_bytes += await self.append((rows,))
-        await self._streams.delete_records(self._topic, self.partition, end)
-        return total_bytes
 
 
 def _settle_once(future: asyncio.Future[None]) -> None:
@@ -248,28 +225,6 @@ class _Following:
         for placed in self._placed:
             self.last = placed
             yield placed.row
-
-
-class Newest:
-    """The newest value of each key, as far as it has read."""
-
-    def __init__(self, start: int) -> None:
-        self.values: dict[bytes, bytes] = {}
-        self._read_to = start
-
-    async def read_up_to(self, log: GroupLog, end: int) -> None:
-        if self._read_to >= end:
-            return
-        async for rows, _ in log.read(self._read_to, end):
-            for _, (key, value) in rows:
-                if value is None:
-                    self.values.pop(key, None)
-                else:
-                    self.values[key] = value
-        self._read_to = end
-
-    def rows(self) -> Iterator[Row]:
-        return (Row(key, value) for key, value in self.values.items())
 
 
 def portions(rows: Iterable[Row], size_bytes: int) -> Iterator[Sequence[Row]]:

@@ -20,7 +20,7 @@ from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.group_log import RowUnreadable
 from penstock.broker.group_topics import GroupTopics
-from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
+from penstock.broker.internal_topic import SEGMENT_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
 from penstock.cursor.group.classic_state import (
     JoinReply,
@@ -87,7 +87,7 @@ class GroupHost:
         account: str,
         region: str,
         settings: GroupSettings,
-        rewrite_bytes: int = REWRITE_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
         rooms: TenantRooms = FREE,
@@ -109,9 +109,9 @@ class GroupHost:
             namespace=self._namespace,
             clock=clock,
             entropy=entropy,
+            segment_bytes=segment_bytes,
         )
         self._settings = settings
-        self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[Coordinator] = []
         # In a cluster: partitions that this node leads.
@@ -191,7 +191,6 @@ class GroupHost:
             settings=self._settings,
             clock=self._clock,
             label=f"{TOPIC_NAME}/{partition}",
-            rewrite_bytes=self._rewrite_bytes,
             rooms=self._rooms,
             configs=self._configs,
         )

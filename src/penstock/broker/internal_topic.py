@@ -10,14 +10,10 @@ from penstock.model.ports import Catalog, Clock, Streams
 from penstock.model.topic import Topic
 
 PARTITION_COUNT = 4  # each is a log of its own; decisions rarely wait for another's sync
-REWRITE_BYTES = 16 * MIB  # appended to a partition before it is rewritten
-# Rows are kept until they are overwritten, however old. What a rewrite has deleted is freed segment
-# by segment, so those are small.
-CONFIGS = {
-    "cleanup.policy": "compact",
-    "retention.ms": "-1",
-    "segment.bytes": str(REWRITE_BYTES),
-}
+# Compaction leaves the last segment alone, and all of it is read when a coordinator starts.
+SEGMENT_BYTES = 16 * MIB
+# Rows are kept until they are overwritten, however old.
+CONFIGS = {"cleanup.policy": "compact", "retention.ms": "-1"}
 
 
 class InternalTopic:
@@ -30,14 +26,16 @@ class InternalTopic:
         namespace: tuple[str, str],
         clock: Clock,
         entropy: Callable[[int], bytes],
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """``namespace``: account and region."""
+        """``namespace``: account and region. ``segment_bytes``: of a topic that is made here."""
         self._name = name
         self._streams = streams
         self._catalog = catalog
         self._namespace = namespace
         self._clock = clock
         self._entropy = entropy
+        self._segment_bytes = segment_bytes
         # Of a topic made again: as many as there were, and are coordinators of.
         self._partition_count = PARTITION_COUNT
 
@@ -71,7 +69,7 @@ class InternalTopic:
             self._namespace,
             self._name,
             partition_count=self._partition_count,
-            configs=CONFIGS,
+            configs={**CONFIGS, "segment.bytes": str(self._segment_bytes)},
             clock=self._clock,
             entropy=self._entropy,
         )

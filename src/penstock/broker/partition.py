@@ -271,9 +271,6 @@ class Partition:
     async def delete_records(self, before: int) -> int:
         """Hide everything below an offset at once; the segments follow when they are done for.
         Returns when neither a crash nor an election can bring a record back."""
-        if is_internal(self.topic.name) and self._is_copied:
-            # A coordinator that rewrites its rows: the new ones are behind what is copied.
-            raise Overloaded("A backup is being made: nothing is rewritten meanwhile.")
         end = max(self.start_offset, self.journal.high_watermark)  # a new leader's may be behind
         before = end if before < 0 else before
         if not self.start_offset <= before <= end:
@@ -423,6 +420,7 @@ class Partition:
                 aborted=self.stream.aborted_below(up_to),
                 forget=self.stream.forget_aborted,
                 held_offset=None if self._replication is None else self._replication.held_offset,
+                uses_reserve=is_internal(self.topic.name),
             )
         except Unreadable as unreadable:
             try:

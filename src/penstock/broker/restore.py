@@ -36,6 +36,7 @@ from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Record
+from penstock.model.ports import ProducerSeen
 from penstock.model.topic import Topic
 from penstock.record.batch import BatchHeader, parse_header
 from penstock.record.control import iter_control
@@ -264,6 +265,9 @@ class Fold:
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below the first transaction that is open as far as it has been read."""
         return self._producers.last_stable_offset(min(high_watermark, self.offset))
+
+    def producers(self) -> Sequence[ProducerSeen]:
+        return self._producers.seen(wall_ms=self._surroundings.clock.wall_ms())
 
     def aborted_below(self, offset: int) -> list[tuple[int, int, int]]:
         """As ``Stream.aborted_below``."""

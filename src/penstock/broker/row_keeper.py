@@ -1,5 +1,5 @@
 """Keeps a fold of rows and one partition of its internal topic in step: reads the log into it at
-the start, appends what it decides, rewrites the log when it has grown.
+the start, and appends what it decides. The log is kept small by compaction, as any other.
 
 - **Appends** go out one after another, so that the log has the order of the decisions. What is
   decided while one is under way goes together into the next: under load many decisions share a
@@ -21,13 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 from penstock.broker.alarm import Alarm
-from penstock.broker.group_log import (
-    BATCH_ROWS_BYTES_MAX,
-    GroupLog,
-    Newest,
-    RowUnreadable,
-    portions,
-)
+from penstock.broker.group_log import BATCH_ROWS_BYTES_MAX, GroupLog, RowUnreadable, portions
 from penstock.cursor.group.rows import Row
 from penstock.model.errors import PenstockError
 from penstock.model.ports import Clock
@@ -85,10 +79,8 @@ class RowKeeper:
         open_log: Callable[[], Awaitable[GroupLog]],
         clock: Clock,
         label: str,
-        rewrite_bytes: int,
     ) -> None:
-        """``label`` names it in logs and to the probes; ``rewrite_bytes``: how much is appended
-        before the log is rewritten."""
+        """``label`` names it in logs and to the probes."""
         self.trouble: str | None = None  # why nothing is served, for the probes
         # The same as a row, where one that cannot be read is why: only an operator can help.
         self.unreadable: RowUnreadable | None = None
@@ -96,7 +88,6 @@ class RowKeeper:
         self._open_log = open_log
         self._clock = clock
         self._label = label
-        self._rewrite_bytes = rewrite_bytes
         self._loop = asyncio.get_running_loop()
         self._log: GroupLog | None = None  # None: memory does not know what the log says
         self._is_stopping = False
@@ -112,11 +103,6 @@ class RowKeeper:
         self._reload_ms = 0  # so long after that it may begin again
         self._alarm = Alarm(clock, self._want_load)
         self._turn: asyncio.Future[None] | None = None  # of who waits for its end
-        # Rewriting.
-        self._reader: asyncio.Task[None] | None = None
-        self._newest: Newest | None = None
-        self._log_bytes = 0  # appended since the last rewrite
-        self._live_bytes = 0  # what that rewrite left
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -129,13 +115,11 @@ class RowKeeper:
     async def stop(self) -> None:
         """What was decided is appended first."""
         self._is_stopping = True
-        self._newest = None
         self._alarm.clear()
         self._turned()
-        for task in (self._loader, self._reader):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        if self._loader is not None:
+            self._loader.cancel()
+            await asyncio.gather(self._loader, return_exceptions=True)
         if self._appender is not None:
             # In a cluster nobody may be left who could commit it.
             await asyncio.wait((self._appender,), timeout=STOP_SECONDS_MAX)
@@ -227,7 +211,6 @@ class RowKeeper:
             log_.warning("rows are read anew", extra={"of": self._label, "reason": reason})
         self._log = None
         self.trouble = f"{self._label}: {reason}"
-        self._newest = None
         given_up, self._next = self._next, _Append()
         self._fold.lost()
         if self._flying is not None:
@@ -236,10 +219,6 @@ class RowKeeper:
         self._want_load()
 
     # ── Appending ────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def _has_appends(self) -> bool:
-        return bool(self._next.decisions) or self._newest is not None
 
     def _want_appender(self) -> None:
         if self._appender is None:
@@ -251,16 +230,12 @@ class RowKeeper:
     async def _append_all(self) -> None:
         """Runs while there is something to append. Begins with the next turn of the loop, so what
         is decided in this one goes out together."""
-        while self._log is not None and self._has_appends:
-            newest, self._newest = self._newest, None
-            if newest is not None:
-                await self._replace(self._log, newest)
-            else:
-                await self._append_next(self._log)
+        while self._log is not None and self._next.decisions:
+            await self._append_next(self._log)
 
     def _appended(self, _: asyncio.Task[None]) -> None:
         self._appender = None
-        if self._log is not None and self._has_appends:
+        if self._log is not None and self._next.decisions:
             self._want_appender()  # decided between its last look and now
         self._want_load()
 
@@ -268,7 +243,7 @@ class RowKeeper:
         flying = self._flying = self._next
         self._next = _Append()
         try:
-            size = await log.append(flying.decisions)
+            await log.append(flying.decisions)
         except PenstockError as error:
             self.lose(f"append failed: {error}")
         except Exception as error:
@@ -276,52 +251,10 @@ class RowKeeper:
             self.lose(f"append failed: {type(error).__name__}")
         else:
             self._reload_ms = RELOAD_MS_MIN
-            self._log_bytes += size
             flying.tell(is_committed=True)  # if it was lost meanwhile, nobody waits any more
-            if self._log is log:
-                self._maybe_rewrite(log)
         finally:
             flying.tell(is_committed=False)  # who still waits: it was given up
             self._flying = None
-
-    # ── Rewriting ────────────────────────────────────────────────────────────────────────────
-
-    def _maybe_rewrite(self, log: GroupLog) -> None:
-        is_due = self._log_bytes > max(self._rewrite_bytes, 2 * self._live_bytes)
-        if is_due and self._reader is None and self._newest is None and not self._is_stopping:
-            self._reader = self._loop.create_task(
-                self._read_for_rewrite(log), name=f"rewrite {self._label}"
-            )
-            self._reader.add_done_callback(self._read_to_rewrite)
-
-    async def _read_for_rewrite(self, log: GroupLog) -> None:
-        """Most of the reading, while appends go on. The appender does the rest in its own turn."""
-        try:
-            start, end = await log.ends()
-            newest = Newest(start)
-            await newest.read_up_to(log, end)
-        except Exception as error:
-            self._not_rewritten(error)
-        else:
-            if self._log is log:
-                self._newest = newest
-                self._want_appender()
-
-    def _read_to_rewrite(self, _: asyncio.Task[None]) -> None:
-        self._reader = None
-
-    async def _replace(self, log: GroupLog, newest: Newest) -> None:
-        try:
-            self._live_bytes = await log.replace(newest)
-            self._log_bytes = self._live_bytes
-        except Exception as error:
-            # Some rows may stand in the log once more; they say the same.
-            self._not_rewritten(error)
-
-    def _not_rewritten(self, error: Exception) -> None:
-        reason = str(error) or type(error).__name__
-        log_.warning("log not rewritten", extra={"of": self._label, "reason": reason})
-        self._log_bytes = self._live_bytes  # try again when as much has been appended again
 
     # ── Loading ──────────────────────────────────────────────────────────────────────────────
 
@@ -345,8 +278,7 @@ class RowKeeper:
     async def _load(self) -> None:
         try:
             log = await self._open_log()
-            self._log_bytes = await self._read(log)
-            self._live_bytes = 0
+            await self._read(log)
             self._log = log
             self.trouble = self.unreadable = None
             self._fold.loaded()
@@ -356,9 +288,6 @@ class RowKeeper:
         except Exception as error:
             log_.exception("reading rows failed")
             self._not_loaded(error, type(error).__name__)
-        else:
-            if self._log is log:
-                self._maybe_rewrite(log)
 
     def _load_ended(self, _: asyncio.Task[None]) -> None:
         """As a callback and not at the end of the task itself: one that is cancelled before its
@@ -366,12 +295,12 @@ class RowKeeper:
         self._loader = None
         self._want_load()
 
-    async def _read(self, log: GroupLog) -> int:
-        """Everything, into the fold; returns the bytes it takes in the log."""
+    async def _read(self, log: GroupLog) -> None:
+        """Everything, into the fold."""
         start, end = await log.ends()
         self.epoch = log.epoch
         self._fold.reset()
-        return await log.replay(start, end, self._fold.replay)
+        await log.replay(start, end, self._fold.replay)
 
     def _not_loaded(self, error: Exception, reason: str) -> None:
         self._log = None

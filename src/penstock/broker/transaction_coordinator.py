@@ -59,7 +59,6 @@ class TransactionCoordinator:
         next_producer_id: Callable[[], Awaitable[int]],
         clock: Clock,
         label: str,
-        rewrite_bytes: int,
         rooms: TenantRooms = FREE,
     ) -> None:
         """``tell`` returns when a marker is where it belongs, or its partition is no more; what it
@@ -75,7 +74,6 @@ class TransactionCoordinator:
             open_log=open_log,
             clock=clock,
             label=label,
-            rewrite_bytes=rewrite_bytes,
         )
         self._txns = Transactions(coordinator_epoch=COORDINATOR_EPOCH)
         self._is_stopping = False

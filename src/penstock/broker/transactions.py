@@ -24,7 +24,7 @@ from penstock.broker.group_log import RowUnreadable
 from penstock.broker.groups import TOPIC_NAME as GROUPS
 from penstock.broker.groups import GroupHost
 from penstock.broker.hold import Hold
-from penstock.broker.internal_topic import REWRITE_BYTES, InternalTopic
+from penstock.broker.internal_topic import SEGMENT_BYTES, InternalTopic
 from penstock.broker.transaction_coordinator import TransactionCoordinator
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest
@@ -64,7 +64,7 @@ class TransactionHost:
         entropy: Callable[[int], bytes],
         account: str,
         region: str,
-        rewrite_bytes: int = REWRITE_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
         expire_interval_ms: int = EXPIRE_INTERVAL_MS,
         others: OtherCoordinators | None = None,
         rooms: TenantRooms = FREE,
@@ -91,8 +91,8 @@ class TransactionHost:
             namespace=self._namespace,
             clock=clock,
             entropy=entropy,
+            segment_bytes=segment_bytes,
         )
-        self._rewrite_bytes = rewrite_bytes
         self._expire_interval_ms = expire_interval_ms
         self._coordinators: list[TransactionCoordinator] = []
         self._job: asyncio.Task[None] | None = None
@@ -149,7 +149,6 @@ class TransactionHost:
             next_producer_id=self._next_producer_id,
             clock=self._clock,
             label=f"{TOPIC_NAME}/{partition}",
-            rewrite_bytes=self._rewrite_bytes,
             rooms=self._rooms,
         )
 

@@ -42,6 +42,9 @@ class CatalogView:
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
         return self.everything.recently_deleted(account, region, name, now_ms=now_ms)
 
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._shown(self.everything.tombstone(topic_id))
+
     async def create(self, topic: Topic) -> Topic:
         return await self.everything.create(topic)
 

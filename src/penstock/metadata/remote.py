@@ -149,6 +149,9 @@ class RemoteCatalog:
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
         return self._stored.recently_deleted(account, region, name, now_ms=now_ms)
 
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._stored.tombstone(topic_id)
+
     def on_change(self, listener: Listener) -> None:
         """One that is dropped from memory for want of room has not changed; when it is asked for
         again, it is heard of as if it were new."""

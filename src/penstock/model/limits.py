@@ -29,6 +29,9 @@ ATTEMPT_IDS_MAX = 10_000
 WINDOW_RECORDS_MAX = 512  # decoded records waiting in front of the cursor
 WINDOW_BYTES_MAX = MIB
 READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log
+# Of ``__groups`` that one fetch of a partition of ``__consumer_offsets`` decodes: about 600 rows,
+# which take some 10 ms.
+OFFSETS_VIEW_BYTES_MAX = 64 * KIB
 
 # ── Log ──────────────────────────────────────────────────────────────────────────────────────
 SEGMENT_BYTES_MAX = 64 * MIB

@@ -15,6 +15,7 @@ ACCOUNT_DEFAULT = AccountId("000000000000")
 REGION_DEFAULT = Region("us-east-1")
 FIFO_SUFFIX = ".fifo"
 SHARE_MARK = ":"  # in no name of a topic or a queue
+OFFSETS_TOPIC = "__consumer_offsets"  # a view of the offsets that groups have committed
 # Streams that belong to the server itself, and those that clients look for on another one. An exact
 # list: other tools have names of their own that begin like these.
 INTERNAL_NAMES = frozenset(
@@ -24,7 +25,7 @@ INTERNAL_NAMES = frozenset(
         "__usage",
         "__audit",
         "__telemetry",
-        "__consumer_offsets",
+        OFFSETS_TOPIC,
         "__transaction_state",
     }
 )

@@ -331,6 +331,10 @@ class Catalog(Protocol):
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool: ...
 
+    def tombstone(self, topic_id: str) -> Topic | None:
+        """The deleted topic of this id, for some minutes."""
+        ...
+
     async def create(self, topic: Topic) -> Topic:
         """Raises TopicExists when the name is taken."""
         ...

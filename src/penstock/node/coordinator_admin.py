@@ -110,7 +110,7 @@ class CoordinatorAdmin:
         if not start <= offset < end:
             return None
         try:
-            async for rows, _ in log.read(offset, offset + 1):
+            async for rows in log.read(offset, offset + 1):
                 return rows[0] if rows else None
         except RowUnreadable as error:
             row = Row(b"", None) if error.row is None else error.row

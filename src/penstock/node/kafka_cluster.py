@@ -32,8 +32,10 @@ from penstock.metadata.cluster_entries import (
 from penstock.metadata.cluster_view import ClusterView
 from penstock.metadata.store import Entry, Store
 from penstock.model.errors import Conflict, Damaged, InvalidRequest, NotFound
+from penstock.model.ports import ProducerSeen
 from penstock.model.topic import Topic
 from penstock.node.kafka_brokers import broker_of
+from penstock.replication.replica import Role
 from penstock.replication.row import Change, View
 
 EPOCH_MAX: Final = 2**31 - 1  # an epoch of Kafka has 32 bits, a revision of the store 64
@@ -116,6 +118,12 @@ class ClusterChanges:
     async def replica(self, topic: Topic, index: int) -> ReplicaHere | None:
         found = self._replica(PartitionKey(topic.topic_id, index))
         return None if found is None else ReplicaHere(found.log.size_bytes, found.behind_count)
+
+    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
+        found = self._replica(PartitionKey(topic.topic_id, index))
+        if found is None or found.replica.role is not Role.FOLLOWER:
+            return None
+        return found.followed.producers()
 
     # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 

@@ -393,7 +393,7 @@ def test_two_tenants_with_the_same_names_do_not_meet(here: Place) -> None:
             **{key.replace("_", "."): value for key, value in here.confluent(second).items()},
         }
     )
-    assert set(admin.list_topics(timeout=SECONDS_MAX).topics) == {topic}
+    assert set(admin.list_topics(timeout=SECONDS_MAX).topics) == {topic, "__consumer_offsets"}
     settled(dict(admin.delete_consumer_groups([group])))
     settled(dict(admin.delete_topics([topic])))
     with consumer(here.server.kafka, "other", **here.confluent(first)) as made:

@@ -10,7 +10,7 @@ from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_
 
 from penstock.broker.cutting import STAGES, Cutting, Stage, stage_of
 from penstock.broker.hold import CROSSINGS_MS_MAX, HOLDERS_MAX, SEGMENTS_MS_MAX, Hold
-from penstock.model.errors import InvalidRequest, Overloaded
+from penstock.model.errors import InvalidRequest
 from penstock.model.ports import LeaseRequest, MoveTask
 from penstock.model.topic import QueueSettings, Redrive
 from penstock.wire.internal.backup_calls import HoldAsked, TakeAsked
@@ -133,19 +133,3 @@ async def test_nothing_is_compacted_while_a_backup_is_made(tmp_path: Path) -> No
         async with asyncio.timeout(10):
             while log.size_bytes == size_bytes:
                 await asyncio.sleep(0.005)
-
-
-async def test_coordinators_rewrite_nothing_meanwhile_and_clients_may_delete(
-    tmp_path: Path,
-) -> None:
-    async with on_stage(tmp_path) as stage:
-        hold = stage.broker._surroundings.hold
-        rows, clicks = [await stage.topic(name) for name in ("__groups", "clicks")]
-        for topic in (rows, clicks):
-            await stage.broker.append(topic, 0, [message() for _ in range(3)])
-        hold.keep_segments(60_000, now_ms=stage.clock.mono)
-        with pytest.raises(Overloaded, match="backup"):
-            await stage.broker.delete_records(rows, 0, 2)
-        await stage.broker.delete_records(clicks, 0, 2)
-        stage.clock.advance(60_000)
-        await stage.broker.delete_records(rows, 0, 2)

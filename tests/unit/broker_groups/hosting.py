@@ -12,6 +12,7 @@ from tests.unit.broker.stage import HandClock, Stage, on_stage
 from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.groups import TOPIC_NAME, GroupHost
+from penstock.broker.internal_topic import SEGMENT_BYTES
 from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, PartitionCommit
@@ -35,7 +36,6 @@ class Between:
         self.gate.set()
         self.is_waiting = asyncio.Event()
         self.failure: Exception | None = None
-        self.delete_failure: Exception | None = None
         self.appended: list[bytes] = []
         self.reads = 0
 
@@ -67,11 +67,6 @@ class Between:
         return await self._streams.fetch(
             topic, partition, offset=offset, bytes_max=bytes_max, is_committed=is_committed
         )
-
-    async def delete_records(self, topic: Topic, partition: int, before: int) -> int:
-        if self.delete_failure is not None:
-            raise self.delete_failure
-        return await self._streams.delete_records(topic, partition, before)
 
 
 class Leading:
@@ -118,6 +113,14 @@ class Hosting:
         topic = self.stage.catalog.find(ACCOUNT_DEFAULT, REGION_DEFAULT, TOPIC_NAME)
         assert topic is not None
         return topic
+
+    async def compact(self) -> int:
+        """Compact all partitions; returns the bytes freed."""
+        partitions = [
+            await self.stage.broker._partition(self.topic, index)
+            for index in range(self.topic.partition_count)
+        ]
+        return sum([await partition.compact() for partition in partitions])
 
     # ── What clients do ──────────────────────────────────────────────────────────────────────
 
@@ -183,7 +186,7 @@ async def hosting(
     *,
     host_clock: Clock | None = None,
     settings: GroupSettings = SETTINGS,
-    rewrite_bytes: int = 1_000_000,
+    segment_bytes: int = SEGMENT_BYTES,
     is_crash: bool = False,
     others: OtherCoordinators | None = None,
     configs: GroupConfigs | None = None,
@@ -198,7 +201,7 @@ async def hosting(
             account=ACCOUNT_DEFAULT,
             region=REGION_DEFAULT,
             settings=settings,
-            rewrite_bytes=rewrite_bytes,
+            segment_bytes=segment_bytes,
             expire_interval_ms=3_600_000,
             others=others,
             configs=configs,

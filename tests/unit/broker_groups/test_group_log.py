@@ -1,4 +1,4 @@
-"""Rows as batches, and what a rewrite that is cut short leaves behind."""
+"""Rows as batches, and what compaction leaves of them."""
 
 from collections.abc import Sequence
 
@@ -86,7 +86,7 @@ def test_a_decision_beyond_the_largest_batch_is_refused(monkeypatch: pytest.Monk
         encode_rows([[Row(b"k", bytes(range(256)) * 4)]], wall_ms=1)
 
 
-# ── A rewrite cut short ──────────────────────────────────────────────────────────────────────
+# ── Compaction ───────────────────────────────────────────────────────────────────────────────
 
 TOPICS = Topics(1, {"a": ("aa", 4), "b": ("bb", 2)})
 
@@ -172,19 +172,21 @@ def folded(rows: list[Row]) -> dict[str, object]:
     return groups.view()
 
 
-def test_wherever_a_rewrite_is_cut_short_the_log_says_the_same() -> None:
-    scene = lived()
-    rows = [row for decision in scene.log for row in decision]
-    newest = {key: Row(key, value) for key, value in rows}
-    repeated = [row for row in newest.values() if row.value is not None]
+def compacted(rows: Sequence[Row], *, keeps_tombstones: bool) -> list[Row]:
+    """The last row of each key, where it was."""
+    last = {row.key: place for place, row in enumerate(rows)}
+    return [
+        row
+        for place, row in enumerate(rows)
+        if last[row.key] == place and (keeps_tombstones or row.value is not None)
+    ]
+
+
+@pytest.mark.parametrize("keeps_tombstones", [True, False])
+def test_however_far_the_log_is_compacted_it_says_the_same(keeps_tombstones: bool) -> None:
+    rows = [row for decision in lived().log for row in decision]
     expected = folded(rows)
     assert len(expected) >= 5
-    assert folded(repeated) == expected
-    # It died while repeating:
-    for end in range(len(repeated)):
-        assert folded(rows + repeated[:end]) == expected
-    # It died while deleting, or the deletion stopped anywhere:
-    start = 0
-    for decision in scene.log:
-        start += len(decision)
-        assert folded(rows[start:] + repeated) == expected
+    for end in range(1, len(rows) + 1):
+        clean = compacted(rows[:end], keeps_tombstones=keeps_tombstones)
+        assert folded(clean + rows[end:]) == expected

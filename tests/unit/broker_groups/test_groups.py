@@ -9,6 +9,7 @@ import pytest
 from tests.unit.broker.stage import HandClock
 from tests.unit.broker_groups.hosting import TOPIC_ID, Hosting, Leading, hosting
 
+from penstock.broker.disk import DiskBudget
 from penstock.broker.group_log import encode_rows
 from penstock.broker.internal_topic import PARTITION_COUNT
 from penstock.broker.row_keeper import RELOAD_MS_MIN
@@ -542,73 +543,56 @@ async def test_a_draining_node_answers_the_parked_and_parks_no_more_but_takes_co
         assert await stage.committed("h") == 4
 
 
-# ── Rewriting ────────────────────────────────────────────────────────────────────────────────
+# ── Compaction ───────────────────────────────────────────────────────────────────────────────
 
 
-async def starts(stage: Hosting) -> list[int]:
-    return [
-        (await stage.stage.broker.ends(stage.topic, p)).start_offset
-        for p in range(stage.topic.partition_count)
-    ]
-
-
-async def rewritten(stage: Hosting, group_id: str) -> int:
-    """Commit until the log has been rewritten; the last offset."""
-    before = await starts(stage)
-    for offset in range(2_000):
-        assert await stage.commit(group_id, offset) is Code.NONE
-        if await starts(stage) != before:
-            return offset
-    raise AssertionError("the log only grows")
-
-
-async def test_a_log_that_has_grown_is_rewritten_and_says_the_same(tmp_path: Path) -> None:
+async def test_a_log_that_has_grown_is_compacted_and_says_the_same(tmp_path: Path) -> None:
     one, two, three = neighbours(3)
-    async with hosting(tmp_path, rewrite_bytes=20_000, is_crash=True) as stage:
+    async with hosting(tmp_path, segment_bytes=4_000, is_crash=True) as stage:
         member_id, generation = await stage.stable(one)
         await stage.commit(two, 42, partition=7)
         await stage.commit(three, 1)
         assert (await stage.host.delete_group(three)).code is Code.NONE
-        last = await rewritten(stage, two)
-        again = await rewritten(stage, two)
+        for offset in range(300):
+            assert await stage.commit(two, offset) is Code.NONE
+        assert await stage.compact() > 10_000
+        assert await stage.commit(two, 300) is Code.NONE
     async with hosting(tmp_path) as stage:
-        assert last >= 100
-        assert await stage.committed(two) == again
+        assert await stage.committed(two) == 300
         assert await stage.committed(two, partition=7) == 42
         assert await stage.heartbeat(one, member_id, generation) is Code.NONE
         _, listed = await stage.host.list_groups(states=(), kinds=())
         assert {each.group_id for each in listed} == {one, two}
 
 
-async def test_a_rewrite_that_cannot_delete_loses_nothing_and_is_tried_again(
-    tmp_path: Path,
-) -> None:
-    one, two = neighbours(2)
-    async with hosting(tmp_path, rewrite_bytes=5_000, is_crash=True) as stage:
-        member_id, generation = await stage.stable(one)
-        stage.between.delete_failure = DiskFull("full")
-        for offset in range(300):
-            assert await stage.commit(two, offset) is Code.NONE
-        assert set(await starts(stage)) == {0}
-        stage.between.delete_failure = None
-        last = await rewritten(stage, two)
-    async with hosting(tmp_path) as stage:
-        assert await stage.committed(two) == last
-        assert await stage.heartbeat(one, member_id, generation) is Code.NONE
-
-
-async def test_many_commit_while_the_log_is_rewritten_again_and_again(tmp_path: Path) -> None:
+async def test_many_commit_while_the_log_is_compacted_again_and_again(tmp_path: Path) -> None:
     names = neighbours(8)
 
     async def commits(stage: Hosting, name: str) -> None:
         for offset in range(60):
             assert await stage.commit(name, offset) is Code.NONE
 
-    async with hosting(tmp_path, rewrite_bytes=2_000, is_crash=True) as stage:
-        await asyncio.gather(*(commits(stage, name) for name in names))
-        assert max(await starts(stage)) > 0
+    async with hosting(tmp_path, segment_bytes=2_000, is_crash=True) as stage:
+        committing = asyncio.gather(*(commits(stage, name) for name in names))
+        freed_bytes = 0
+        while not committing.done():
+            freed_bytes += await stage.compact()
+            await asyncio.sleep(0)
+        await committing
+        assert freed_bytes > 0
     async with hosting(tmp_path) as stage:
         assert [await stage.committed(name) for name in names] == [59] * len(names)
+
+
+async def test_rows_are_compacted_while_the_disk_is_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets are committed then, too, so the log would take the rest of the disk."""
+    async with hosting(tmp_path, segment_bytes=2_000) as stage:
+        for offset in range(100):
+            assert await stage.commit("g", offset) is Code.NONE
+        monkeypatch.setattr(DiskBudget, "is_low", True)
+        assert await stage.compact() > 0
 
 
 async def test_settings_reach_the_groups(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.unit.frontend_kafka.rig import Rig
 
 from penstock.broker.calls import Broker
 from penstock.broker.groups import GroupHost
+from penstock.broker.internal_topic import SEGMENT_BYTES
 from penstock.broker.transactions import TOPIC_NAME, TransactionHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
@@ -278,7 +279,7 @@ async def transacting(
     clock: HandClock | None = None,
     *,
     is_crash: bool = False,
-    rewrite_bytes: int = 1_000_000,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> AsyncIterator[TxnRig]:
     async with on_stage(folder, clock, is_crash=is_crash) as stage:
         between = Between(stage.broker)
@@ -300,7 +301,7 @@ async def transacting(
             entropy=secrets.token_bytes,
             account=ACCOUNT_DEFAULT,
             region=REGION_DEFAULT,
-            rewrite_bytes=rewrite_bytes,
+            segment_bytes=segment_bytes,
         )
         await groups.start()
         await host.start()

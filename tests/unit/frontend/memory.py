@@ -35,6 +35,7 @@ class MemoryCatalog:
     def __init__(self) -> None:
         self._topics: dict[Key, Topic] = {}
         self._deleted_at_ms: dict[Key, int] = {}
+        self._tombstones: dict[str, Topic] = {}
         self._listeners: list[Callable[[Topic | None, Topic | None], None]] = []
 
     def find(self, account: str, region: str, name: str) -> Topic | None:
@@ -55,6 +56,9 @@ class MemoryCatalog:
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
         return now_ms - self._deleted_at_ms.get((account, region, name), -60_000) < 60_000
+
+    def tombstone(self, topic_id: str) -> Topic | None:
+        return self._tombstones.get(topic_id)
 
     async def create(self, topic: Topic) -> Topic:
         key = (topic.account, topic.region, topic.name)
@@ -79,6 +83,7 @@ class MemoryCatalog:
             raise TopicNotFound(name)
         self._deleted_at_ms[account, region, name] = now_ms
         topic = self._topics.pop((account, region, name))
+        self._tombstones[topic.topic_id] = topic
         self._tell(topic, None)
         return topic
 

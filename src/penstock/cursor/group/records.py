@@ -18,12 +18,13 @@ A group that only has offsets, because its consumers assign partitions themselve
 rows. ``rows.py`` says rows are encoded and how a layout is changed.
 """
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from penstock.cursor.group.rows import RowCodec
 
+OFFSET_KIND: Final = 1
 PartitionMap: TypeAlias = dict[str, tuple[int, ...]]  # topic id → ascending partitions
 
 
@@ -186,7 +187,7 @@ GroupValue: TypeAlias = (
 
 CODEC: RowCodec[GroupKey, GroupValue] = RowCodec(
     {
-        1: (OffsetKey, OffsetValue),
+        OFFSET_KIND: (OffsetKey, OffsetValue),
         2: (PendingKey, PendingValue),
         3: (FenceKey, FenceValue),
         4: (ClassicKey, ClassicValue),

@@ -12,7 +12,7 @@ import msgspec
 from penstock.frontend.kafka.assignments import check_replicas, invalid
 from penstock.frontend.kafka.cluster_port import Reassigned
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_partition
+from penstock.frontend.kafka.named import check_has_replicas, check_partition
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.topics import find_name
@@ -65,6 +65,7 @@ async def _altered(
         index = wanted.partition_index
         try:
             topic = check_partition(found, index)
+            check_has_replicas(topic)
             move = moves.get((topic.topic_id, index))
             if wanted.replicas is None:
                 await _cancel(context, topic, index)

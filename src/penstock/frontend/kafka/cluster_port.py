@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.frontend.kafka.brokers import BrokerAt
 from penstock.model.errors import Conflict, InvalidRequest, NotFound, PenstockError
-from penstock.model.ports import Streams
+from penstock.model.ports import ProducerSeen, Streams
 from penstock.model.topic import Topic
 
 
@@ -74,6 +74,10 @@ class KafkaCluster(Protocol):
         """This node's replica; None if it has none."""
         ...
 
+    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
+        """Producers that this node's replica knows of; None where it leads or has none."""
+        ...
+
     async def stopped(self) -> Sequence[BrokerAt]:
         """Nodes that belong to the cluster and are not alive."""
         ...
@@ -125,6 +129,9 @@ class SoleNode:
             return ReplicaHere(await self._streams.log_bytes(topic, index))
         except PenstockError:
             return None  # deleted meanwhile, or not readable
+
+    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:  # noqa: ARG002
+        return None
 
     async def stopped(self) -> Sequence[BrokerAt]:
         return ()

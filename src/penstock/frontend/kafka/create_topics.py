@@ -16,8 +16,9 @@ from penstock.frontend.kafka.named import check_not_repeated, check_topic, repea
 from penstock.frontend.kafka.new_topic import check_partition_count, new_stream
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.frontend.kafka.topics import find_name
 from penstock.model.errors import TopicExists
-from penstock.model.names import OPERATOR_NAMES
+from penstock.model.names import OFFSETS_TOPIC, OPERATOR_NAMES
 from penstock.model.replication import MANUAL, PLACEMENT, REPLICATION_FACTOR, factor_of
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
@@ -55,6 +56,8 @@ async def run(
             results[wanted.name] = made if is_told else _without_configs(made)
         except REFUSALS as error:
             refusal = refusal_of(error)
+            if refusal.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+                refusal = Refusal(refusal.code, f"Topic '{wanted.name}' already exists.")
             results[wanted.name] = CreatableTopicResult(
                 name=wanted.name, error_code=refusal.code, error_message=refusal.message
             )
@@ -62,6 +65,8 @@ async def run(
 
 
 async def _create(context: KafkaContext, wanted: CreatableTopic, *, is_dry: bool) -> Topic:
+    if wanted.name == OFFSETS_TOPIC and find_name(context, wanted.name) is not None:
+        raise TopicExists(wanted.name)
     places = _places(context, wanted)
     topic = new_stream(
         context, wanted.name, _partition_count(context, wanted), _configs(wanted.configs)

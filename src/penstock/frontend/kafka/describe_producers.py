@@ -4,12 +4,17 @@ transaction open. Tools look for transactions that hang with it.
 The time given is when the partition last heard of a producer. After a restart without a snapshot
 that is the time of the restart: batches carry only what their producers say."""
 
+from collections.abc import Sequence
+
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_partition, check_topic
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.topics import find_name
+from penstock.model.errors import NotLeader
 from penstock.model.ports import ProducerSeen
+from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_producers import (
     DescribeProducersRequest,
@@ -49,11 +54,22 @@ async def _partition(
             )
         check_topic(context, call, Operation.READ, name)
         topic = check_partition(find_name(context, name), index)
-        producers = await context.streams.producers(topic, index)
+        producers = await _producers(context, log_of(context, topic), index)
     except REFUSALS as error:
         refusal = refusal_of(error)
         return PartitionResponse(index, refusal.code, refusal.message)
     return PartitionResponse(index, active_producers=[_state(each) for each in producers])
+
+
+async def _producers(context: KafkaContext, topic: Topic, index: int) -> Sequence[ProducerSeen]:
+    """Tools that look for hanging transactions ask every replica of a node."""
+    try:
+        return await context.streams.producers(topic, index)
+    except NotLeader:
+        found = context.cluster.followed_producers(topic, index)
+        if found is None:
+            raise
+        return found
 
 
 def _state(seen: ProducerSeen) -> ProducerState:

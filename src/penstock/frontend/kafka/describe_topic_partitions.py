@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation, on_topic, topic_operations
-from penstock.frontend.kafka.topics import find_name, id_of, is_of_node
+from penstock.frontend.kafka.topics import find_name, id_of, is_of_node, topics_shown
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_topic_partitions import (
@@ -61,9 +62,7 @@ async def _names(
     else:
         names = [
             topic.name
-            async for topic in call.slices.each(
-                list(context.catalog.topics(context.account, context.config.region))
-            )
+            async for topic in call.slices.each(topics_shown(context))
             if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
         ]
     cursor = asked.cursor
@@ -79,12 +78,13 @@ def _missing(name: str) -> ErrorCode:
 def _described(
     context: KafkaContext, call: KafkaCall, topic: Topic, indexes: range
 ) -> DescribeTopicPartitionsResponseTopic:
+    log = log_of(context, topic)
     return DescribeTopicPartitionsResponseTopic(
         0,
         topic.name,
         id_of(topic),
         is_of_node(topic),
-        [_partition(index, context.brokers.place(topic, index)) for index in indexes],
+        [_partition(index, context.brokers.place(log, index)) for index in indexes],
         topic_operations(context, call, topic),
     )
 

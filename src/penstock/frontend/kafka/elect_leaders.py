@@ -4,7 +4,7 @@ other may lead: what that one does not have is lost."""
 from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.cluster_port import Election
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.named import check_partition
+from penstock.frontend.kafka.named import check_has_replicas, check_partition
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
 from penstock.frontend.kafka.topics import find_name
@@ -88,6 +88,7 @@ async def _elected(
 ) -> PartitionResult:
     try:
         topic = check_partition(find_name(context, name), index)
+        check_has_replicas(topic)
         outcome = await context.cluster.elect(topic, index, is_unclean=is_unclean)
     except REFUSALS as error:
         refusal = refusal_of(error)

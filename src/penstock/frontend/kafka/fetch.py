@@ -23,6 +23,7 @@ import msgspec
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.fetch_sessions import FINAL_EPOCH, FetchSession
+from penstock.frontend.kafka.offsets_view import as_offsets, bytes_to_read, log_of
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.sought import (
     WANTED_AT_ONCE_MAX,
@@ -272,32 +273,37 @@ class _Fetch:
     async def _read(self, one: Sought, topic: Topic) -> None:
         """And watch it, where that is called for. What comes between a read and a watch wakes
         nobody, so a read that finds nothing counts only if it is behind the watch."""
+        log = log_of(self._context, topic)
         watches = self._watches and one.unwatch is None
         if watches and one.is_open and one.asked.offset >= one.told_watermark:
-            self._watch(one, topic)
+            self._watch(one, log)
             watches = False
         asked, size = one.asked, self._size
         room = min(asked.bytes_max - one.size, self._bytes_max - size)
         if room <= 0 and size > 0:
-            ends = await self._streams.ends(topic, asked.index)
+            ends = await self._streams.ends(log, asked.index)
             self.check_turn()
             one.ends = ends
             one.is_left = True
             return
         sealing = self._context.sealing
-        is_sealed = sealing is not None and sealing.may_hold(topic)
+        is_view = log is not topic
+        is_sealed = not is_view and sealing is not None and sealing.may_hold(topic)
         while True:
             fetched = await self._streams.fetch(
-                topic,
+                log,
                 asked.index,
                 offset=one.next_offset,
-                bytes_max=max(room, 0),
+                bytes_max=bytes_to_read(room) if is_view else max(room, 0),
                 is_committed=self._is_committed,
-                as_slices=self._takes_slices and not is_sealed,
+                as_slices=self._takes_slices and not (is_sealed or is_view),
             )
             self.check_turn()
             if sealing is not None and is_sealed:
                 fetched = await sealing.opened_fetch(topic, asked.index, fetched)
+                self.check_turn()
+            elif is_view:
+                fetched = await as_offsets(self._context, fetched, self._slices)
                 self.check_turn()
             one.code = epoch_refusal(asked.current_leader_epoch, fetched.ends.leader_epoch)
             if one.code:
@@ -306,10 +312,12 @@ class _Fetch:
             # A read brings no more than was asked for, or else a single batch. For that one the
             # bound of the whole holds once there is anything; a partition's own gives way, so
             # that no order of partitions starves one of them.
-            self._size += one.take(fetched, self._bytes_max - size + one.size if size > 0 else None)
+            taken = one.take(fetched, self._bytes_max - size + one.size if size > 0 else None)
+            if fetched.record_count or not is_view:
+                self._size += taken  # else it has nothing that a reader waits for
             if not watches or one.size or one.is_left:
                 return
-            self._watch(one, topic)
+            self._watch(one, log)
             watches = False
 
     def _watch(self, one: Sought, topic: Topic) -> None:

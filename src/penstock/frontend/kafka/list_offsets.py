@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation
 from penstock.frontend.kafka.topics import code_for, epoch_refusal, has_partition, locate_name
 from penstock.model.errors import PenstockError
@@ -93,6 +94,7 @@ async def _listed(
         return ListOffsetsPartitionResponse(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if asked.timestamp < 0 and version < _KNOWN_FROM.get(asked.timestamp, version + 1):
         return ListOffsetsPartitionResponse(index, ErrorCode.UNSUPPORTED_VERSION)
+    topic = log_of(context, topic)
     try:
         ends = await context.streams.ends(topic, index)
         code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)

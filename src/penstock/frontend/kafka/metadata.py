@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name, new_stream
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import (
     UNASKED,
     Operation,
@@ -24,6 +25,7 @@ from penstock.frontend.kafka.topics import (
     find_name,
     id_of,
     is_of_node,
+    topics_shown,
 )
 from penstock.model.errors import TopicExists, TopicNotFound
 from penstock.model.names import is_for_operators
@@ -53,10 +55,9 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
         return _described(context, topic, operations)
 
     if asked.topics is None or (call.version < _NULL_IS_ALL_FROM and not asked.topics):
-        found = context.catalog.topics(context.account, config.region)
         topics = [
             shown(topic)
-            async for topic in call.slices.each(list(found))
+            async for topic in call.slices.each(topics_shown(context))
             if on_topic(context, call, Operation.DESCRIBE, topic.name, topic)
         ]
     else:
@@ -140,8 +141,9 @@ async def _created(context: KafkaContext, name: str) -> Topic:
 
 
 def _described(context: KafkaContext, topic: Topic, operations: int) -> MetadataResponseTopic:
+    log = log_of(context, topic)
     partitions: Sequence[MetadataResponsePartition] = [
-        _partition(index, context.brokers.place(topic, index))
+        _partition(index, context.brokers.place(log, index))
         for index in range(topic.partition_count)
     ]
     return MetadataResponseTopic(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.offsets_view import is_offsets_view
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.frontend.kafka.topics import find_id, find_name, has_partition
@@ -60,6 +61,14 @@ def check_partition(topic: Topic | None, partition: int) -> Topic:
     if topic is None or not has_partition(topic, partition):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return topic
+
+
+def check_has_replicas(topic: Topic) -> None:
+    if is_offsets_view(topic):
+        raise Refusal(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"{topic.name} is a read-only view of committed offsets without replicas of its own.",
+        )
 
 
 def repeated(names: Iterable[T]) -> frozenset[T]:

@@ -7,6 +7,7 @@ what tools look up before they make topics, and the defaults of topics under the
 from collections.abc import Iterator
 
 from penstock.cursor.group.settings import GroupSettings
+from penstock.frontend.kafka.brokers import GROUPS_TOPIC
 from penstock.frontend.kafka.configs import TABLE, ConfigEntry, Source, ValueType
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.model.limits import MINUTE_MS
@@ -72,6 +73,15 @@ def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
         "Partitions of a topic that is made without saying how many.",
         Source.NODE,
     )
+    groups = context.catalog.find(config.account, config.region, GROUPS_TOPIC)
+    if groups is not None:
+        yield _entry(
+            "offsets.topic.num.partitions",
+            str(groups.partition_count),
+            ValueType.INT,
+            "Partitions of the topic that has the offsets of groups.",
+            Source.NODE,
+        )
 
 
 def _fixed() -> Iterator[ConfigEntry]:

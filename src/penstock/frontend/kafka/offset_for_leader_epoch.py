@@ -2,6 +2,7 @@
 whether what they have read was cut off. There has been one epoch, and it goes to the end."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.offsets_view import log_of
 from penstock.frontend.kafka.permissions import Operation, on_cluster, reaches_topic
 from penstock.frontend.kafka.topics import (
     code_for,
@@ -53,6 +54,7 @@ async def _end(
         return EpochEndOffset(topic, index)
     if not has_partition(topic, index):
         return EpochEndOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, index)
+    topic = log_of(context, topic)
     try:
         ends = await context.streams.ends(topic, index)
     except PenstockError as error:

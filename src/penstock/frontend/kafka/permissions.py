@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
-from penstock.model.names import is_for_operators, queue_arn
+from penstock.model.names import OFFSETS_TOPIC, is_for_operators, queue_arn
 from penstock.model.topic import Topic
 from penstock.wire.aws.access import Kind, MalformedPolicy, compile_policy
 
@@ -76,7 +76,10 @@ def on_topic(
         return True
     if topic is None:
         topic = context.catalog.find(context.account, context.config.region, name)
-    is_theirs = is_for_operators(name) and (topic is None or not topic.is_queue)
+    # The view of committed offsets has only what is the tenant's.
+    is_theirs = (
+        is_for_operators(name) and name != OFFSETS_TOPIC and (topic is None or not topic.is_queue)
+    )
     if is_theirs and not call.caller.is_operator:
         return False
     if topic is None:

@@ -8,10 +8,13 @@ account is that of no topic.
 Whether the caller may do with a topic what it asks is settled before whether there is such a
 topic, except where it knows the topic's id."""
 
+from bisect import insort
+
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.offsets_view import is_offsets_view, offsets_view
 from penstock.frontend.kafka.permissions import Operation, on_topic
 from penstock.model.errors import OffsetOutOfRange, PenstockError, ProducerRefused
-from penstock.model.names import is_internal
+from penstock.model.names import OFFSETS_TOPIC, is_internal
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode, code_of
 
@@ -19,14 +22,27 @@ NO_EPOCH = -1  # a client that does not care which leader answers
 
 
 def find_name(context: KafkaContext, name: str) -> Topic | None:
-    return context.catalog.find(context.account, context.config.region, name)
+    topic = context.catalog.find(context.account, context.config.region, name)
+    return offsets_view(context) if topic is None and name == OFFSETS_TOPIC else topic
 
 
 def find_id(context: KafkaContext, topic_id: bytes) -> Topic | None:
     topic = context.catalog.find_id(topic_id.hex())
-    if topic is None or topic.account != context.account or topic.region != context.config.region:
+    if topic is None:
+        view = offsets_view(context)
+        return view if view is not None and id_of(view) == topic_id else None
+    if topic.account != context.account or topic.region != context.config.region:
         return None
     return topic
+
+
+def topics_shown(context: KafkaContext) -> list[Topic]:
+    """All topics of the context's tenant by name, the view of its committed offsets included."""
+    topics = list(context.catalog.topics(context.account, context.config.region))
+    view = find_name(context, OFFSETS_TOPIC)
+    if view is not None and is_offsets_view(view):
+        insort(topics, view, key=lambda topic: topic.name)
+    return topics
 
 
 def locate_name(

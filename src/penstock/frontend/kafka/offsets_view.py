@@ -1,0 +1,179 @@
+"""``__consumer_offsets``: a read-only view of the offsets that the groups of one tenant have
+committed, in Apache Kafka's record format.
+
+The records are made from rows of ``__groups`` when they are fetched, so a commit is stored once. A
+record of the view has the offset of its row, and partitions, leaders and epochs are those of
+``__groups``. Rows of other kinds and of other tenants' groups are left out. A reader that finds
+nothing else gets a control batch, which clients skip: its next fetch begins after these rows.
+
+``docs/adr/0038-consumer-offsets-is-a-view.md`` has the reasons.
+"""
+
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+
+from penstock.cursor.group.records import CODEC, OFFSET_KIND, OffsetKey, OffsetValue
+from penstock.frontend.kafka.brokers import GROUPS_TOPIC
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.slices import Slices
+from penstock.model.limits import OFFSETS_VIEW_BYTES_MAX
+from penstock.model.names import OFFSETS_TOPIC
+from penstock.model.ports import Fetched
+from penstock.model.tenancy import split_scoped
+from penstock.model.topic import Topic
+from penstock.record.batch import (
+    ATTR_CODEC_MASK,
+    ATTR_CONTROL,
+    BatchHeader,
+    parse_header,
+    repacked,
+    split_batches,
+)
+from penstock.record.control import KEY, KEY_VERSION, TYPE_COMMIT
+from penstock.record.malformed import MalformedBatch
+from penstock.record.record import encode_record, iter_records
+from penstock.wire.kafka.offset_records import encode_key, encode_value
+
+STEP: Final = 64  # rows between two looks at the clock
+ID_BYTES: Final = 16
+_OFFSET_ROW: Final = bytes((OFFSET_KIND,))
+# A commit marker without a producer: clients skip control batches, and know this type.
+_SKIPPED: Final = encode_record(
+    offset_delta=0, timestamp_delta=0, key=KEY.pack(KEY_VERSION, TYPE_COMMIT), value=bytes(6)
+)
+
+
+def offsets_view(context: KafkaContext) -> Topic | None:
+    """The topic as the context's tenant sees it; None before ``__groups`` was created."""
+    groups = _groups(context)
+    if groups is None:
+        return None
+    place = f"{groups.topic_id}/{context.account}".encode()
+    return msgspec.structs.replace(
+        groups,
+        topic_id=blake2b(place, digest_size=ID_BYTES).hexdigest(),
+        account=context.account,
+        name=OFFSETS_TOPIC,
+    )
+
+
+def is_offsets_view(topic: Topic) -> bool:
+    return topic.name == OFFSETS_TOPIC and not topic.is_queue
+
+
+def log_of(context: KafkaContext, topic: Topic) -> Topic:
+    """The topic whose log holds the records: ``__groups`` for the view, any other topic itself."""
+    if is_offsets_view(topic):
+        return _groups(context) or topic
+    return topic
+
+
+def _groups(context: KafkaContext) -> Topic | None:
+    return context.catalog.find(context.config.account, context.config.region, GROUPS_TOPIC)
+
+
+def bytes_to_read(bytes_max: int) -> int:
+    return min(max(bytes_max, 0), OFFSETS_VIEW_BYTES_MAX)
+
+
+async def as_offsets(context: KafkaContext, fetched: Fetched, slices: Slices) -> Fetched:
+    """Return the same stretch of ``__groups`` as the view shows it."""
+    rows = _Rows(context)
+    batches: list[bytes] = []
+    count = 0
+    hidden: list[BatchHeader] = []  # batches since the last one with a visible row
+    for batch in split_batches(fetched.buffers):
+        header = parse_header(batch)
+        records = [] if header.is_control else await _visible(rows, batch, header, slices)
+        if not records:
+            hidden.append(header)
+            continue
+        hidden.clear()
+        attributes = header.attributes & ~ATTR_CODEC_MASK
+        batches.append(repacked(header._replace(attributes=attributes), records))
+        count += len(records)
+    if hidden:
+        batches.append(_skip(hidden[0], hidden[-1]))
+    return msgspec.structs.replace(fetched, buffers=batches, record_count=count)
+
+
+async def _visible(rows: "_Rows", batch: bytes, header: BatchHeader, slices: Slices) -> list[bytes]:
+    """The records of the batch that the view shows. A row that cannot be read is left out: the
+    coordinator reports it."""
+    records: list[bytes] = []
+    try:
+        for number, row in enumerate(iter_records(batch), 1):
+            if not number % STEP and slices.is_over:
+                await slices.next()
+            shown = rows.shown(row.key or b"", row.value)
+            if shown is not None:
+                records.append(
+                    encode_record(
+                        offset_delta=row.offset - header.base_offset,
+                        timestamp_delta=row.timestamp - header.base_timestamp,
+                        key=shown[0],
+                        value=shown[1],
+                    )
+                )
+    except MalformedBatch:
+        return []
+    return records
+
+
+def _skip(first: BatchHeader, last: BatchHeader) -> bytes:
+    span = last.next_offset - first.base_offset
+    return repacked(
+        last._replace(
+            base_offset=first.base_offset, attributes=ATTR_CONTROL, last_offset_delta=span - 1
+        ),
+        (_SKIPPED,),
+    )
+
+
+class _Rows:
+    """Makes records of the view from rows, for one tenant."""
+
+    def __init__(self, context: KafkaContext) -> None:
+        self._catalog = context.catalog
+        self._account = context.account
+        self._own_account = context.config.account
+        self._view = offsets_view(context)
+        self._names: dict[str, str | None] = {}
+
+    def shown(self, key: bytes, value: bytes | None) -> tuple[bytes, bytes | None] | None:
+        """Key and value of the record; None if the view does not show the row."""
+        if not key.startswith(_OFFSET_ROW):
+            return None
+        try:
+            row, committed = CODEC.decode(key, value)
+        except ValueError:
+            return None
+        assert isinstance(row, OffsetKey), "the kind of the row says so"
+        account, group_id = split_scoped(row.group_id, own_account=self._own_account)
+        name = self._name(row.topic_id) if account == self._account else None
+        if name is None:
+            return None
+        shown_key = encode_key(group_id, name, row.partition)
+        if not isinstance(committed, OffsetValue):
+            return shown_key, None
+        return shown_key, encode_value(
+            offset=committed.offset,
+            leader_epoch=committed.leader_epoch,
+            metadata=committed.metadata,
+            committed_at_ms=committed.committed_at_ms,
+            topic_id=bytes.fromhex(row.topic_id),
+        )
+
+    def _name(self, topic_id: str) -> str | None:
+        """Rows have ids. The name of a deleted topic is known for some minutes, in which readers
+        learn that its offsets are gone; then all rows of the topic are left out."""
+        if topic_id not in self._names:
+            view, catalog = self._view, self._catalog
+            if view is not None and view.topic_id == topic_id:
+                topic: Topic | None = view
+            else:
+                topic = catalog.find_id(topic_id) or catalog.tombstone(topic_id)
+            self._names[topic_id] = None if topic is None else topic.name
+        return self._names[topic_id]
