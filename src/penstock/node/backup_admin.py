@@ -18,6 +18,7 @@ from penstock.frontend.admin.backup_port import Begun, Definition, PartitionCut,
 from penstock.frontend.admin.health import Health
 from penstock.metadata import identity_entries as identities
 from penstock.metadata import producer_ids
+from penstock.metadata.acl_rules import ACLS_PREFIX
 from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX
@@ -61,6 +62,7 @@ PREFIXES: Final = (
     DATA_KEYS_PREFIX,
     producer_ids.KEY,
     CONFIGS_PREFIX,
+    ACLS_PREFIX,
 )
 
 

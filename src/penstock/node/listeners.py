@@ -19,6 +19,7 @@ from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
+from penstock.model.levels import LEVEL_MAX
 from penstock.net.http import HttpListener
 from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
@@ -201,6 +202,7 @@ class Listeners:
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),
             joined=self._kafka_cluster(),
+            level=self._level,
             volume=self._volume,
         )
 
@@ -217,6 +219,9 @@ class Listeners:
             seen=cluster.admin.seen,
             replica=cluster.replicators.find,
         )
+
+    def _level(self) -> int:
+        return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _volume(self) -> tuple[int, int]:
         usage = shutil.disk_usage(self._basis.folder.path)
