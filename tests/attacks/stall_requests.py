@@ -236,7 +236,7 @@ KAFKA: dict[str, KafkaRow] = {
         values={
             "creations.resource_type": 2,
             "creations.resource_pattern_type": 3,
-            "creations.principal": "User:nobody",
+            "creations.principal": lambda number: f"User:nobody-{number}",
             "creations.host": "*",
             "creations.operation": 3,
             "creations.permission_type": 3,

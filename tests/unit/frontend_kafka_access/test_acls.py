@@ -176,6 +176,15 @@ async def test_a_rule_made_before_its_user_holds_for_the_user(house: House) -> N
         assert all((NO_TOPIC not in each) == is_allowed for each in found.values()), found
 
 
+async def test_rules_give_nothing_to_operators_either(house: House) -> None:
+    await house.topic()
+    root = await house.root()
+    await house.user("chief", is_operator=True)
+    await create(root, rule(principal="User:*", operation=ALL))
+    found = await topic_codes(await house.client("chief"))
+    assert all(NO_TOPIC in each for each in found.values())
+
+
 async def test_a_policy_that_denies_beats_a_rule_that_allows(house: House) -> None:
     await house.topic()
     root = await house.root()
