@@ -1,6 +1,7 @@
-"""Apache Kafka's tool for access rules, and clients that are bound by the rules, on one node and on
-three: rules are made at the first node and hold at the last. Skipped unless the tool's jars are
-there; ``python -m benchmarks.kafka`` has Maven fetch them."""
+"""Apache Kafka's tools for access rules and delegation tokens, and clients that are bound by the
+rules or log in by a token, on one node and on three: both are made at the first node and hold at
+the last. Skipped unless the tools' jars are there; ``python -m benchmarks.kafka`` has Maven fetch
+them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Place:
         file = self._folder / f"{login['sasl.username'].replace('/', '-')}.properties"
         module = (
             "org.apache.kafka.common.security.scram.ScramLoginModule required"
-            f' username="{login["sasl.username"]}" password="{login["sasl.password"]}";'
+            f' username="{login["sasl.username"]}" password="{login["sasl.password"]}"'
+            f"{' tokenauth=true' if 'token' in login else ''};"
         )
         file.write_text(
             f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\n"
@@ -78,10 +80,17 @@ class Place:
         )
         return file
 
-    def tool(self, name: str, *arguments: str, login: Mapping[str, str], code: int = 0) -> str:
-        """What a tool prints, asked of the first node."""
+    def tool(
+        self,
+        name: str,
+        *arguments: str,
+        login: Mapping[str, str],
+        code: int | None = 0,
+        at: Server | None = None,
+    ) -> str:
+        """What a tool prints, asked of the first node unless said otherwise."""
         command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", f"org.apache.kafka.tools.{name}"]
-        command += ["--bootstrap-server", self.first.kafka]
+        command += ["--bootstrap-server", (at or self.first).kafka]
         command += ["--command-config", str(self.properties(login))]
         done = subprocess.run(
             [*command, *arguments],
@@ -91,7 +100,7 @@ class Place:
             timeout=TOOL_SECONDS_MAX,
         )
         said = done.stdout + done.stderr
-        assert done.returncode == code, said
+        assert code is None or done.returncode == code, said
         return said
 
     def acls(self, *arguments: str, code: int = 0) -> str:
@@ -288,6 +297,49 @@ def test_every_kind_of_rule_is_shown_and_removed(place: Place) -> None:
         place.acls("--remove", "--force", kind, name)
     place.acls("--remove", "--force", "--cluster")
     assert "User:later" not in place.acls("--list")
+
+
+# ── Delegation tokens ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_java_client_logs_in_by_a_token_until_the_token_ends(place: Place) -> None:
+    topic = place.topic()
+    login = place.user("driver")
+    other = place.user("other")
+    said = token_tool(place, "--create", "--max-life-time-period", "3600000", login=login)
+    token_id, hmac = next(
+        line.split()[:2] for line in said.splitlines() if "User:driver" in line.split()
+    )
+    by_token = {**login_of(token_id, hmac), "token": "true"}
+
+    def listed(code: int | None = 0) -> str:
+        return place.tool("TopicCommand", "--list", login=by_token, code=code, at=place.last)
+
+    eventually(
+        lambda: token_id in token_tool(place, "--describe", login=login),
+        seconds=SECONDS_MAX,
+        what="the token is shown",
+    )
+    assert topic in listed().split()
+    refused = token_tool(place, "--describe", login=by_token, code=1)
+    assert "Delegation Token requests are not allowed" in refused
+    assert token_id not in token_tool(place, "--describe", login=other)
+    period = ("--renew", "--renew-time-period", "60000", "--hmac", hmac)
+    assert "Completed renew operation" in token_tool(place, *period, login=login)
+    mismatch = token_tool(place, *period, login=other, code=1)
+    assert "Specified Principal is not valid Owner/Renewer" in mismatch
+    token_tool(place, "--expire", "--expiry-time-period", "-1", "--hmac", hmac, login=login)
+    assert token_id not in token_tool(place, "--describe", login=login)
+    eventually(
+        lambda: "SaslAuthenticationException" in listed(code=None),
+        seconds=SECONDS_MAX,
+        what="the token is refused",
+    )
+
+
+def token_tool(place: Place, *arguments: str, login: Mapping[str, str], code: int = 0) -> str:
+    renewers = ("--renewer-principal", "User:renewer") if "--create" in arguments else ()
+    return place.tool("DelegationTokenCommand", *arguments, *renewers, login=login, code=code)
 
 
 # ── From the version before ──────────────────────────────────────────────────────────────────

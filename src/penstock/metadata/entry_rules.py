@@ -14,8 +14,8 @@ says that somebody is alive hangs on a lease, and what must outlive everybody, a
 a wish, never does.
 
 A transaction keeps to one kind of things: topics, identities, data keys, producer ids, frontends,
-tasks that move dead letters, configs of resources, access rules, or a cluster with its nodes, rows,
-manager and wishes.
+tasks that move dead letters, configs of resources, access rules, delegation tokens, or a cluster
+with its nodes, rows, manager and wishes.
 """
 
 import re
@@ -39,6 +39,7 @@ from penstock.metadata.catalog import (
     topic_key,
 )
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
+from penstock.metadata.delegation_tokens import TOKENS_PREFIX, decode_token, token_key
 from penstock.metadata.moves import MOVES_PREFIX, move_key
 from penstock.metadata.resource_configs import (
     CONFIGS_PREFIX,
@@ -49,7 +50,7 @@ from penstock.metadata.resource_configs import (
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import LEVEL_FIRST
-from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX
+from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, TOKENS_MAX
 from penstock.model.names import is_account, is_region
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
@@ -75,6 +76,7 @@ class Family(Enum):
     MOVES = "moves"
     CONFIGS = "configs"
     ACLS = "access rules"
+    TOKENS = "delegation tokens"
     CLUSTER = "cluster"
 
 
@@ -176,6 +178,10 @@ def _configs_place(key: str, value: bytes) -> str:
 
 def _acl_place(key: str, value: bytes) -> str:
     return acl_key(account_of(key), decode_acl(value))
+
+
+def _token_place(_key: str, value: bytes) -> str:
+    return token_key(decode_token(value).token_id)
 
 
 # ── Of a cluster ─────────────────────────────────────────────────────────────────────────────
@@ -282,6 +288,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ),
     CONFIGS_PREFIX: Rule(Family.CONFIGS, _configs_place, RESOURCE_CONFIGS_MAX, is_leased=False),
     ACLS_PREFIX: Rule(Family.ACLS, _acl_place, ACLS_MAX, is_leased=False),
+    TOKENS_PREFIX: Rule(Family.TOKENS, _token_place, TOKENS_MAX, is_leased=False),
     cluster.NODES_PREFIX: Rule(
         Family.CLUSTER, _node_place, cluster.NODES_MAX, is_deleted_unseen=True, is_leased=True
     ),
@@ -315,7 +322,8 @@ def prefix_of(key: str) -> str:
     if prefix not in RULES:
         raise InvalidRequest(
             "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
-            " configs of resources, access rules and what a cluster says of itself are served."
+            " configs of resources, access rules, delegation tokens and what a cluster says of"
+            " itself are served."
         )
     return prefix
 

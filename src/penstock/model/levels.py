@@ -11,7 +11,7 @@ again as long as the level was not raised. It is never lowered.
 | 2 | a leader tells its followers where its logs end: they know how far they are behind |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
-| 6 | access rules of Kafka (ACLs) are in the metadata store, no longer statements of policies |
+| 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 
 A new one: raise LEVEL_MAX, name what it adds here, and ask for it where that is sent or written.
 LEVEL_MIN follows in the release after next.

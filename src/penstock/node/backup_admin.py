@@ -22,6 +22,7 @@ from penstock.metadata.acl_rules import ACLS_PREFIX
 from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX
+from penstock.metadata.delegation_tokens import TOKENS_PREFIX
 from penstock.metadata.moves import MOVES_PREFIX
 from penstock.metadata.resource_configs import CONFIGS_PREFIX
 from penstock.metadata.store import Entry, Store
@@ -63,6 +64,7 @@ PREFIXES: Final = (
     producer_ids.KEY,
     CONFIGS_PREFIX,
     ACLS_PREFIX,
+    TOKENS_PREFIX,
 )
 
 

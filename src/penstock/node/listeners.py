@@ -11,6 +11,7 @@ from penstock.frontend.admin.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
+from penstock.frontend.dispatch_tokens import DispatchedTokens
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
@@ -193,6 +194,7 @@ class Listeners:
             sealing=vault.sealing,
             identities=vault.identities,
             changes=calls.directory,
+            tokens=DispatchedTokens(vault.tokens, calls.callees),
             login_seed=vault.ring.derive(b"kafka log-in"),
             throttler=calls.throttler,
             quotas=calls.quotas,

@@ -30,6 +30,7 @@ from penstock.frontend.kafka.identity_changes import IdentityChanges
 from penstock.frontend.kafka.parked import ParkedFetches
 from penstock.frontend.kafka.scoped_calls import ScopedGroups, ScopedTransactions
 from penstock.frontend.kafka.share_sessions import ShareSessions
+from penstock.frontend.kafka.token_calls import TokenCalls
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.nobody import Nobody
@@ -97,6 +98,7 @@ class KafkaContext:
     entropy: Callable[[int], bytes]
     sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
     identities: Identities = field(default_factory=Nobody)
+    tokens: TokenCalls | None = None  # delegation tokens; None: there are none
     changes: IdentityChanges | None = None  # of the identities; None: they cannot be changed here
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None  # None: nobody has any

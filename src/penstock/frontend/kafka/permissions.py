@@ -161,6 +161,24 @@ def _may(
     )
 
 
+def may_by_rules(
+    context: KafkaContext,
+    call: KafkaCall,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+) -> bool:
+    """For what no policy can give: only an operator, or a caller whom an access rule allows it."""
+    if call.caller.is_operator:
+        return True
+    rules = context.identities.acls(context.account)
+    if rules is None:
+        return False
+    principal, host = principal_of(call.caller), host_of(call.connection.peer)
+    decided = rules.decide(operation, resource_type, name=name, principal=principal, host=host)
+    return decided is Permission.ALLOW
+
+
 def _rules_for(context: KafkaContext, call: KafkaCall) -> acls.AclIndex | None:
     """Operators are bound by their policies alone: users of a tenant make its rules."""
     return None if call.caller.is_operator else context.identities.acls(context.account)
