@@ -1,5 +1,6 @@
 """Access rules made, shown and removed through Kafka's own API, and what they come to."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -29,10 +30,12 @@ from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
 from penstock.wire.aws.access import Kind, compile_policy
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
 from penstock.wire.kafka.generated.create_acls import AclCreation, CreateAclsRequest
 from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from penstock.wire.kafka.generated.describe_acls import DescribeAclsRequest
 from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
+from penstock.wire.kafka.primitives import ZERO_UUID
 
 CREATE, DESCRIBE, DELETE = 30, 29, 31
 READ, WRITE, ALL = 3, 4, 2
@@ -263,6 +266,31 @@ async def test_rules_are_followed_at_once_and_without_a_new_connection(house: Ho
     await delete(root)
     assert NO_TOPIC in await found()
     assert house.identities.acls(OWN) is None
+
+
+async def waiting_fetch(house: House, client: Client) -> asyncio.Task[Any]:
+    """A fetch that waits for the first record of topic t."""
+    request = FetchRequest(20_000, 1, [FetchTopic("t", ZERO_UUID, [FetchPartition(0, 0, 1_000)])])
+    task = asyncio.create_task(client.ask(1, request, 12))
+    while not len(house.context.parked):
+        await asyncio.sleep(0)
+        assert not task.done(), task
+    return task
+
+
+async def send_record(client: Client) -> None:
+    ask = next(ask for ask in ASKS if ask.name == "Produce by name")
+    assert NO_TOPIC not in set(codes(await client.ask(0, ask.request(b""), ask.version)))
+
+
+async def test_a_fetch_that_waits_is_denied_what_a_rule_denies_meanwhile(house: House) -> None:
+    await house.topic()
+    root = await house.root()
+    await house.user("ann", allow("kafka:*"))
+    waiting = await waiting_fetch(house, await house.client("ann"))
+    await create(root, rule(principal="User:*", permission=DENY))
+    await send_record(root)
+    assert NO_TOPIC in set(codes(await waiting))
 
 
 async def test_a_rule_for_a_host_is_followed_there_only(house: House) -> None:

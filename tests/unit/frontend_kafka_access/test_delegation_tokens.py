@@ -17,13 +17,21 @@ from tests.unit.frontend_kafka_access.stage import (
     allow,
     house_on,
 )
-from tests.unit.frontend_kafka_access.test_acls import ALL, ALLOW, create, rule
+from tests.unit.frontend_kafka_access.test_acls import (
+    ALL,
+    ALLOW,
+    create,
+    rule,
+    send_record,
+    waiting_fetch,
+)
 from tests.unit.frontend_kafka_access.test_logins import is_in, is_refused
 
 from penstock.metadata import delegation_tokens
 from penstock.model.identity import User
 from penstock.model.levels import ACLS_STORED
 from penstock.model.limits import TOKEN_LIFE_MS_MAX, TOKEN_RENEWAL_MS_MAX
+from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_delegation_token import (
     CreatableRenewers,
@@ -173,6 +181,20 @@ async def test_a_token_that_ended_ends_its_connections(house: House) -> None:
     clients = [(await log_in(house, token))[0] for token in tokens]
     assert (await expire(ann, tokens[0].hmac))[0] == 0
     assert [await is_in(client) for client in clients] == [False, True]
+
+
+async def test_a_fetch_that_waits_gets_nothing_once_its_token_has_ended(house: House) -> None:
+    await house.topic()
+    root = await house.root()
+    await house.user("ann", allow("kafka:*"))
+    ann = await house.client("ann")
+    token = await made(ann)
+    client, _ = await log_in(house, token)
+    waiting = await waiting_fetch(house, client)
+    await expire(ann, token.hmac)
+    await send_record(root)
+    with pytest.raises(HangUp, match="token is gone"):
+        await waiting
 
 
 async def test_a_token_is_of_a_user_and_not_of_a_name(house: House) -> None:

@@ -137,7 +137,8 @@ class Logins:
 
     def check_again(self, login: Login) -> None:
         """For a request that has waited: it came in time, and its sender may be gone since."""
-        self._check_token(login)
+        if login.expires_at_ms != _FOREVER:
+            self._check_token(login)
         if login.epoch != self._identities.epoch:
             self._look_again(login)
 
