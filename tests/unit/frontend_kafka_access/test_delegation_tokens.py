@@ -143,7 +143,7 @@ async def test_a_wrong_or_unknown_token_is_refused_like_any_password(house: Hous
         assert is_refused(await Client(house).scram(name, secret, is_token=True)), name
     # A token is not a user, and its secret no password.
     assert is_refused(await Client(house).scram(token.token_id, password))
-    assert is_refused(await Client(house).plain(token.token_id, password))
+    assert is_refused(await Client(house, "127.0.0.1").plain(token.token_id, password))
 
 
 async def test_salts_do_not_tell_who_exists(house: House) -> None:

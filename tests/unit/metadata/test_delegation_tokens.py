@@ -114,7 +114,7 @@ async def test_an_unknown_outcome_is_settled_by_looking(
             with pytest.raises(OutcomeUnknown):
                 await tokens.create(token())
             await tokens.create(token())
-            asked = 0
+        asked = 0
         assert tokens.find(token().token_id) == token()
         assert (await tokens.change(token().token_id, lambda _: None) is None) == is_done
         assert await store.get(token_key(token().token_id)) is None
