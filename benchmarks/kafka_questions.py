@@ -429,7 +429,14 @@ def _users() -> Iterator[Question]:
         "permission_type": 2,
     }
     yield Question("CreateAcls", 3, {"creations": [rule]}, at=1)
+    found = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1}
+    found["permission_type"] = 1
+    yield Question("DescribeAcls", 3, found)
+    yield Question("DeleteAcls", 3, {"filters": [found]}, at=1)
     yield Question("CreateDelegationToken", 3, {"renewers": [], "max_lifetime_ms": -1}, at=1)
+    yield Question("RenewDelegationToken", 2, {"hmac": b"none", "renew_period_ms": -1}, at=1)
+    yield Question("ExpireDelegationToken", 2, {"hmac": b"none", "expiry_time_period_ms": -1}, at=1)
+    yield Question("DescribeDelegationToken", 3, {"owners": None})
 
 
 def _ends() -> Iterator[Question]:

@@ -66,6 +66,7 @@ class On(Enum):
     GROUP = ErrorCode.GROUP_AUTHORIZATION_FAILED
     TRANSACTION = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     CLUSTER = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    USER = ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED
     NAMES = "names"  # a list, which leaves out what the caller may not see
     NOTHING = "nothing"  # every known caller is answered
     LOGIN = "login"  # what comes before the caller is known: see test_logins.py
@@ -166,6 +167,24 @@ KAFKA: Mapping[str, KafkaRow] = {
     ),
     "SaslAuthenticate": KafkaRow(On.LOGIN),
     "CreatePartitions": _topic(given={"count": 2, "assignments": None}),
+    # A token of another user: no policy allows it.
+    "CreateDelegationToken": KafkaRow(
+        On.USER,
+        given={
+            "owner_principal_type": "User",
+            "owner_principal_name": lambda has: has.user,
+            "renewers": (),
+        },
+        passes=frozenset({ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED}),
+        version_min=3,
+    ),
+    "RenewDelegationToken": KafkaRow(
+        On.NOTHING, passes=frozenset({ErrorCode.DELEGATION_TOKEN_NOT_FOUND})
+    ),
+    "ExpireDelegationToken": KafkaRow(
+        On.NOTHING, passes=frozenset({ErrorCode.DELEGATION_TOKEN_NOT_FOUND})
+    ),
+    "DescribeDelegationToken": KafkaRow(On.NAMES, given={"owners": None}),
     "DeleteGroups": KafkaRow(On.GROUP),
     "ElectLeaders": KafkaRow(On.CLUSTER, passes=frozenset({ErrorCode.ELECTION_NOT_NEEDED})),
     "IncrementalAlterConfigs": _topic(given=_CONFIG),

@@ -236,7 +236,7 @@ KAFKA: dict[str, KafkaRow] = {
         values={
             "creations.resource_type": 2,
             "creations.resource_pattern_type": 3,
-            "creations.principal": "User:nobody",
+            "creations.principal": lambda number: f"User:nobody-{number}",
             "creations.host": "*",
             "creations.operation": 3,
             "creations.permission_type": 3,
@@ -267,6 +267,12 @@ KAFKA: dict[str, KafkaRow] = {
         ),
         values={"topics.count": 2},
     ),
+    "CreateDelegationToken": KafkaRow(
+        ENTRIES_MAX, values={"owner_principal_name": None, "renewers.principal_type": "User"}
+    ),
+    "RenewDelegationToken": KafkaRow(values={"hmac": bytes(64)}),
+    "ExpireDelegationToken": KafkaRow(values={"hmac": bytes(64)}),
+    "DescribeDelegationToken": KafkaRow(ENTRIES_MAX, values={"owners.principal_type": "User"}),
     "DeleteGroups": KafkaRow(ENTRIES_MAX),
     "ElectLeaders": KafkaRow(),
     "IncrementalAlterConfigs": KafkaRow(ENTRIES_MAX, values={"resources.resource_type": 2}),

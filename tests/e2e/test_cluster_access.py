@@ -25,9 +25,9 @@ from tests.attacks.test_policies import (
     ALL_TOPICS,
     DENIED,
     DENY,
-    NO_CLUSTER,
     attach,
     create_rule,
+    delete_rules,
     kafka_as,
     statement,
     user_arn,
@@ -109,18 +109,44 @@ def test_a_deny_set_on_one_node_holds_on_all(nodes: Nodes) -> None:
         client.close()
 
 
-def test_rules_about_an_operator_of_another_node_are_refused(nodes: Nodes) -> None:
+def test_a_rule_made_on_one_node_holds_on_all_and_for_no_operator(nodes: Nodes) -> None:
     _, credentials = nodes.operators[0].user(allow("kafka:*"))
     made = {"name": "chief", "is_operator": True, "policies": {"p": policy(allow("*"))}}
     nodes.operators[1].ask("POST", "users", made)
-    felt(
-        "the user",
-        lambda: all(each.try_("GET", "users/chief")[0] == 200 for each in nodes.operators),
+    key = nodes.operators[1].ask("POST", "keys", {"user": "chief"})
+    chief = Credentials(key["key_id"], key["secret"])
+    felt("the keys", lambda: all(is_let_in(server, chief) for server in nodes.servers))
+    felt("the keys", lambda: all(is_let_in(server, credentials) for server in nodes.servers))
+    root = nodes.roots[0]
+    eventually(
+        lambda: code_of(root.create_queue, QueueName="ruled") == "",
+        seconds=READY_SECONDS_MAX,
+        what="a queue",
     )
-    for server in nodes.servers:
-        with kafka_as(server, credentials) as wire:
-            assert create_rule(wire, ALL_TOPICS, "chief", DENY) == NO_CLUSTER
-    assert list(nodes.operators[2].ask("GET", "policies/chief")["policies"]) == ["p"]
+
+    def seen(who: Credentials) -> list[bool]:
+        return [is_seen(server, who, "ruled") for server in nodes.servers]
+
+    felt("the queue", lambda: seen(credentials) == seen(chief) == [True] * 3)
+    with kafka_as(nodes.servers[0], credentials) as wire:
+        assert create_rule(wire, ALL_TOPICS, "*", DENY) == 0
+    felt("the rule", lambda: seen(credentials) == [False] * 3)
+    assert seen(chief) == [True] * 3
+    with kafka_as(nodes.servers[2], chief) as wire:
+        assert delete_rules(wire, "*") == [("User:*", 0)]
+    felt("the end of the rule", lambda: seen(credentials) == [True] * 3)
+
+
+def is_let_in(server: Any, credentials: Credentials) -> bool:
+    with Wire(server) as wire:
+        wire.ask("SaslHandshake", 1, mechanism="PLAIN")
+        token = f"\0{credentials.access_key}\0{credentials.secret_key}".encode()
+        return bool(wire.ask("SaslAuthenticate", 2, auth_bytes=token).error_code == 0)
+
+
+def is_seen(server: Any, credentials: Credentials, name: str) -> bool:
+    with kafka_as(server, credentials) as wire:
+        return name in [topic.name for topic in wire.ask("Metadata", 12, topics=None).topics]
 
 
 def test_a_made_up_user_looks_the_same_on_every_node(nodes: Nodes) -> None:

@@ -22,7 +22,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import ServerFailed
 
 from penstock.cli.failure import ExitCode
-from penstock.model.levels import LEVEL_MAX, Levels
+from penstock.model.levels import LEVEL_MAX, LOW_WATERMARK_FILES, Levels
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 
-BEFORE = LEVEL_MAX - 1
+BEFORE = LOW_WATERMARK_FILES - 1
 EARLIER = {"PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX": str(BEFORE)}
 SECONDS_MAX = 60.0
 

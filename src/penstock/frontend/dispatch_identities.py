@@ -1,12 +1,13 @@
 """Changes of tenants, users and keys, behind the metadata's bulkhead: as in ``dispatch.py``. Who
 somebody is comes from memory and is asked directly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from penstock.frontend.admin.directory import Directory, MadeKey
 from penstock.frontend.callees import Callees
 from penstock.frontend.kafka.identity_changes import IdentityChanges
+from penstock.model.acls import Acl
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 
 
@@ -32,6 +33,7 @@ class DispatchedIdentities:
         self.note_used = identities.note_used
         self.free_account = identities.free_account
         self.mechanisms = identities.mechanisms
+        self.acls = identities.acls
 
     @property
     def epoch(self) -> int:
@@ -78,3 +80,9 @@ class DispatchedIdentities:
 
     async def delete_scram(self, account: str, name: str, mechanism: str) -> None:
         await self._call(lambda: self._identities.delete_scram(account, name, mechanism))
+
+    async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
+        await self._call(lambda: self._identities.add_acls(account, rules))
+
+    async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
+        await self._call(lambda: self._identities.remove_acls(account, rules))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from penstock.model.acls import AclIndex
 from penstock.model.errors import NotFound
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 
@@ -37,6 +38,9 @@ class Nobody:
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:  # noqa: ARG002
         return {}
+
+    def acls(self, account: str) -> AclIndex | None:  # noqa: ARG002
+        return None
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         pass

@@ -14,8 +14,8 @@ says that somebody is alive hangs on a lease, and what must outlive everybody, a
 a wish, never does.
 
 A transaction keeps to one kind of things: topics, identities, data keys, producer ids, frontends,
-tasks that move dead letters, configs of resources, or a cluster with its nodes, rows, manager and
-wishes.
+tasks that move dead letters, configs of resources, access rules, delegation tokens, or a cluster
+with its nodes, rows, manager and wishes.
 """
 
 import re
@@ -28,6 +28,7 @@ import msgspec
 from penstock.metadata import cluster_entries as cluster
 from penstock.metadata import frontends, producer_ids
 from penstock.metadata import identity_entries as identities
+from penstock.metadata.acl_rules import ACLS_PREFIX, account_of, acl_key, decode_acl
 from penstock.metadata.calls import Txn
 from penstock.metadata.catalog import (
     TOMBS_PREFIX,
@@ -38,6 +39,7 @@ from penstock.metadata.catalog import (
     topic_key,
 )
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX, decode_data_key
+from penstock.metadata.delegation_tokens import TOKENS_PREFIX, decode_token, token_key
 from penstock.metadata.moves import MOVES_PREFIX, move_key
 from penstock.metadata.resource_configs import (
     CONFIGS_PREFIX,
@@ -48,7 +50,7 @@ from penstock.metadata.resource_configs import (
 from penstock.metadata.store import CHANGES_PER_TXN_MAX
 from penstock.model.errors import Damaged, InvalidRequest
 from penstock.model.levels import LEVEL_FIRST
-from penstock.model.limits import RESOURCE_CONFIGS_MAX
+from penstock.model.limits import ACLS_MAX, RESOURCE_CONFIGS_MAX, TOKENS_MAX
 from penstock.model.names import is_account, is_region
 from penstock.model.ports import MoveTask
 from penstock.model.topic import Topic
@@ -73,6 +75,8 @@ class Family(Enum):
     FRONTENDS = "frontends"
     MOVES = "moves"
     CONFIGS = "configs"
+    ACLS = "access rules"
+    TOKENS = "delegation tokens"
     CLUSTER = "cluster"
 
 
@@ -170,6 +174,14 @@ def _configs_place(key: str, value: bytes) -> str:
     """A name can be percent-encoded in several ways, and nodes look for one of them."""
     decode_configs(value)
     return config_key(resource_of(key))
+
+
+def _acl_place(key: str, value: bytes) -> str:
+    return acl_key(account_of(key), decode_acl(value))
+
+
+def _token_place(_key: str, value: bytes) -> str:
+    return token_key(decode_token(value).token_id)
 
 
 # ── Of a cluster ─────────────────────────────────────────────────────────────────────────────
@@ -275,6 +287,8 @@ RULES: Final[Mapping[str, Rule]] = {
         Family.MOVES, _move_place, MOVES_MAX, is_put_unseen=True, is_deleted_unseen=True
     ),
     CONFIGS_PREFIX: Rule(Family.CONFIGS, _configs_place, RESOURCE_CONFIGS_MAX, is_leased=False),
+    ACLS_PREFIX: Rule(Family.ACLS, _acl_place, ACLS_MAX, is_leased=False),
+    TOKENS_PREFIX: Rule(Family.TOKENS, _token_place, TOKENS_MAX, is_leased=False),
     cluster.NODES_PREFIX: Rule(
         Family.CLUSTER, _node_place, cluster.NODES_MAX, is_deleted_unseen=True, is_leased=True
     ),
@@ -308,7 +322,8 @@ def prefix_of(key: str) -> str:
     if prefix not in RULES:
         raise InvalidRequest(
             "Only topics, identities, data keys, producer ids, frontends, moves of dead letters,"
-            " configs of resources and what a cluster says of itself are served."
+            " configs of resources, access rules, delegation tokens and what a cluster says of"
+            " itself are served."
         )
     return prefix
 

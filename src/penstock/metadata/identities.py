@@ -8,7 +8,7 @@ is for the caller to look at before it deletes one; who may call any of this is 
 decide.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from penstock.metadata.identity_entries import (
 )
 from penstock.metadata.identity_memory import IdentityMemory, convert_scram
 from penstock.metadata.store import CHANGES_PER_TXN_MAX, Store
+from penstock.model.acls import Acl
 from penstock.model.errors import Conflict, Damaged, NotFound, Throttled, VersionConflict
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 from penstock.model.limits import MINUTE_MS
@@ -118,13 +119,16 @@ class StoredIdentities(IdentityMemory):
         return await _again(f"The tenant {account}", step)
 
     async def delete_tenant(self, account: str) -> None:
-        """Refused with Conflict while it has users; the caller has looked for queues."""
+        """With its access rules. Refused with Conflict while it has users; the caller has looked
+        for queues."""
         at = tenant_key(account)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._tenant_entry(account, is_behind)
             if entry.user_count:
                 raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
+            # First: rules that a crash leaves behind would hold for the next tenant of the account.
+            await self._acls.remove_all(account)
             await self._commit(((at, version),), (remove(self._tenants, at),))
 
         await _again(f"The tenant {account}", step)
@@ -361,6 +365,15 @@ class StoredIdentities(IdentityMemory):
             )
 
         await _again(f"The user {name}", step)
+
+    # ── Changing access rules ────────────────────────────────────────────────────────────────
+
+    async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
+        """Raises QuotaExceeded if there is no room for all of them, and then adds none."""
+        await self._acls.add(account, rules)
+
+    async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
+        await self._acls.remove(account, rules)
 
     # ── Another master key ───────────────────────────────────────────────────────────────────
 

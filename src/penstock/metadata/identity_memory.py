@@ -1,4 +1,5 @@
-"""Tenants, users, keys and policies in the memory of this node: the reading half of identities.
+"""Tenants, users, keys, policies and access rules in the memory of this node: the reading half of
+identities.
 
 Reading is a dict lookup. A watch per kind brings what other nodes changed and raises ``epoch``, so
 that decisions remembered elsewhere are void within the time a watch takes. What is sealed stays so
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from penstock.metadata import identity_entries as entries
+from penstock.metadata.acl_rules import AclRules
 from penstock.metadata.cache import Cache
 from penstock.metadata.identity_entries import (
     TenantEntry,
@@ -20,6 +22,7 @@ from penstock.metadata.identity_entries import (
     user_key,
 )
 from penstock.metadata.store import Store
+from penstock.model.acls import AclIndex
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.limits import SCRAM_ITERATIONS_MAX
 from penstock.model.ports import KeyRing
@@ -50,7 +53,8 @@ class IdentityMemory:
             decode=entries.decode_scram,
             on_change=self._on_scram_change,
         )
-        self._caches = (self._tenants, self._users, self._keys, self._scrams)
+        self._acls = AclRules(store, on_change=self._on_acl_change)
+        self._caches = (self._tenants, self._users, self._keys, self._scrams, self._acls)
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
         self._live_keys: dict[str, AccessKey] = {}  # those that their user names
@@ -127,6 +131,9 @@ class IdentityMemory:
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         return self._iteration_counts.get(mechanism, {})
 
+    def acls(self, account: str) -> AclIndex | None:
+        return self._acls.of(account)
+
     # ── Following: own changes and those of others, each once ────────────────────────────────
 
     def _on_tenant_change(
@@ -162,6 +169,9 @@ class IdentityMemory:
         for credential, change in ((before, -1), (after, 1)):
             if credential is not None and credential.iterations <= SCRAM_ITERATIONS_MAX:
                 self._count_iterations(credential, change)
+
+    def _on_acl_change(self) -> None:
+        self._epoch += 1
 
     def _count_iterations(self, credential: ScramCredential, change: int) -> None:
         by_account = self._iteration_counts.setdefault(credential.mechanism, {})

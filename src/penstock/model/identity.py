@@ -90,6 +90,24 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
     server_key: bytes
 
 
+class DelegationToken(msgspec.Struct, frozen=True):
+    """Lets a program log in to Kafka as its owner, without the owner's password. Its secret is
+    derived from the token id and is not kept."""
+
+    token_id: str
+    account: str
+    owner: str  # names of users of the account
+    owner_created_at_ms: int  # a later user of that name has other tokens
+    requester: str
+    renewers: tuple[str, ...]  # who may renew and expire the token beside its owner
+    issued_at_ms: int
+    expires_at_ms: int
+    max_at_ms: int  # renewals end there
+
+    def is_expired(self, *, now_ms: int) -> bool:
+        return now_ms > self.expires_at_ms
+
+
 class Caller(msgspec.Struct, frozen=True):
     """Who asks, once it is known: what the stages behind authentication go by."""
 

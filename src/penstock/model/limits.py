@@ -61,6 +61,20 @@ DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be 
 RESOURCE_CONFIGS_MAX = 100_000
 RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
 
+# ── Access rules of Kafka (ACLs), in the metadata store ──────────────────────────────────────
+# In the memory of every node, about 1 KB each; DescribeAcls shows all of a tenant in one reply.
+ACLS_PER_TENANT_MAX = 10_000
+ACLS_MAX = 100_000
+ACL_TEXT_CHARS_MAX = 1_024  # of a principal, a host and the name of a resource each
+
+# ── Delegation tokens of Kafka, in the metadata store ────────────────────────────────────────
+# In the memory of every node, about 1 KB each; all of a tenant are shown in one reply.
+TOKENS_PER_TENANT_MAX = 1_000
+TOKENS_MAX = 20_000
+TOKEN_RENEWERS_MAX = 100
+TOKEN_LIFE_MS_MAX = 7 * 24 * 3_600 * SECOND_MS  # as in Kafka
+TOKEN_RENEWAL_MS_MAX = 24 * 3_600 * SECOND_MS  # as in Kafka
+
 # ── Kafka requests ───────────────────────────────────────────────────────────────────────────
 # Elements of one array of a request, nested ones counted over the whole request. At these sizes
 # a request is decoded in less than 10 ms; the action then works in slices (frontend/slices.py).

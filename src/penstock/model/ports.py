@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.model.acls import AclIndex
 from penstock.model.file_slice import Piece
 from penstock.model.identity import AccessKey, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
@@ -398,6 +399,10 @@ class Identities(Protocol):
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         """The number of users by account and by the iterations of their password; counts above
         SCRAM_ITERATIONS_MAX, which older versions stored, are left out."""
+        ...
+
+    def acls(self, account: str) -> AclIndex | None:
+        """Return the access rules of a tenant; None if it has none."""
         ...
 
     @property

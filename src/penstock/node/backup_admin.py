@@ -18,9 +18,11 @@ from penstock.frontend.admin.backup_port import Begun, Definition, PartitionCut,
 from penstock.frontend.admin.health import Health
 from penstock.metadata import identity_entries as identities
 from penstock.metadata import producer_ids
+from penstock.metadata.acl_rules import ACLS_PREFIX
 from penstock.metadata.catalog import TOPICS_PREFIX
 from penstock.metadata.cluster_entries import PartitionKey
 from penstock.metadata.data_keys import DATA_KEYS_PREFIX
+from penstock.metadata.delegation_tokens import TOKENS_PREFIX
 from penstock.metadata.moves import MOVES_PREFIX
 from penstock.metadata.resource_configs import CONFIGS_PREFIX
 from penstock.metadata.store import Entry, Store
@@ -61,6 +63,8 @@ PREFIXES: Final = (
     DATA_KEYS_PREFIX,
     producer_ids.KEY,
     CONFIGS_PREFIX,
+    ACLS_PREFIX,
+    TOKENS_PREFIX,
 )
 
 

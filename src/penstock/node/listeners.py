@@ -11,6 +11,7 @@ from penstock.frontend.admin.coordinator_port import CoordinatorPort
 from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
+from penstock.frontend.dispatch_tokens import DispatchedTokens
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
@@ -19,6 +20,7 @@ from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
+from penstock.model.levels import LEVEL_MAX
 from penstock.net.http import HttpListener
 from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
@@ -192,6 +194,7 @@ class Listeners:
             sealing=vault.sealing,
             identities=vault.identities,
             changes=calls.directory,
+            tokens=DispatchedTokens(vault.tokens, calls.callees),
             login_seed=vault.ring.derive(b"kafka log-in"),
             throttler=calls.throttler,
             quotas=calls.quotas,
@@ -201,6 +204,7 @@ class Listeners:
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),
             joined=self._kafka_cluster(),
+            level=self._level,
             volume=self._volume,
         )
 
@@ -217,6 +221,9 @@ class Listeners:
             seen=cluster.admin.seen,
             replica=cluster.replicators.find,
         )
+
+    def _level(self) -> int:
+        return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _volume(self) -> tuple[int, int]:
         usage = shutil.disk_usage(self._basis.folder.path)

@@ -84,6 +84,7 @@ class Upkeep:
             ("catalog", self._metadata.trouble),
             ("data keys", self._vault.data_keys.trouble),
             ("identities", self._vault.identities.trouble),
+            ("delegation tokens", self._vault.tokens.trouble),
         ):
             if trouble is not None:
                 found[name] = trouble

@@ -1,5 +1,5 @@
-"""Who may do what, and what keeps it secret: the key ring, identities and data keys of a node, made
-and started in this order, for each needs the one before."""
+"""Who may do what, and what keeps it secret: the key ring, identities, data keys and delegation
+tokens of a node, made and started in this order, for each needs the one before."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ import os
 
 from penstock.frontend.sealing import Sealing
 from penstock.metadata.data_keys import DataKeys
+from penstock.metadata.delegation_tokens import DelegationTokens
 from penstock.metadata.identities import NewKey, Resealed, StoredIdentities
 from penstock.model.errors import Conflict, PenstockError
 from penstock.model.identity import Tenant
@@ -41,6 +42,9 @@ class Vault:
         self.ring = await start_key_ring(basis.config.keys, basis.folder.path, env=os.environ)
         await self._start_identities(self.ring)
         await self._start_data_keys(self.ring)
+        secret = self.ring.derive(b"kafka delegation tokens")
+        self.tokens = DelegationTokens(self._metadata.store, secret)
+        await self.tokens.start()
         self.sealing = Sealing(
             self.data_keys,
             clock=basis.clock,
@@ -54,17 +58,22 @@ class Vault:
             await self.identities.flush()
         except PenstockError as error:  # a metadata service that is away must not keep us
             log_.warning("last uses of keys not written", extra={"reason": str(error)})
+        await self.tokens.stop()
         await self.identities.stop()
         await self.data_keys.stop()
 
     async def flush(self) -> None:
-        """When keys were last used, to the minute."""
+        """When keys were last used, to the minute; and expired delegation tokens are deleted."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             try:
                 await self.identities.flush()
             except PenstockError as error:
                 log_.warning("last uses of keys not written", extra={"reason": str(error)})
+            try:
+                await self.tokens.sweep(now_ms=self._basis.clock.wall_ms())
+            except PenstockError as error:
+                log_.warning("expired delegation tokens not deleted", extra={"reason": str(error)})
 
     def _check_shared_master(self) -> None:
         """What one node seals the others must open: none may draw a key for itself."""

@@ -12,7 +12,9 @@ from tests.unit.broker.test_compaction import SMALL, compacted_topic, partition_
 from tests.unit.broker.test_stream import batch, stream
 
 from penstock.log.log import LogConfig
+from penstock.metadata.acl_rules import AclRules
 from penstock.metadata.resource_configs import GROUP, Resource, ResourceConfigs
+from penstock.model.acls import Acl
 from penstock.model.errors import NotFound, OffsetOutOfRange, Throttled
 from penstock.model.limits import KIB
 from penstock.model.ports import LeaseRequest
@@ -90,6 +92,22 @@ async def test_configs_of_groups_are_in_a_backup(tmp_path: Path) -> None:
         await configs.start()
         assert configs.get(group) == {"share.record.lock.duration.ms": "2000"}
         await configs.stop()
+
+
+async def test_access_rules_are_in_a_backup(tmp_path: Path) -> None:
+    rule = Acl(2, "orders", 3, "User:*", "*", 2, 2)
+    async with on_stage(tmp_path / "old") as stage:
+        rules = AclRules(stage.catalog._store, on_change=lambda: None)
+        await rules.start()
+        await rules.add("000000000000", [rule])
+        await rules.stop()
+        backup, _ = await backed_up(stage, tmp_path / "backups")
+    await laid_out(backup, tmp_path / "new")
+    async with on_stage(tmp_path / "new") as stage:
+        rules = AclRules(stage.catalog._store, on_change=lambda: None)
+        await rules.start()
+        assert list(rules.of("000000000000") or ()) == [rule]
+        await rules.stop()
 
 
 async def test_a_log_that_has_lost_its_beginning_keeps_its_offsets(tmp_path: Path) -> None:

@@ -652,4 +652,4 @@ SHARE_ASKS = (
 OFFSET_DELETE = Ask("OffsetDelete of a topic", 47, _offset_delete, READ, TOPIC, NO_TOPIC)
 # Nobody needs a right for them: they come before anybody is known, filter what they list, or show
 # bits.
-FREE = frozenset((16, 17, 18, 36, 60, 66))
+FREE = frozenset((16, 17, 18, 36, 38, 39, 40, 41, 60, 66))

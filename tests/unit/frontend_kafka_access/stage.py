@@ -21,6 +21,7 @@ from penstock.frontend.catalog_view import streams_of
 from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.quotas import TenantQuotas
+from penstock.metadata.delegation_tokens import DelegationTokens
 from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.file_slice import in_memory
@@ -130,13 +131,23 @@ class Client:
         return await self.token(b"\0" + user.encode() + b"\0" + password.encode())
 
     async def scram(
-        self, user: str, password: str = PASSWORD, mechanism: str = SHA_256, version: int = 2
+        self,
+        user: str,
+        password: str = PASSWORD,
+        mechanism: str = SHA_256,
+        version: int = 2,
+        *,
+        is_token: bool = False,
     ) -> SaslAuthenticateResponse:
         """As another implementation of SCRAM does it, which checks the server as well."""
         shaken = await self.shake(mechanism)
         assert shaken.error_code == 0, shaken
         other = ScramClient([mechanism], user, password)
-        first = await self.token(other.get_client_first().encode(), version)
+        begun = other.get_client_first()
+        if is_token:  # an extension that the other implementation does not know
+            begun += ",tokenauth=true"
+            other.client_first_bare += ",tokenauth=true"
+        first = await self.token(begun.encode(), version)
         if first.error_code:
             return first
         other.set_server_first(first.auth_bytes.decode())
@@ -157,9 +168,11 @@ class House:
         identities: StoredIdentities,
         groups: GroupHost,
         transactions: TransactionHost,
+        tokens: DelegationTokens,
         **config: Any,
     ) -> None:
         self.stage = stage
+        self.tokens = tokens
         self.clock = stage.clock
         self.catalog = stage.catalog
         self.identities = identities
@@ -178,6 +191,7 @@ class House:
             entropy=os.urandom,
             identities=identities,
             changes=identities,
+            tokens=tokens,
             quotas=TenantQuotas(identities, stage.catalog),
             login_seed=SEED,
         )
@@ -271,6 +285,8 @@ async def house_on(folder: Path, **config: Any) -> AsyncIterator[House]:
         store = await SqliteStore.open(folder / "identities.db")
         identities = StoredIdentities(store, MasterKeyRing(bytes(range(32))), entropy=os.urandom)
         await identities.start()
+        tokens = DelegationTokens(store, b"secret of all nodes")
+        await tokens.start()
         groups = GroupHost(
             streams=stage.broker,
             catalog=stage.catalog,
@@ -293,9 +309,10 @@ async def house_on(folder: Path, **config: Any) -> AsyncIterator[House]:
         )
         await transactions.start()
         try:
-            yield House(stage, identities, groups, transactions, **config)
+            yield House(stage, identities, groups, transactions, tokens, **config)
         finally:
             await transactions.stop()
             await groups.stop()
+            await tokens.stop()
             await identities.stop()
             await store.close()

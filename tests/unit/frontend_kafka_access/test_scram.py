@@ -184,7 +184,6 @@ def test_made_up_users_have_each_count_as_often_as_existing_ones() -> None:
         b"n,,n=ann,r=" + b"1" * 513,
         b"n,,n=ann,r=1234\x005678",
         b"n,,n=" + b"a" * 257 + b",r=12345678",
-        b"n,,n=ann,r=12345678,tokenauth=true",
         b"\xff\xfe",
     ],
 )

@@ -178,6 +178,21 @@ def _alter_scram(asked: Any, reply: Any) -> Changes:
         yield Change("kafka:AlterScram", CLUSTER, "", done.error_code, params)
 
 
+def _create_token(_asked: Any, reply: Any) -> Changes:
+    params = {"owner": reply.principal_name, "token_id": reply.token_id}
+    yield Change("kafka:CreateDelegationToken", CLUSTER, "", reply.error_code, params)
+
+
+def _change_token(action: str) -> Callable[[Any, Any], Changes]:
+    """The request names the token by its secret, which is not noted."""
+
+    def changes(_asked: Any, reply: Any) -> Changes:
+        params = {"expires_at_ms": reply.expiry_timestamp_ms}
+        yield Change(action, CLUSTER, "", reply.error_code, params)
+
+    return changes
+
+
 _CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
     19: _create_topics,
     20: _delete_topics,
@@ -186,6 +201,9 @@ _CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
     31: _delete_acls,
     33: _alter_configs,
     37: _create_partitions,
+    38: _create_token,
+    39: _change_token("kafka:RenewDelegationToken"),
+    40: _change_token("kafka:ExpireDelegationToken"),
     42: _delete_groups,
     43: _elections,
     44: _alter_configs,

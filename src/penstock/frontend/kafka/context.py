@@ -30,6 +30,7 @@ from penstock.frontend.kafka.identity_changes import IdentityChanges
 from penstock.frontend.kafka.parked import ParkedFetches
 from penstock.frontend.kafka.scoped_calls import ScopedGroups, ScopedTransactions
 from penstock.frontend.kafka.share_sessions import ShareSessions
+from penstock.frontend.kafka.token_calls import TokenCalls
 from penstock.frontend.kafka.transaction_calls import TransactionCalls
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.nobody import Nobody
@@ -38,6 +39,7 @@ from penstock.frontend.sealing import Sealing
 from penstock.frontend.slices import Slices, Turns
 from penstock.frontend.throttle import Throttler
 from penstock.model.identity import Caller, Circumstances
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import Catalog, Clock, Identities, Shares, Streams
 from penstock.net.kafka import KafkaConnection
@@ -96,6 +98,7 @@ class KafkaContext:
     entropy: Callable[[int], bytes]
     sealing: Sealing | None = None  # None: there is no key ring, and nothing is encrypted
     identities: Identities = field(default_factory=Nobody)
+    tokens: TokenCalls | None = None  # delegation tokens; None: there are none
     changes: IdentityChanges | None = None  # of the identities; None: they cannot be changed here
     throttler: Throttler = field(default_factory=Throttler)
     quotas: TenantQuotas | None = None  # None: nobody has any
@@ -108,6 +111,7 @@ class KafkaContext:
     share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
     brokers: Brokers = field(init=False)

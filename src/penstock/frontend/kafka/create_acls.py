@@ -1,14 +1,21 @@
-"""CreateAcls: access rules for users, each kept in a policy of the user it is about (``acls.py``).
+"""CreateAcls: access rules of the caller's account, about any principal and any resource, whether
+or not it exists.
 
-Refused with authentication off: a rule that was taken and never looked at would be a promise
-broken. Rules about an operator are for operators to make."""
+Refused with authentication off: a rule that is accepted and never checked would be a broken
+promise. Below feature level 6 rules are statements of policies, because older nodes know no other
+rules (``policy_acls.py``)."""
 
-from penstock.frontend.kafka.acls import Acl, AclPolicies, check, check_may_change, user_of
+from collections.abc import Mapping
+
+from penstock.frontend.kafka.acls import check
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.policy_acls import AclPolicies, check_may_change, needs_level, user_of
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.acls import Acl
 from penstock.model.errors import NotFound
 from penstock.model.identity import User
+from penstock.model.levels import ACLS_STORED
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_acls import (
     AclCreation,
@@ -28,19 +35,18 @@ async def run(
         refused = AclCreationResult(code, code.message)
         return CreateAclsResponse(results=[refused for _ in asked.creations])
     refusals: dict[int, Refusal] = {}
-    by_user: dict[str, dict[int, Acl]] = {}  # rules by their place in the request
+    rules: dict[int, Acl] = {}  # by their place in the request
     async for place, creation in call.slices.each(enumerate(asked.creations)):
         rule = _rule(creation)
         try:
             check(rule)
-            by_user.setdefault(user_of(rule.principal), {})[place] = rule
+            rules[place] = rule
         except Refusal as refusal:
-            refusals[place] = refusal
-    async for user, rules in call.slices.each(by_user.items()):
-        try:
-            await _add(context, call, user, list(rules.values()))
-        except REFUSALS as error:
-            refusals |= dict.fromkeys(rules, refusal_of(error))
+            refusals[place] = refusal_of(refusal)
+    if context.level() >= ACLS_STORED:
+        refusals |= await _store(context, rules)
+    else:
+        refusals |= await _add_to_policies(context, call, rules)
     return CreateAclsResponse(
         results=[_result(refusals.get(place)) for place in range(len(asked.creations))]
     )
@@ -54,7 +60,36 @@ def refusal_of_all(context: KafkaContext, call: KafkaCall) -> ErrorCode | None:
     return None
 
 
-async def _add(context: KafkaContext, call: KafkaCall, user: str, rules: list[Acl]) -> None:
+async def _store(context: KafkaContext, rules: Mapping[int, Acl]) -> Mapping[int, Refusal]:
+    assert context.changes is not None
+    try:
+        await context.changes.add_acls(context.account, list(rules.values()))
+    except REFUSALS as error:
+        return dict.fromkeys(rules, refusal_of(error))
+    return {}
+
+
+async def _add_to_policies(
+    context: KafkaContext, call: KafkaCall, rules: Mapping[int, Acl]
+) -> Mapping[int, Refusal]:
+    refusals: dict[int, Refusal] = {}
+    by_user: dict[str, dict[int, Acl]] = {}
+    for place, rule in rules.items():
+        try:
+            by_user.setdefault(user_of(rule), {})[place] = rule
+        except Refusal as refusal:
+            refusals[place] = refusal_of(refusal)
+    async for user, of_user in call.slices.each(by_user.items()):
+        try:
+            await _add_to_policy(context, call, user, list(of_user.values()))
+        except REFUSALS as error:
+            refusals |= dict.fromkeys(of_user, refusal_of(error))
+    return refusals
+
+
+async def _add_to_policy(
+    context: KafkaContext, call: KafkaCall, user: str, rules: list[Acl]
+) -> None:
     """All of one user's at once, so that none of them is lost to another change."""
     assert context.changes is not None
     policies = AclPolicies(account=context.account, region=context.config.region)
@@ -66,7 +101,7 @@ async def _add(context: KafkaContext, call: KafkaCall, user: str, rules: list[Ac
     try:
         await context.changes.change_user(context.account, user, change)
     except NotFound:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no user {user[:100]}.") from None
+        raise needs_level(f"A rule for the user {user[:100]}, who does not exist,") from None
 
 
 def _rule(creation: AclCreation) -> Acl:

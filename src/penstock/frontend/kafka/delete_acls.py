@@ -1,11 +1,16 @@
-"""DeleteAcls: all access rules of the caller's account that fit any of the filters go. Who is
-logged in loses what they allowed with its next request. Rules of an operator stay unless the caller
-is an operator; the reply names them with an error each."""
+"""DeleteAcls: delete all access rules of the caller's account that fit any of the filters. Clients
+that are logged in lose what the rules allowed with their next request. Rules that are statements of
+an operator's policy stay unless the caller is an operator; the reply names them with an error
+each."""
 
-from penstock.frontend.kafka.acls import Acl, AclPolicies, check_filter, check_may_change, is_wanted
+from collections.abc import Mapping
+
+from penstock.frontend.kafka.acls import check_filter, is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.policy_acls import AclPolicies, check_may_change
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.acls import Acl
 from penstock.model.errors import NotFound
 from penstock.model.identity import User
 from penstock.wire.kafka.faults import ErrorCode
@@ -37,10 +42,14 @@ async def _deleted(
         _check(context, call, wanted)
     except Refusal as refusal:
         return DeleteAclsFilterResult(refusal.code, refusal.message)
-    matching = []
+    matching = await _delete_stored(context, call, wanted)
     async for user in call.slices.each(list(context.identities.users(context.account))):
-        matching += await _deleted_of(context, call, user, wanted)
-    return DeleteAclsFilterResult(error_message=None, matching_acls=matching)
+        for rule, why in (await _delete_of_user(context, call, user, wanted)).items():
+            matching[rule] = matching.get(rule) or why  # it can be stored as well
+    return DeleteAclsFilterResult(
+        error_message=None,
+        matching_acls=[_matching(*each) async for each in call.slices.each(list(matching.items()))],
+    )
 
 
 def _check(context: KafkaContext, call: KafkaCall, wanted: DeleteAclsFilter) -> None:
@@ -51,16 +60,34 @@ def _check(context: KafkaContext, call: KafkaCall, wanted: DeleteAclsFilter) -> 
     check_filter(wanted)
 
 
-async def _deleted_of(
+async def _delete_stored(
+    context: KafkaContext, call: KafkaCall, wanted: DeleteAclsFilter
+) -> dict[Acl, Refusal | None]:
+    assert context.changes is not None
+    gone = [
+        rule
+        async for rule in call.slices.each(list(context.identities.acls(context.account) or ()))
+        if is_wanted(rule, wanted)
+    ]
+    if not gone:
+        return {}
+    try:
+        await context.changes.remove_acls(context.account, gone)
+    except REFUSALS as error:
+        return dict.fromkeys(gone, refusal_of(error))
+    return dict.fromkeys(gone)
+
+
+async def _delete_of_user(
     context: KafkaContext, call: KafkaCall, user: User, wanted: DeleteAclsFilter
-) -> list[DeleteAclsMatchingAcl]:
+) -> Mapping[Acl, Refusal | None]:
+    """Those that are statements of the user's policy."""
     assert context.changes is not None
     policies = AclPolicies(account=context.account, region=context.config.region)
     gone = [rule for rule in policies.rules_of(user) if is_wanted(rule, wanted)]
     if not gone:
-        return []
+        return {}
     removed = frozenset(gone)
-    code, message = ErrorCode.NONE, None
 
     def change(before: User) -> User:
         check_may_change(call.caller, before)
@@ -71,15 +98,14 @@ async def _deleted_of(
     except NotFound:
         pass  # the user is gone, and its rules with it
     except REFUSALS as error:
-        refusal = refusal_of(error)
-        code, message = refusal.code, refusal.message
-    return [_matching(rule, code, message) for rule in gone]
+        return dict.fromkeys(gone, refusal_of(error))
+    return dict.fromkeys(gone)
 
 
-def _matching(rule: Acl, code: ErrorCode, message: str | None) -> DeleteAclsMatchingAcl:
+def _matching(rule: Acl, refusal: Refusal | None) -> DeleteAclsMatchingAcl:
     return DeleteAclsMatchingAcl(
-        error_code=code,
-        error_message=message,
+        error_code=ErrorCode.NONE if refusal is None else refusal.code,
+        error_message=None if refusal is None else refusal.message,
         resource_type=rule.resource_type,
         resource_name=rule.resource_name,
         pattern_type=rule.pattern_type,

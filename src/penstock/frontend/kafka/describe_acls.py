@@ -1,9 +1,10 @@
 """DescribeAcls: the access rules of the caller's account that fit a filter. With authentication off
 it says so, instead of an empty list that would look like a checked one."""
 
-from penstock.frontend.kafka.acls import AclPolicies, check_filter, is_wanted
+from penstock.frontend.kafka.acls import check_filter, is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
+from penstock.frontend.kafka.policy_acls import AclPolicies
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_acls import (
@@ -23,15 +24,20 @@ async def run(
         _check(context, call, asked)
     except Refusal as refusal:
         return DescribeAclsResponse(error_code=refusal.code, error_message=refusal.message)
+    rules = [
+        rule
+        async for rule in call.slices.each(list(context.identities.acls(context.account) or ()))
+        if is_wanted(rule, asked)
+    ]
     policies = AclPolicies(account=context.account, region=context.config.region)
-    found: dict[tuple[int, str, int], list[AclDescription]] = {}
     async for user in call.slices.each(list(context.identities.users(context.account))):
-        for rule in policies.rules_of(user):
-            if is_wanted(rule, asked):
-                place = (rule.resource_type, rule.resource_name, rule.pattern_type)
-                found.setdefault(place, []).append(
-                    AclDescription(rule.principal, rule.host, rule.operation, rule.permission_type)
-                )
+        rules += [rule for rule in policies.rules_of(user) if is_wanted(rule, asked)]
+    found: dict[tuple[int, str, int], list[AclDescription]] = {}
+    async for rule in call.slices.each(dict.fromkeys(rules)):
+        place = (rule.resource_type, rule.resource_name, rule.pattern_type)
+        found.setdefault(place, []).append(
+            AclDescription(rule.principal, rule.host, rule.operation, rule.permission_type)
+        )
     return DescribeAclsResponse(
         error_message=None,
         resources=[DescribeAclsResource(*place, acls) for place, acls in found.items()],

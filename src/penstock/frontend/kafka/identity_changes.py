@@ -1,9 +1,10 @@
 """What Kafka's administration changes of the identities: users' access rules and passwords. Which
 store that goes to is decided where the node is put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
+from penstock.model.acls import Acl
 from penstock.model.identity import ScramCredential, User
 
 
@@ -23,3 +24,9 @@ class IdentityChanges(Protocol):
     async def put_scram(self, credential: ScramCredential) -> None: ...
 
     async def delete_scram(self, account: str, name: str, mechanism: str) -> None: ...
+
+    async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
+        """Add all of them or, raising QuotaExceeded, none. Rules that exist stay as they are."""
+        ...
+
+    async def remove_acls(self, account: str, rules: Collection[Acl]) -> None: ...

@@ -8,8 +8,9 @@
 
 A log-in lasts as long as its connection, or as long as the settings say; then its client proves
 itself once more on the same connection, as the same user. It ends early when what it rests on does:
-the key or the password it was made with, its user, its tenant. That is looked at with the first
-request after any change of the identities, and once more for requests that have waited.
+the key, the password or the delegation token it was made with, its user, its tenant. That is looked
+at with the first request after any change of the identities, a token with every request, and once
+more for requests that have waited.
 
 With authentication off a client that logs in is believed, and a user name of twelve digits chooses
 the account. SCRAM is the exception: it proves to the client that the server knows the password, so
@@ -27,11 +28,12 @@ from typing import Final
 import msgspec
 
 from penstock.frontend.kafka.context import KafkaContext
-from penstock.frontend.kafka.passwords import PasswordRefused, Passwords, Proven
+from penstock.frontend.kafka.passwords import PasswordRefused, Passwords, Proven, is_live
 from penstock.model.errors import PenstockError, Throttled
 from penstock.model.identity import (
     AccessKey,
     Caller,
+    DelegationToken,
     KeyStatus,
     Limits,
     ScramCredential,
@@ -77,7 +79,7 @@ class Login:
 
     def __init__(self, caller: Caller | None) -> None:
         self.caller = caller  # None: nobody yet
-        self.proven: AccessKey | ScramCredential | None = None
+        self.proven: AccessKey | ScramCredential | DelegationToken | None = None
         self.payer: Tenant | None = None  # whom requests are charged to, if there is any limit
         self.epoch = -1  # of the identities, when it was last found to count
         self.proven_at_ms = 0
@@ -109,6 +111,8 @@ class Logins:
             own_account=context.config.account,
             entropy=context.entropy,
             seed=seed,
+            clock=context.clock,
+            tokens=context.tokens,
         )
         self._anonymous = Caller(context.config.account, ANONYMOUS, is_trusted=True)
 
@@ -124,15 +128,24 @@ class Logins:
 
     def check(self, login: Login) -> None:
         """Raises HangUp when the log-in has ended."""
-        if login.expires_at_ms != _FOREVER and self._now_ms() >= login.expires_at_ms:
-            raise HangUp("the log-in was good for a time that is over")
+        if login.expires_at_ms != _FOREVER:
+            if self._now_ms() >= login.expires_at_ms:
+                raise HangUp("the log-in was good for a time that is over")
+            self._check_token(login)
         if login.epoch != self._identities.epoch:
             self._look_again(login)
 
     def check_again(self, login: Login) -> None:
         """For a request that has waited: it came in time, and its sender may be gone since."""
+        if login.expires_at_ms != _FOREVER:
+            self._check_token(login)
         if login.epoch != self._identities.epoch:
             self._look_again(login)
+
+    def _check_token(self, login: Login) -> None:
+        """Tokens come and go without a change of the identities."""
+        if isinstance(login.proven, DelegationToken) and not self._holds(login):
+            raise HangUp("the delegation token is gone or has expired")
 
     def _look_again(self, login: Login) -> None:
         identities, caller = self._identities, login.caller
@@ -152,6 +165,10 @@ class Logins:
         identities, proven = self._identities, login.proven
         if proven is None:
             return False
+        if isinstance(proven, DelegationToken):
+            tokens, now_ms = self._context.tokens, self._context.clock.wall_ms()
+            token = None if tokens is None else tokens.find(proven.token_id)
+            return token is not None and is_live(token, identities, now_ms=now_ms)
         if isinstance(proven, AccessKey):
             key = identities.key(proven.key_id)
             return (
@@ -191,7 +208,7 @@ class Logins:
     def _may_begin(self, login: Login) -> bool:
         if login.proven_at_ms == 0:
             return True  # for the first time
-        if not self._config.login_ms:
+        if login.expires_at_ms == _FOREVER:
             return False
         return self._now_ms() - login.proven_at_ms >= REAUTHENTICATION_MS_MIN
 
@@ -253,7 +270,7 @@ class Logins:
         elif before is None or (before.account, before.user) != (caller.account, caller.user):
             raise PasswordRefused("another user than before")
         now_ms = self._now_ms()
-        lifetime_ms = self._config.login_ms
+        lifetime_ms = self._lifetime_ms(proven)
         login.caller = caller
         login.proven = proven.credential
         login.proven_at_ms = now_ms
@@ -265,6 +282,14 @@ class Logins:
             wall_ms = self._context.clock.wall_ms()
             self._identities.note_used(proven.credential, now_ms=wall_ms)
         return TokenReply(token=token, lifetime_ms=lifetime_ms)
+
+    def _lifetime_ms(self, proven: Proven) -> int:
+        """Return how long the log-in is good for; 0: as long as the connection."""
+        login_ms, token = self._config.login_ms, proven.credential
+        if not isinstance(token, DelegationToken):
+            return login_ms
+        left_ms = max(1, token.expires_at_ms - self._context.clock.wall_ms())
+        return min(login_ms, left_ms) if login_ms else left_ms
 
     def _end(self, login: Login) -> None:
         """Of the log-in under way, with whatever result."""

@@ -1,14 +1,16 @@
 """What a client shows to prove who it is, held against what the identities keep.
 
-Two kinds of names can log in. An access key, with its secret as the password; and a user who has
-been given a password, of which the server keeps only what SCRAM needs. Users of other accounts than
-the node's write theirs in front: ``123456789012/ann``.
+Three kinds of names can log in. An access key, with its secret as the password; a user who has been
+given a password, of which the server keeps only what SCRAM needs; and, by SCRAM with an extension
+that says so, the id of a delegation token, with its HMAC in base64 as the password. Users of other
+accounts than the node's write theirs in front: ``123456789012/ann``.
 
 A name that does not exist is treated as one that does: it has a salt, always the same, as many
 iterations as an existing user might have, and its password takes as long to be found wrong.
 Deriving keys from a password is work on purpose, so it is done in threads (``derivations.py``).
 """
 
+import base64
 import hmac
 import ipaddress
 from collections.abc import Callable, Mapping
@@ -18,8 +20,9 @@ from typing import Final
 import msgspec
 
 from penstock.frontend.kafka.derivations import Derivations
-from penstock.model.identity import AccessKey, Caller, KeyStatus, ScramCredential
-from penstock.model.ports import Identities
+from penstock.frontend.kafka.token_calls import TokenCalls
+from penstock.model.identity import AccessKey, Caller, DelegationToken, KeyStatus, ScramCredential
+from penstock.model.ports import Clock, Identities
 from penstock.model.tenancy import scoped_id, split_scoped
 from penstock.wire.kafka import scram
 from penstock.wire.kafka.scram import DIGESTS, NONCE_BYTES, ScramExchange
@@ -29,6 +32,9 @@ NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
 SEED_BYTES: Final = 32
 _PLAIN_PARTS: Final = 3
+# In front of the id of a delegation token. No user has such a name: the salts that are made up for
+# a token and for a user would otherwise be alike unless the user exists.
+_TOKEN: Final = "\0token/"  # noqa: S105
 
 
 class PasswordRefused(Exception):
@@ -37,7 +43,8 @@ class PasswordRefused(Exception):
 
 class Proven(msgspec.Struct, frozen=True):
     caller: Caller
-    credential: AccessKey | ScramCredential | None  # which has to stay as it is; None: believed
+    # Which has to stay as it is; None: believed.
+    credential: AccessKey | ScramCredential | DelegationToken | None
 
     def __repr__(self) -> str:
         return f"Proven({self.caller!r})"
@@ -51,13 +58,17 @@ class Passwords:
         own_account: str,
         entropy: Callable[[int], bytes],
         seed: bytes,
+        clock: Clock,
+        tokens: TokenCalls | None = None,
     ) -> None:
         self._identities = identities
+        self._clock = clock
+        self._tokens = tokens
         self._own_account = own_account
         self._entropy = entropy
         self._given_seed = seed
         self._epoch = identities.epoch
-        # By key id, mechanism and iterations:
+        # By key id or token, mechanism and iterations:
         self._derived: dict[tuple[str, str, int], ScramCredential] = {}
         self._derivations = Derivations()
 
@@ -98,8 +109,12 @@ class Passwords:
         """The exchange, and whether there is anybody by that name. Raises ScramRefused."""
         first = scram.read_client_first(token)
         account, user = split_scoped(first.user, own_account=self._own_account)
-        stored = self._identities.scram(account, user, mechanism)
-        shown = stored or self._invented(account, user, mechanism)
+        stored = None
+        if first.is_token:
+            shown = self._invented(self._own_account, _TOKEN + first.user, mechanism)
+        else:
+            stored = self._identities.scram(account, user, mechanism)
+            shown = stored or self._invented(account, user, mechanism)
         exchange = ScramExchange(
             mechanism,
             first,
@@ -107,10 +122,14 @@ class Passwords:
             iterations=shown.iterations,
             entropy=self._entropy(NONCE_BYTES),
         )
+        if first.is_token:
+            return exchange, self._live_token(first.user) is not None
         return exchange, stored is not None or self._identities.key(first.user) is not None
 
     async def scram_finished(self, exchange: ScramExchange, token: bytes) -> tuple[Proven, bytes]:
         """Who it is, and the server's last word. Raises ScramRefused and PasswordRefused."""
+        if exchange.is_token:
+            return await self._token_finished(exchange, token)
         name, mechanism = exchange.user, exchange.mechanism
         account, user = split_scoped(name, own_account=self._own_account)
         stored = self._identities.scram(account, user, mechanism)
@@ -133,22 +152,48 @@ class Passwords:
         place = (key.key_id, mechanism, iterations)
         found = self._derived.get(place)
         if found is None:
-            made_up = self._invented(self._own_account, key.key_id, mechanism)
-            shown = msgspec.structs.replace(made_up, iterations=iterations)
             secret = self._identities.secret(key)
-            salted = await self._salted(shown, secret, payer=key.account)
-            found = scram.credential_of(
-                key.account,
-                key.user,
-                mechanism,
-                salted=salted,
-                salt=shown.salt,
-                iterations=iterations,
-            )
-            if len(self._derived) >= DERIVED_MAX:
-                self._derived.clear()
-            self._derived[place] = found
+            found = await self._derive(place, secret, account=key.account, user=key.user)
         return found
+
+    async def _derive(
+        self, place: tuple[str, str, int], secret: bytes, *, account: str, user: str
+    ) -> ScramCredential:
+        name, mechanism, iterations = place
+        made_up = self._invented(self._own_account, name, mechanism)
+        shown = msgspec.structs.replace(made_up, iterations=iterations)
+        salted = await self._salted(shown, secret, payer=account)
+        found = scram.credential_of(
+            account, user, mechanism, salted=salted, salt=shown.salt, iterations=iterations
+        )
+        if len(self._derived) >= DERIVED_MAX:
+            self._derived.clear()
+        self._derived[place] = found
+        return found
+
+    # ── Delegation tokens ────────────────────────────────────────────────────────────────────
+
+    def _live_token(self, token_id: str) -> DelegationToken | None:
+        token = None if self._tokens is None else self._tokens.find(token_id)
+        if token is None or not is_live(token, self._identities, now_ms=self._clock.wall_ms()):
+            return None
+        return token
+
+    async def _token_finished(
+        self, exchange: ScramExchange, message: bytes
+    ) -> tuple[Proven, bytes]:
+        token, mechanism = self._live_token(exchange.user), exchange.mechanism
+        name = _TOKEN + exchange.user
+        if token is None or self._tokens is None:
+            exchange.finish(message, self._invented(self._own_account, name, mechanism))
+            raise PasswordRefused("there is no such delegation token")
+        place = (name, mechanism, exchange.iterations)
+        found = self._derived.get(place)
+        if found is None:
+            secret = base64.b64encode(self._tokens.hmac_of(token.token_id))
+            found = await self._derive(place, secret, account=token.account, user=token.owner)
+        last = exchange.finish(message, found)
+        return Proven(self._caller(token.account, token.owner, ""), token), last
 
     # ── Who it is ────────────────────────────────────────────────────────────────────────────
 
@@ -199,6 +244,13 @@ class Passwords:
         drawn = hmac.digest(self._given_seed, f"tenant/{account}".encode(), "sha256")
         accounts = sorted(by_account)  # the same on every node
         return by_account[accounts[scram.scaled(drawn, len(accounts))]]
+
+
+def is_live(token: DelegationToken, identities: Identities, *, now_ms: int) -> bool:
+    """Whether the token has not expired and its owner is the user for whom it was made."""
+    owner = identities.user(token.account, token.owner)
+    is_same = owner is not None and owner.created_at_ms == token.owner_created_at_ms
+    return is_same and not token.is_expired(now_ms=now_ms)
 
 
 def _network_of(address: str) -> str:

@@ -1,62 +1,40 @@
-"""May the caller do that? Kafka's operations on its four kinds of things, as policies name them.
+"""May the caller do that? Kafka's operations on its kinds of resources, as policies name them.
 
     kafka:Read, kafka:Write …   on   arn:aws:sqs:<region>:<account>:<topic>
                                      arn:penstock:kafka:<region>:<account>:group/<id>
                                      arn:penstock:kafka:<region>:<account>:txn/<id>
                                      arn:penstock:kafka:<region>:<account>:cluster
 
-Actions ask here and put the answer where their API has a place for it. A topic that is a queue has
-a policy of its own, which counts as well. As with Kafka, who may read, write, delete or alter
-something may describe it, unless that is denied by name; and who may alter configs may see them.
+Actions ask here and put the answer where their API has a place for it. Access rules of the tenant
+(``model/acls.py``) count beside the policies, except for operators: a deny of either wins. A topic
+that is a queue has a policy of its own, which counts as well. As with Kafka, who may read, write,
+delete or alter something may describe it, unless that is denied by name; and who may alter configs
+may see them.
 
 Topics of the node's own hold what belongs to all accounts, so they are for operators, whatever a
 policy says of their names; and so are those that operators' own programs write.
 
 A caller who is believed (authentication is off) may do everything, and nothing is looked up for it.
-Which access rules there are, and what becomes of a rule that changes, is ``frontend.decisions``'.
+How policies are weighed, and what becomes of one that changes, is ``frontend.decisions``'.
 """
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.model import acls
+from penstock.model.acls import CLUSTER_NAME, IMPLYING, Permission, ResourceType, host_of
+from penstock.model.identity import Caller
 from penstock.model.names import OFFSETS_TOPIC, is_for_operators, queue_arn
 from penstock.model.topic import Topic
-from penstock.wire.aws.access import Kind, MalformedPolicy, compile_policy
+from penstock.wire.aws.access import Decision, Kind, MalformedPolicy, compile_policy
 
-
-class Operation(IntEnum):
-    """As ACLs number them."""
-
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
+Operation = acls.Operation
 ACTIONS: Final[Mapping[Operation, str]] = MappingProxyType(
     {
         each: "kafka:" + "".join(word.capitalize() for word in each.name.split("_"))
         for each in Operation
-    }
-)
-_IMPLYING: Final[Mapping[Operation, tuple[Operation, ...]]] = MappingProxyType(
-    {
-        Operation.DESCRIBE: (
-            Operation.READ,
-            Operation.WRITE,
-            Operation.DELETE,
-            Operation.ALTER,
-        ),
-        Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
     }
 )
 
@@ -83,14 +61,17 @@ def on_topic(
     if is_theirs and not call.caller.is_operator:
         return False
     if topic is None:
-        return _may(context, call, operation, topic_arn(context, name), None)
-    return _may(context, call, operation, topic.arn, topic.settings.policy)
+        arn, policy = topic_arn(context, name), None
+    else:
+        arn, policy = topic.arn, topic.settings.policy
+    return _may(context, call, operation, ResourceType.TOPIC, name, arn, policy)
 
 
 def on_group(context: KafkaContext, call: KafkaCall, operation: Operation, group_id: str) -> bool:
     if call.caller.is_trusted:
         return True
-    return _may(context, call, operation, group_arn(context, group_id), None)
+    arn = group_arn(context, group_id)
+    return _may(context, call, operation, ResourceType.GROUP, group_id, arn)
 
 
 def on_transaction(
@@ -98,13 +79,15 @@ def on_transaction(
 ) -> bool:
     if call.caller.is_trusted:
         return True
-    return _may(context, call, operation, transaction_arn(context, transactional_id), None)
+    arn = transaction_arn(context, transactional_id)
+    return _may(context, call, operation, ResourceType.TRANSACTIONAL_ID, transactional_id, arn)
 
 
 def on_cluster(context: KafkaContext, call: KafkaCall, operation: Operation) -> bool:
     if call.caller.is_trusted:
         return True
-    return _may(context, call, operation, cluster_arn(context), None)
+    arn = cluster_arn(context)
+    return _may(context, call, operation, ResourceType.CLUSTER, CLUSTER_NAME, arn)
 
 
 def reaches_topic(
@@ -117,12 +100,22 @@ def reaches_topic(
 
 def may_write_somewhere(context: KafkaContext, call: KafkaCall) -> bool:
     """Whether the caller may write to any topic, there already or not: then it may have a number
-    to write with. By what its policies allow; what they deny shows when it writes."""
+    to write with. By what rules and policies allow; what they deny shows when it writes."""
     if on_cluster(context, call, Operation.IDEMPOTENT_WRITE):
         return True
     user = context.identities.user(call.account, call.caller.user)
     if user is None:
         return False
+    rules = _rules_for(context, call)
+    if rules is not None:
+        decided = rules.decide_somewhere(
+            Operation.WRITE,
+            ResourceType.TOPIC,
+            principal=principal_of(call.caller),
+            host=host_of(call.connection.peer),
+        )
+        if decided is not None:
+            return decided is Permission.ALLOW
     action = ACTIONS[Operation.WRITE].lower()
     for text in user.policies.values():
         try:
@@ -140,9 +133,64 @@ def may_write_somewhere(context: KafkaContext, call: KafkaCall) -> bool:
 
 
 def _may(
-    context: KafkaContext, call: KafkaCall, operation: Operation, arn: str, policy: str | None
+    context: KafkaContext,
+    call: KafkaCall,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+    arn: str,
+    policy: str | None = None,
 ) -> bool:
-    decision = context.decisions.decide(
+    """Rules and policies are weighed together: what either of them denies is denied, and what
+    either of them allows is allowed then."""
+    decided = None
+    rules = _rules_for(context, call)
+    if rules is not None:
+        decided = rules.decide(
+            operation,
+            resource_type,
+            name=name,
+            principal=principal_of(call.caller),
+            host=host_of(call.connection.peer),
+        )
+        if decided is Permission.DENY:
+            return False
+    decision = _by_policies(context, call, operation, arn, policy)
+    if decision.is_allowed or decision.is_explicit:
+        return decision.is_allowed
+    return decided is Permission.ALLOW or any(
+        _by_policies(context, call, each, arn, policy).is_allowed
+        for each in IMPLYING.get(operation, ())
+    )
+
+
+def may_by_rules(
+    context: KafkaContext,
+    call: KafkaCall,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+) -> bool:
+    """For what no policy can give: only an operator, or a caller whom an access rule allows it."""
+    if call.caller.is_operator:
+        return True
+    rules = context.identities.acls(context.account)
+    if rules is None:
+        return False
+    principal, host = principal_of(call.caller), host_of(call.connection.peer)
+    decided = rules.decide(operation, resource_type, name=name, principal=principal, host=host)
+    return decided is Permission.ALLOW
+
+
+def _rules_for(context: KafkaContext, call: KafkaCall) -> acls.AclIndex | None:
+    """Operators are bound by their policies alone: users of a tenant make its rules."""
+    return None if call.caller.is_operator else context.identities.acls(context.account)
+
+
+def _by_policies(
+    context: KafkaContext, call: KafkaCall, operation: Operation, arn: str, policy: str | None
+) -> Decision:
+    return context.decisions.decide(
         call.caller,
         ACTIONS[operation],
         arn=arn,
@@ -150,9 +198,11 @@ def _may(
         policy=policy,
         circumstances=lambda: call.circumstances(context.clock),
     )
-    if decision.is_allowed or decision.is_explicit:
-        return decision.is_allowed
-    return any(_may(context, call, each, arn, policy) for each in _IMPLYING.get(operation, ()))
+
+
+def principal_of(caller: Caller) -> str:
+    """Return the caller as access rules name it."""
+    return f"User:{caller.user}"
 
 
 # ── What policies call it ────────────────────────────────────────────────────────────────────

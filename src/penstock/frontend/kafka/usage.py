@@ -19,6 +19,7 @@ READ: Final = "kafka:Read"
 WRITE: Final = "kafka:Write"
 _DESCRIBE: Final = "kafka:Describe"
 _ALTER: Final = "kafka:Alter"
+_TOKENS: Final = "kafka:CreateTokens"
 _CONNECT: Final = "kafka:Connect"  # which no policy is about
 _BY_NAME: Final[Mapping[str, str]] = {
     "AddOffsetsToTxn": WRITE,
@@ -31,6 +32,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "ApiVersions": _CONNECT,
     "ConsumerGroupHeartbeat": READ,
     "CreateAcls": _ALTER,
+    "CreateDelegationToken": _TOKENS,
     "CreatePartitions": _ALTER,
     "CreateTopics": "kafka:Create",
     "DeleteAcls": _ALTER,
@@ -41,6 +43,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "DescribeConfigs": "kafka:DescribeConfigs",
     "ElectLeaders": _ALTER,
     "EndTxn": WRITE,
+    "ExpireDelegationToken": _TOKENS,
     "Fetch": READ,
     "Heartbeat": READ,
     "IncrementalAlterConfigs": "kafka:AlterConfigs",
@@ -50,6 +53,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "OffsetCommit": READ,
     "OffsetDelete": "kafka:Delete",
     "Produce": WRITE,
+    "RenewDelegationToken": _TOKENS,
     "SaslAuthenticate": _CONNECT,
     "SaslHandshake": _CONNECT,
     "ShareAcknowledge": READ,
@@ -70,6 +74,8 @@ DENIALS: Final = frozenset(
     code.name
     for code in (
         ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH,
         ErrorCode.GROUP_AUTHORIZATION_FAILED,
         ErrorCode.SASL_AUTHENTICATION_FAILED,
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,

@@ -45,8 +45,9 @@ class ScramRefused(Exception):
 class ClientFirst(msgspec.Struct, frozen=True, gc=False):
     gs2_header: str
     bare: str  # signed by both sides
-    user: str
+    user: str  # or the id of a delegation token
     nonce: str
+    is_token: bool = False
 
 
 # ── What is kept of a password ───────────────────────────────────────────────────────────────
@@ -134,12 +135,11 @@ def read_client_first(message: bytes) -> ClientFirst:
     if authorization and (authorization[:2] != "a=" or _name(authorization[2:]) != user):
         raise ScramRefused("nobody may act as somebody else")
     # Extensions are told to be ignored, but one of Kafka's changes what the user is.
-    if any(extension.lower() == "tokenauth=true" for extension in attributes[2:]):
-        raise ScramRefused("there are no delegation tokens")
+    is_token = any(extension.lower() == "tokenauth=true" for extension in attributes[2:])
     nonce = attributes[1][2:]
     if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not _is_printable(nonce):
         raise ScramRefused("the nonce is too short, too long or not printable")
-    return ClientFirst(f"{binding},{authorization},", bare, user, nonce)
+    return ClientFirst(f"{binding},{authorization},", bare, user, nonce, is_token)
 
 
 class ScramExchange:
@@ -177,6 +177,10 @@ class ScramExchange:
     @property
     def user(self) -> str:
         return self._client_first.user
+
+    @property
+    def is_token(self) -> bool:
+        return self._client_first.is_token
 
     @property
     def server_first(self) -> bytes:

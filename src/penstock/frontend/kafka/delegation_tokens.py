@@ -1,0 +1,79 @@
+"""What the requests about delegation tokens have in common: who may ask, and for which tokens."""
+
+from collections.abc import Callable
+from typing import Final
+
+from penstock.frontend.kafka.context import KafkaCall, KafkaContext
+from penstock.frontend.kafka.permissions import may_by_rules
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.frontend.kafka.token_calls import TokenCalls
+from penstock.model.acls import Operation, ResourceType
+from penstock.model.identity import Caller, DelegationToken
+from penstock.model.levels import ACLS_STORED
+from penstock.wire.kafka.faults import ErrorCode
+
+USER: Final = "User"
+NO_TIME: Final = -1  # in replies that reject a request
+
+
+def check_asked(context: KafkaContext, call: KafkaCall) -> TokenCalls:
+    """Return where tokens are kept. Raises Refusal if this client must not ask about tokens, or if
+    a node of the cluster is too old to know them."""
+    login = context.logins.of(call.connection)
+    if call.caller.is_trusted or isinstance(login.proven, DelegationToken):
+        raise Refusal(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
+    if context.tokens is None or context.level() < ACLS_STORED:
+        raise Refusal(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
+    return context.tokens
+
+
+def may_create_for(context: KafkaContext, call: KafkaCall, owner: str) -> bool:
+    """A token of an operator is for operators, whatever a rule says."""
+    user = context.identities.user(context.account, owner)
+    if user is None or (user.is_operator and not call.caller.is_operator):
+        return False
+    return owner == call.caller.user or may_by_rules(
+        context, call, Operation.CREATE_TOKENS, ResourceType.USER, f"{USER}:{owner}"
+    )
+
+
+def may_describe(context: KafkaContext, call: KafkaCall, token: DelegationToken) -> bool:
+    """A description has the token's secret in it."""
+    if may_renew(call.caller, token):
+        return True
+    owner = context.identities.user(context.account, token.owner)
+    if owner is not None and owner.is_operator and not call.caller.is_operator:
+        return False
+    return may_by_rules(
+        context, call, Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id
+    ) or may_by_rules(
+        context, call, Operation.DESCRIBE_TOKENS, ResourceType.USER, f"{USER}:{token.owner}"
+    )
+
+
+def may_renew(caller: Caller, token: DelegationToken) -> bool:
+    return caller.user == token.owner or caller.user in token.renewers
+
+
+async def change_token(
+    context: KafkaContext,
+    call: KafkaCall,
+    hmac: bytes,
+    change: Callable[[DelegationToken], DelegationToken | None],
+) -> DelegationToken:
+    """Change the token that has this HMAC; None deletes the token. Raises Refusal."""
+    tokens = check_asked(context, call)
+    found = tokens.find_by_hmac(context.account, hmac)
+
+    def checked(token: DelegationToken) -> DelegationToken | None:
+        if not may_renew(call.caller, token):
+            raise Refusal(ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH)
+        return change(token)
+
+    try:
+        done = None if found is None else await tokens.change(found.token_id, checked)
+    except REFUSALS as error:
+        raise refusal_of(error) from None
+    if done is None:
+        raise Refusal(ErrorCode.DELEGATION_TOKEN_NOT_FOUND)
+    return done

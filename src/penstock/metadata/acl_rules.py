@@ -1,0 +1,150 @@
+"""Kafka's access rules in the metadata store, one entry each.
+
+    /acls/{account}/{SHA-256 of the value}    the rule as JSON
+
+An entry is written once and never changed, and its key follows from its value: adding a rule that
+exists changes nothing, and two nodes that add and remove different rules never meet. Every node has
+all rules in memory, indexed per tenant (``model/acls.py``), and a watch keeps them fresh.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import Store
+from penstock.model.acls import Acl, AclIndex
+from penstock.model.errors import InvalidRequest, QuotaExceeded, Throttled, VersionConflict
+from penstock.model.limits import ACL_TEXT_CHARS_MAX, ACLS_MAX, ACLS_PER_TENANT_MAX
+from penstock.model.names import is_account
+from penstock.wire.internal.faults import OutcomeUnknown
+
+ACLS_PREFIX: Final = "/acls/"
+TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
+RULES_PER_TXN_MAX: Final = 32  # 20 KB each at most: well below the bytes of a transaction
+
+_decode = msgspec.json.Decoder(Acl).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def acl_key(account: str, rule: Acl) -> str:
+    return f"{ACLS_PREFIX}{account}/{hashlib.sha256(_encode(rule)).hexdigest()}"
+
+
+def account_of(key: str) -> str:
+    """Return the account whose rule is stored under a key. Raises InvalidRequest."""
+    account = key.removeprefix(ACLS_PREFIX).partition("/")[0]
+    if not is_account(account):
+        raise InvalidRequest(f"{key} is not the key of an access rule.")
+    return account
+
+
+def decode_acl(value: bytes) -> Acl:
+    """Raises ValueError for a value that a node never writes."""
+    rule = _decode(value)
+    if max(map(len, (rule.principal, rule.host, rule.resource_name))) > ACL_TEXT_CHARS_MAX:
+        raise ValueError(f"texts of an access rule have at most {ACL_TEXT_CHARS_MAX} characters")
+    return rule
+
+
+class AclRules:
+    def __init__(self, store: Store, *, on_change: Callable[[], None]) -> None:
+        """``on_change`` is called after each change of a rule, made by any node."""
+        self._store = store
+        self._cache = Cache(store, ACLS_PREFIX, decode=decode_acl, on_change=self._on_entry_change)
+        self._told = on_change
+        self._indexes: dict[str, AclIndex] = {}  # by account; none of them is empty
+
+    async def start(self) -> None:
+        """Returns when all rules are in memory. Raises StoreUnusable."""
+        await self._cache.start()
+
+    async def stop(self) -> None:
+        await self._cache.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be behind the store, or None."""
+        return self._cache.trouble
+
+    def of(self, account: str) -> AclIndex | None:
+        """Return the rules of a tenant; None if it has none."""
+        return self._indexes.get(account)
+
+    async def add(self, account: str, rules: Collection[Acl]) -> None:
+        """Raises QuotaExceeded if there is no room for all of them, and then adds none; Throttled
+        if other nodes keep overtaking."""
+        known = self.of(account) or ()
+        unique = list(dict.fromkeys(rules))
+        self._check_room(account, sum(rule not in known for rule in unique))
+        for some in _portions(unique):
+            await self._write(account, some, is_put=True)
+
+    async def remove(self, account: str, rules: Collection[Acl]) -> None:
+        """Rules that do not exist are ignored. Raises Throttled if other nodes keep overtaking."""
+        for some in _portions(list(rules)):
+            await self._write(account, some, is_put=False)
+
+    async def remove_all(self, account: str) -> None:
+        await self.remove(account, list(self.of(account) or ()))
+
+    def _check_room(self, account: str, added: int) -> None:
+        """By what memory knows: nodes that add at the same moment may exceed a bound."""
+        used = len(self.of(account) or ())
+        if added and used + added > ACLS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"This tenant has {used:,} of {ACLS_PER_TENANT_MAX:,} access rules, and {added:,}"
+                " more do not fit: delete some."
+            )
+        if added and len(self._cache) + added > ACLS_MAX:
+            raise QuotaExceeded(
+                f"The server has {len(self._cache):,} of {ACLS_MAX:,} access rules of all tenants,"
+                f" and {added:,} more do not fit: delete some."
+            )
+
+    async def _write(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
+        """Every entry is compared, those that are as they should be as well: memory may be behind.
+        Doing it again is harmless, so a conflict or an unknown outcome is settled by reading the
+        entries and trying again."""
+        entries = {acl_key(account, rule): rule for rule in rules}
+        versions = {key: self._cache.version(key) for key in entries}
+        for _ in range(TRIES_MAX):
+            changed = [key for key, version in versions.items() if is_put is (version == 0)]
+            try:
+                revision = await self._store.txn(
+                    compare=list(versions.items()),
+                    puts=[(key, _encode(entries[key])) for key in changed if is_put],
+                    deletes=() if is_put else changed,
+                )
+            except (VersionConflict, OutcomeUnknown):
+                versions = {key: await self._newest_version(key) for key in entries}
+            else:
+                for key in changed:
+                    self._cache.apply(key, entries[key] if is_put else None, version=revision)
+                return
+        raise Throttled("The access rules are changed elsewhere.")
+
+    async def _newest_version(self, key: str) -> int:
+        entry = await self._store.get(key)
+        if entry is None:
+            return 0
+        self._cache.apply(key, decode_acl(entry.value), version=entry.version)
+        return entry.version
+
+    def _on_entry_change(self, key: str, before: Acl | None, after: Acl | None) -> None:
+        account = account_of(key)
+        index = self._indexes.setdefault(account, AclIndex())
+        if before is not None:
+            index.remove(before)
+        if after is not None:
+            index.add(after)
+        if not index:
+            del self._indexes[account]
+        self._told()
+
+
+def _portions(rules: Sequence[Acl]) -> Iterator[Sequence[Acl]]:
+    for start in range(0, len(rules), RULES_PER_TXN_MAX):
+        yield rules[start : start + RULES_PER_TXN_MAX]

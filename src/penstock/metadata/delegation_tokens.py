@@ -1,0 +1,167 @@
+"""Delegation tokens in the metadata store.
+
+    /tokens/{token id}    the token as JSON, without its secret
+
+Every node has all tokens in memory, and a watch keeps them fresh. The secret of a token, its HMAC,
+is computed from the token id and a key that all nodes share.
+"""
+
+import hmac
+import re
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from penstock.metadata.cache import Cache
+from penstock.metadata.store import Store
+from penstock.model.errors import QuotaExceeded, Throttled, VersionConflict
+from penstock.model.identity import DelegationToken
+from penstock.model.limits import (
+    ACL_TEXT_CHARS_MAX,
+    TOKEN_RENEWERS_MAX,
+    TOKENS_MAX,
+    TOKENS_PER_TENANT_MAX,
+)
+from penstock.model.names import is_account
+from penstock.wire.internal.faults import OutcomeUnknown
+
+TOKENS_PREFIX: Final = "/tokens/"
+TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
+
+_ID = re.compile(r"[A-Za-z0-9_-]{22}\Z")
+_decode = msgspec.json.Decoder(DelegationToken).decode
+_encode = msgspec.json.Encoder().encode
+Change = Callable[[DelegationToken], DelegationToken | None]
+
+
+def token_key(token_id: str) -> str:
+    return f"{TOKENS_PREFIX}{token_id}"
+
+
+def decode_token(value: bytes) -> DelegationToken:
+    """Raises ValueError for a value that a node never writes."""
+    token = _decode(value)
+    names = (token.owner, token.requester, *token.renewers)
+    if not is_account(token.account) or _ID.match(token.token_id) is None:
+        raise ValueError("a delegation token has an account and an id of 22 characters")
+    if len(token.renewers) > TOKEN_RENEWERS_MAX or max(map(len, names)) > ACL_TEXT_CHARS_MAX:
+        raise ValueError("a delegation token has too many renewers, or too long a name")
+    return token
+
+
+class DelegationTokens:
+    def __init__(self, store: Store, secret: bytes) -> None:
+        """``secret``: the key of all HMACs, the same on every node."""
+        self._store = store
+        self._secret = secret
+        self._cache = Cache(store, TOKENS_PREFIX, decode=decode_token, on_change=self._on_change)
+        self._by_account: dict[str, dict[str, DelegationToken]] = {}
+        self._by_hmac: dict[bytes, DelegationToken] = {}
+
+    async def start(self) -> None:
+        """Returns when all tokens are in memory. Raises StoreUnusable."""
+        await self._cache.start()
+
+    async def stop(self) -> None:
+        await self._cache.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why memory may be behind the store, or None."""
+        return self._cache.trouble
+
+    def find(self, token_id: str) -> DelegationToken | None:
+        return self._cache.get(token_key(token_id))
+
+    def find_by_hmac(self, account: str, value: bytes) -> DelegationToken | None:
+        """Return the token of a tenant that has this HMAC."""
+        token = self._by_hmac.get(value)
+        return token if token is not None and token.account == account else None
+
+    def of(self, account: str) -> Collection[DelegationToken]:
+        return self._by_account.get(account, {}).values()
+
+    def hmac_of(self, token_id: str) -> bytes:
+        return hmac.digest(self._secret, token_id.encode(), "sha512")
+
+    async def create(self, token: DelegationToken) -> None:
+        """Raises QuotaExceeded if the tenant or the server has as many tokens as it may."""
+        self._check_room(token.account)
+        key = token_key(token.token_id)
+        try:
+            revision = await self._store.put(key, _encode(token), if_version=0)
+        except OutcomeUnknown:
+            entry = await self._store.get(key)  # nobody else draws the same id
+            if entry is None:
+                raise
+            revision = entry.version
+        self._cache.apply(key, token, version=revision)
+
+    async def change(self, token_id: str, change: Change) -> DelegationToken | None:
+        """Apply a pure function to the newest value and store its result; None deletes the token.
+        Return None for a token that does not exist. Raises what ``change`` raises, and Throttled if
+        other nodes keep overtaking."""
+        key = token_key(token_id)
+        before, version = self._cache.get(key), self._cache.version(key)
+        for _ in range(TRIES_MAX):
+            if before is None:
+                return None
+            after = change(before)
+            try:
+                revision = await self._write(key, after, version)
+            except (VersionConflict, OutcomeUnknown):
+                entry = await self._store.get(key)
+                before = None if entry is None else decode_token(entry.value)
+                version = 0 if entry is None else entry.version
+            else:
+                self._cache.apply(key, after, version=revision)
+                return after or before
+        raise Throttled("The delegation token is changed elsewhere.")
+
+    async def sweep(self, *, now_ms: int) -> int:
+        """Delete expired tokens and return their number."""
+        expired = [
+            token
+            for tokens in self._by_account.values()
+            for token in tokens.values()
+            if token.is_expired(now_ms=now_ms)
+        ]
+
+        def left(token: DelegationToken) -> DelegationToken | None:
+            return None if token.is_expired(now_ms=now_ms) else token
+
+        for token in expired:
+            await self.change(token.token_id, left)
+        return len(expired)
+
+    async def _write(self, key: str, token: DelegationToken | None, version: int) -> int:
+        if token is None:
+            return await self._store.delete(key, if_version=version)
+        return await self._store.put(key, _encode(token), if_version=version)
+
+    def _check_room(self, account: str) -> None:
+        """By what memory knows: nodes that add at the same moment may exceed a bound by one."""
+        used = len(self.of(account))
+        if used >= TOKENS_PER_TENANT_MAX:
+            raise QuotaExceeded(
+                f"This tenant has {used:,} of {TOKENS_PER_TENANT_MAX:,} delegation tokens: expire"
+                " some, or wait until they have expired."
+            )
+        if len(self._cache) >= TOKENS_MAX:
+            raise QuotaExceeded(
+                f"All tenants together have {TOKENS_MAX:,} of {TOKENS_MAX:,} delegation tokens."
+            )
+
+    def _on_change(
+        self, _key: str, before: DelegationToken | None, after: DelegationToken | None
+    ) -> None:
+        if before is not None:
+            tokens = self._by_account[before.account]
+            del tokens[before.token_id]
+            if not tokens:
+                del self._by_account[before.account]
+            del self._by_hmac[self.hmac_of(before.token_id)]
+        if after is not None:
+            self._by_account.setdefault(after.account, {})[after.token_id] = after
+            self._by_hmac[self.hmac_of(after.token_id)] = after

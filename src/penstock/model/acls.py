@@ -1,0 +1,237 @@
+"""Kafka's access rules (ACLs), and what the rules of one tenant say about a request. Pure.
+
+A rule is text: a principal such as ``User:ann``, whether or not that user exists, a host, an
+operation, a resource and whether that is allowed or denied. As in Kafka, a matching deny wins over
+every allow, ``User:*`` is every user, the literal resource name ``*`` is every resource of its
+type, and an allowed read, write, delete or alter allows describe as well.
+
+Rules are indexed by principal first: a check is a few dict lookups, however many rules there are.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import msgspec
+
+ANY: Final = 1  # in filters
+ALL: Final = 2  # operations
+EVERY: Final = "*"  # hosts, and literal names of resources
+EVERY_USER: Final = "User:*"
+CLUSTER_NAME: Final = "kafka-cluster"
+
+
+class ResourceType(IntEnum):
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+    DELEGATION_TOKEN = 6
+    USER = 7
+
+
+class PatternType(IntEnum):
+    MATCH = 2  # in filters: every rule about a name
+    LITERAL = 3
+    PREFIXED = 4
+
+
+class Operation(IntEnum):
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+    CREATE_TOKENS = 13
+    DESCRIBE_TOKENS = 14
+    TWO_PHASE_COMMIT = 15
+
+
+class Permission(IntEnum):
+    DENY = 2
+    ALLOW = 3
+
+
+# Who may do one of these things may do the first as well, unless that is denied by name.
+IMPLYING: Final[Mapping[Operation, tuple[Operation, ...]]] = MappingProxyType(
+    {
+        Operation.DESCRIBE: (
+            Operation.READ,
+            Operation.WRITE,
+            Operation.DELETE,
+            Operation.ALTER,
+        ),
+        Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
+    }
+)
+# The operations of rules that decide on an operation.
+_OPERATIONS: Final[Mapping[Permission, Mapping[Operation, tuple[int, ...]]]] = {
+    Permission.DENY: {each: (ALL, each) for each in Operation},
+    Permission.ALLOW: {each: (ALL, each, *IMPLYING.get(each, ())) for each in Operation},
+}
+
+T = TypeVar("T")
+_Hosts = dict[str, int]  # with the number of rules: an address can be written in several ways
+
+
+class Acl(msgspec.Struct, frozen=True):
+    """One rule, in the protocol's numbers."""
+
+    resource_type: int
+    resource_name: str
+    pattern_type: int
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
+
+class _Patterns:
+    """The resources of one type that rules of one permission, operation and principal name, and the
+    hosts of each."""
+
+    __slots__ = ("lengths", "literal", "prefixed")
+
+    def __init__(self) -> None:
+        self.literal: dict[str, _Hosts] = {}
+        self.prefixed: dict[str, _Hosts] = {}
+        self.lengths: dict[int, int] = {}  # of prefixes: the number of prefixes
+
+    def __bool__(self) -> bool:
+        return bool(self.literal or self.prefixed)
+
+    def add(self, pattern_type: int, name: str, host: str) -> None:
+        is_prefix = pattern_type == PatternType.PREFIXED
+        named = self.prefixed if is_prefix else self.literal
+        if is_prefix and name not in named:
+            _count(self.lengths, len(name), 1)
+        _count(named.setdefault(name, {}), host, 1)
+
+    def remove(self, pattern_type: int, name: str, host: str) -> None:
+        is_prefix = pattern_type == PatternType.PREFIXED
+        named = self.prefixed if is_prefix else self.literal
+        _count(named[name], host, -1)
+        if named[name]:
+            return
+        del named[name]
+        if is_prefix:
+            _count(self.lengths, len(name), -1)
+
+    def match(self, name: str, host: str) -> bool:
+        literal = self.literal
+        if _has(literal.get(name), host) or _has(literal.get(EVERY), host):
+            return True
+        size = len(name)
+        return any(
+            length <= size and _has(self.prefixed.get(name[:length]), host)
+            for length in self.lengths
+        )
+
+    def has_any(self, host: str) -> bool:
+        return any(_has(hosts, host) for hosts in (*self.literal.values(), *self.prefixed.values()))
+
+
+class AclIndex:
+    """The rules of one tenant."""
+
+    __slots__ = ("_patterns", "_rules")
+
+    def __init__(self) -> None:
+        self._rules: dict[Acl, None] = {}  # in the order in which they came
+        # By permission, operation, principal and resource type:
+        self._patterns: dict[tuple[int, int, str, int], _Patterns] = {}
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __iter__(self) -> Iterator[Acl]:
+        return iter(self._rules)
+
+    def __contains__(self, rule: Acl) -> bool:
+        return rule in self._rules
+
+    def add(self, rule: Acl) -> None:
+        if rule in self._rules:
+            return
+        self._rules[rule] = None
+        patterns = self._patterns.setdefault(_place(rule), _Patterns())
+        patterns.add(rule.pattern_type, rule.resource_name, host_of(rule.host))
+
+    def remove(self, rule: Acl) -> None:
+        if rule not in self._rules:
+            return
+        del self._rules[rule]
+        patterns = self._patterns[_place(rule)]
+        patterns.remove(rule.pattern_type, rule.resource_name, host_of(rule.host))
+        if not patterns:
+            del self._patterns[_place(rule)]
+
+    def decide(
+        self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
+    ) -> Permission | None:
+        """Return None if no rule matches. ``host``: the client's address, as ``host_of`` has it."""
+        for patterns in self._of(Permission.DENY, operation, resource_type, principal):
+            if patterns.match(name, host):
+                return Permission.DENY
+        for patterns in self._of(Permission.ALLOW, operation, resource_type, principal):
+            if patterns.match(name, host):
+                return Permission.ALLOW
+        return None
+
+    def decide_somewhere(
+        self, operation: Operation, resource_type: int, *, principal: str, host: str
+    ) -> Permission | None:
+        """Return DENY if the operation is denied on every resource of the type, ALLOW if a rule
+        allows it on any of them, and None if rules say neither."""
+        for patterns in self._of(Permission.DENY, operation, resource_type, principal):
+            if _has(patterns.literal.get(EVERY), host):
+                return Permission.DENY
+        for patterns in self._of(Permission.ALLOW, operation, resource_type, principal):
+            if patterns.has_any(host):
+                return Permission.ALLOW
+        return None
+
+    def _of(
+        self, permission: Permission, operation: Operation, resource_type: int, principal: str
+    ) -> Iterator[_Patterns]:
+        for each in _OPERATIONS[permission][operation]:
+            for who in (principal, EVERY_USER):
+                patterns = self._patterns.get((permission, each, who, resource_type))
+                if patterns is not None:
+                    yield patterns
+
+
+@lru_cache(maxsize=4_096)  # the client's address is asked for with every check
+def host_of(text: str) -> str:
+    """Return an address in its one form; any other text as it is. A client that connects over IPv4
+    to an IPv6 socket has its IPv4 address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
+
+
+def _place(rule: Acl) -> tuple[int, int, str, int]:
+    return rule.permission_type, rule.operation, rule.principal, rule.resource_type
+
+
+def _has(hosts: _Hosts | None, host: str) -> bool:
+    return hosts is not None and (EVERY in hosts or host in hosts)
+
+
+def _count(counts: dict[T, int], what: T, change: int) -> None:
+    count = counts.get(what, 0) + change
+    if count:
+        counts[what] = count
+    else:
+        del counts[what]
