@@ -1,4 +1,5 @@
-"""Configs of named resources in the metadata store: of groups now, of other kinds later.
+"""Configs of named resources in the metadata store: of groups, brokers and client metrics; and
+quotas of clients.
 
     /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
 
@@ -27,7 +28,10 @@ from penstock.wire.internal.faults import OutcomeUnknown
 
 CONFIGS_PREFIX: Final = "/configs/"
 GROUP: Final = "group"
-KINDS: Final = frozenset((GROUP,))
+BROKER: Final = "broker"  # from feature level 7 on, as the next two
+CLIENT_METRICS: Final = "client-metrics"
+CLIENT_QUOTA: Final = "client-quota"
+KINDS: Final = frozenset((GROUP, BROKER, CLIENT_METRICS, CLIENT_QUOTA))
 TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
 
 Configs = Mapping[str, str]
