@@ -11,6 +11,7 @@ from typing import Final, Self, cast
 
 from penstock.metadata.resource_configs import (
     BROKER,
+    NO_CONFIGS,
     Configs,
     Resource,
     ResourceConfigs,
@@ -38,8 +39,10 @@ class DynamicConfigs:
         """``configs`` is not started yet. ``level``: the feature level in force. ``topic_names``:
         the topic config that a config of brokers is the default of."""
         self.account = account
-        self.defaults = TopicDefaults()
         self.stored = configs
+        self.own: Configs = NO_CONFIGS  # set for this broker
+        self.of_all: Configs = NO_CONFIGS  # set for all brokers
+        self.defaults = TopicDefaults()  # of topics
         self._node = str(node)
         self._level = level
         self._topic_names = topic_names
@@ -66,14 +69,6 @@ class DynamicConfigs:
 
     # ── Brokers ──────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def own(self) -> Configs:
-        return self.of(BROKER, self._node)
-
-    @property
-    def of_all(self) -> Configs:
-        return self.of(BROKER, ALL_BROKERS)
-
     def value(self, name: str) -> str | None:
         """What this node applies; None: it is not set, and the node's own configuration holds."""
         value = self.own.get(name)
@@ -96,6 +91,7 @@ class DynamicConfigs:
     def _brokers_changed(self, account: str, name: str, _configs: Configs) -> None:
         if account != self.account:
             return
+        self.own, self.of_all = self.of(BROKER, self._node), self.of(BROKER, ALL_BROKERS)
         brokers = self.stored.names(account, BROKER)
         self._everywhere = [
             TopicDefaults(self._topic_configs(self.of(BROKER, broker)))
@@ -103,8 +99,8 @@ class DynamicConfigs:
         ]
         if name not in (ALL_BROKERS, self._node):
             return
-        before, after = self.defaults.configs, self._topic_configs(self.own)
-        if after != before:
+        after = self._topic_configs(self.own)
+        if after != self.defaults.configs:
             self.defaults.replace(after)
         for listener in self._listeners:
             listener()

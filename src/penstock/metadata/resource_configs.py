@@ -113,6 +113,10 @@ class ResourceConfigs:
         """Return the resources of a tenant for which anything is set."""
         return self._names.get((account, kind), ())
 
+    def accounts(self, kind: str) -> Collection[str]:
+        """Return the tenants with resources of a kind for which anything is set."""
+        return [account for account, one in self._names if one == kind]
+
     def on_change(self, kind: str, listener: Listener) -> None:
         """Call ``listener`` after each change of a resource of this kind, made by any node."""
         self._listeners.setdefault(kind, []).append(listener)

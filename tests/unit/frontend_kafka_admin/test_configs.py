@@ -288,7 +288,7 @@ async def test_a_change_that_cannot_be_is_refused(
 async def test_the_same_thing_is_changed_once_per_request(admin: Admin) -> None:
     await admin.create("t")
     code, _ = await alter(admin, "t", ("flush.ms", SET, "1"), ("flush.ms", SET, "2"))
-    assert code == ErrorCode.INVALID_CONFIG
+    assert code == ErrorCode.INVALID_REQUEST
     resource = AlterConfigsResource(TOPIC, "t", (AlterableConfig("flush.ms", SET, "1"),))
     response = await admin.ask(44, IncrementalAlterConfigsRequest((resource, resource)))
     assert [r.error_code for r in response.responses] == [ErrorCode.INVALID_REQUEST] * 2

@@ -87,7 +87,7 @@ async def alter_all(
             _check_allowed(context, call, resource)
             check_alterable(resource.resource_type)
             for name in repeated(config.name for config in resource.configs):
-                raise _invalid(f"{name} is given more than once.")
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} is given more than once.")
             await alter(resource)
         except REFUSALS as error:
             refusal = refusal_of(error)

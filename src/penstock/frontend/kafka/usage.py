@@ -23,6 +23,7 @@ _CONNECT: Final = "kafka:Connect"  # which no policy is about
 _BY_NAME: Final[Mapping[str, str]] = {
     "AddOffsetsToTxn": WRITE,
     "AddPartitionsToTxn": WRITE,
+    "AlterClientQuotas": "kafka:AlterConfigs",
     "AlterConfigs": "kafka:AlterConfigs",
     "AlterPartitionReassignments": _ALTER,
     "AlterReplicaLogDirs": _ALTER,
@@ -38,6 +39,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "DeleteRecords": "kafka:Delete",
     "DeleteShareGroupOffsets": "kafka:Delete",
     "DeleteTopics": "kafka:Delete",
+    "DescribeClientQuotas": "kafka:DescribeConfigs",
     "DescribeConfigs": "kafka:DescribeConfigs",
     "ElectLeaders": _ALTER,
     "EndTxn": WRITE,
@@ -47,6 +49,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "InitProducerId": "kafka:IdempotentWrite",
     "JoinGroup": READ,
     "LeaveGroup": READ,
+    "ListConfigResources": "kafka:DescribeConfigs",
     "OffsetCommit": READ,
     "OffsetDelete": "kafka:Delete",
     "Produce": WRITE,
