@@ -28,6 +28,7 @@ pytestmark = [
 ]
 TOOL_SECONDS_MAX = 120
 PACKAGE = "org.apache.kafka.tools"
+CONFIGS = "kafka.admin.ConfigCommand"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PenstockCluste
 
 def tool(cluster: PenstockCluster, name: str, *arguments: str, at: int = 1, code: int = 0) -> str:
     """What a tool prints, asked of one node."""
-    command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", f"{PACKAGE}.{name}"]
+    full_name = name if name == CONFIGS else f"{PACKAGE}.{name}"
+    command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", full_name]
     server = ("--bootstrap-server", cluster.nodes[at].kafka)
     before = server if name in ("FeatureCommand", "MetadataQuorumCommand") else ()
     after = () if before else server
@@ -91,6 +93,10 @@ def test_a_topic_is_created_and_its_partitions_are_moved(
     eventually(is_complete, seconds=60, what="the moves are complete")
     assert places(cluster, "t") == wanted
     assert "No partition reassignments found." in tool(cluster, command, "--list")
+    # Without --preserve-throttles, throttles of brokers and topics are cleared at the end.
+    said = tool(cluster, command, *file, "--verify", at=2)
+    assert "Clearing broker-level throttles on brokers 1,2,3" in said
+    assert "Clearing topic-level throttles on topic t" in said
 
 
 def test_leaders_are_elected(cluster: PenstockCluster) -> None:
@@ -125,3 +131,63 @@ def test_the_cluster_is_shown(cluster: PenstockCluster) -> None:
     assert said.count("Follower") == 2
     said = tool(cluster, "ClusterTool", "unregister", "--id", "9", code=1)
     assert "BrokerIdNotRegisteredException" in said or "no node 9" in said
+
+
+def described(cluster: PenstockCluster, *of: str, at: int = 1) -> str:
+    return tool(cluster, CONFIGS, *of, "--describe", at=at)
+
+
+def altered(cluster: PenstockCluster, *what: str, at: int = 1, code: int = 0) -> str:
+    return tool(cluster, CONFIGS, *what, at=at, code=code)
+
+
+@pytest.mark.parametrize(
+    ("of", "config", "at"),
+    [
+        (("--entity-type", "brokers", "--entity-name", "2"), "log.retention.ms=5000000", 2),
+        (("--entity-type", "brokers", "--entity-default"), "log.roll.ms=700000", 1),
+        (("--broker-defaults",), "log.cleaner.threads=2", 3),
+        (("--entity-type", "broker-loggers", "--entity-name", "3"), "penstock.frontend=DEBUG", 3),
+        (("--entity-type", "topics", "--entity-name", "tuned"), "compression.gzip.level=3", 2),
+        (("--entity-type", "clients", "--entity-name", "app"), "producer_byte_rate=5000.0", 1),
+        (("--entity-type", "users", "--entity-name", "ann"), "consumer_byte_rate=6000.0", 2),
+        (("--entity-type", "users", "--entity-default"), "request_percentage=50.0", 3),
+        (("--entity-type", "ips", "--entity-name", "10.0.0.1"), "connection_creation_rate=7.0", 1),
+        (("--entity-type", "client-metrics", "--entity-name", "m"), "interval.ms=1000", 2),
+    ],
+    ids=lambda value: " ".join(value[1::2]) if isinstance(value, tuple) else "",
+)
+def test_configs_are_set_described_and_deleted(
+    cluster: PenstockCluster, of: tuple[str, ...], config: str, at: int
+) -> None:
+    if "topics" in of:
+        tool(cluster, "TopicCommand", "--create", "--if-not-exists", "--topic", "tuned")
+    name, _, value = config.partition("=")
+    value = value.removesuffix(".0") if name.endswith("_byte_rate") else value
+    said = altered(cluster, *of, "--alter", "--add-config", f"{name}={value}", at=at)
+    assert "Completed updating" in said
+
+    def is_shown() -> bool:
+        return config in described(cluster, *of, at=at)
+
+    eventually(is_shown, seconds=30, what=f"{config} is shown")
+    altered(cluster, *of, "--alter", "--delete-config", name, at=at)
+    eventually(lambda: not is_shown(), seconds=30, what=f"{config} is gone")
+
+
+def test_client_metrics_are_listed(cluster: PenstockCluster) -> None:
+    command = "ClientMetricsCommand"
+    tool(cluster, command, "--alter", "--name", "sub", "--interval", "2000", "--metrics", "org.")
+    assert "sub" in tool(cluster, command, "--list", at=2)
+    said = tool(cluster, command, "--describe", "--name", "sub", at=3)
+    assert "interval.ms=2000" in said
+    tool(cluster, command, "--delete", "--name", "sub")
+    eventually(
+        lambda: "sub" not in tool(cluster, command, "--list", at=2), seconds=30, what="it is gone"
+    )
+
+
+def test_a_read_only_config_is_refused_in_the_words_of_kafka(cluster: PenstockCluster) -> None:
+    of = ("--entity-type", "brokers", "--entity-name", "1")
+    said = altered(cluster, *of, "--alter", "--add-config", "log.dirs=/x", code=1)
+    assert "Cannot update these configs dynamically: [log.dirs]" in said
