@@ -46,6 +46,7 @@ def questions(nodes: int) -> Iterator[Question]:
     yield from _records()
     yield from _moves(nodes)
     yield from _configs(nodes)
+    yield from _quotas()
     yield from _groups()
     yield from _offsets_topic()
     yield from _patterns()
@@ -294,11 +295,30 @@ def _configs(nodes: int) -> Iterator[Question]:
     for name in ("1", ""):
         yield alter("broker, set", BROKER, name, ("log.retention.ms", SET, "3600000"))
         yield alter("broker, unknown", BROKER, name, ("no.such", SET, "1"))
+        yield describe("broker, after changes", BROKER, name, ["log.retention.ms", "no.such"])
         yield alter("broker, read-only", BROKER, name, ("log.dirs", SET, "/x"))
+        yield alter("broker, bad value", BROKER, name, ("log.retention.ms", SET, "soon"))
+        yield alter("broker, null", BROKER, name, ("log.retention.ms", SET, None))
+        yield alter("broker, append to a number", BROKER, name, ("log.retention.ms", APPEND, "1"))
+        yield alter("broker, in sync", BROKER, name, ("min.insync.replicas", SET, "1"))
+        yield alter("broker, throttle", BROKER, name, (THROTTLE, SET, "1000"))
+        yield alter("broker, no throttle", BROKER, name, (THROTTLE, DELETE, None))
         yield alter("broker, delete", BROKER, name, ("log.retention.ms", DELETE, None))
         yield alter("broker, delete unset", BROKER, name, ("log.segment.bytes", DELETE, None))
+    yield alter("another broker", BROKER, "9", ("log.retention.ms", SET, "1"))
+    yield alter("no broker", BROKER, "x", ("log.retention.ms", SET, "1"))
     yield alter("metrics", METRICS, "m", ("interval.ms", SET, "5000"))
     yield describe("metrics", METRICS, "m")
+    for note, change in (
+        ("too short", ("interval.ms", SET, "10")),
+        ("unknown", ("no.such", SET, "1")),
+        ("bad match", ("match", SET, "bad")),
+        ("match", ("match", SET, "client_id=a")),
+    ):
+        yield alter(f"metrics, {note}", METRICS, "m", change)
+    yield alter("metrics without a name", METRICS, "", ("interval.ms", SET, "5000"))
+    yield describe("metrics without a name", METRICS, "")
+    yield alter("root logger, delete", LOGGER, "1", ("root", DELETE, None))
     yield alter("logger, unknown", LOGGER, "1", ("no.such.logger", SET, "DEBUG"))
     for name in GROUP_NAMES:
         yield alter(f"group, {name}", GROUP, "g", (name, SET, "7"))
@@ -310,6 +330,61 @@ def _configs(nodes: int) -> Iterator[Question]:
         yield Question("ListConfigResources", version, fields, note=f"types {types}")
 
 
+def _quotas() -> Iterator[Question]:
+    def alter(note: str, entity: Fields, dry: bool = False, **ops: float | None) -> Question:
+        changes = [
+            {"key": key, "value": value or 0.0, "remove": value is None}
+            for key, value in ops.items()
+        ]
+        parts = [{"entity_type": kind, "entity_name": name} for kind, name in entity.items()]
+        fields = {"entries": [{"entity": parts, "ops": changes}], "validate_only": dry}
+        return Question("AlterClientQuotas", 1, fields, at=1, note=note)
+
+    def describe(
+        note: str, *filters: tuple[str, int, str | None], strict: bool = False
+    ) -> Question:
+        parts = [
+            {"entity_type": kind, "match_type": how, "match": name} for kind, how, name in filters
+        ]
+        fields = {"components": parts, "strict": strict}
+        return Question("DescribeClientQuotas", 1, fields, note=note)
+
+    ann: Fields = {"user": "ann"}
+    yield alter("user", ann, producer_byte_rate=1e6)
+    yield alter("user and client", {**ann, "client-id": "app"}, consumer_byte_rate=1e6)
+    yield alter("default user", {"user": None}, request_percentage=50.0)
+    yield alter("address", {"ip": "127.0.0.1"}, connection_creation_rate=1e6)
+    yield alter("only checked", {"user": "bob"}, dry=True, producer_byte_rate=1.0)
+    yield alter("unknown key", ann, no_such=1.0)
+    yield alter("key of addresses", ann, connection_creation_rate=1.0)
+    yield alter("unknown type", {"group": "g"}, producer_byte_rate=1.0)
+    yield alter("no entity", {}, producer_byte_rate=1.0)
+    yield alter("empty name", {"user": ""}, producer_byte_rate=1.0)
+    yield alter("address and user", {"ip": "127.0.0.1", "user": "ann"}, producer_byte_rate=1.0)
+    yield alter("negative", ann, producer_byte_rate=-1.0)
+    yield alter("fraction", ann, producer_byte_rate=1.5)
+    yield alter("too large", ann, producer_byte_rate=1e19)
+    yield alter("remove unset", {"user": "bob"}, producer_byte_rate=None)
+    yield describe("user", ("user", 0, "ann"), strict=True)
+    yield describe("user and any client", ("user", 0, "ann"), ("client-id", 2, None))
+    yield describe("default user", ("user", 1, None))
+    yield describe("addresses", ("ip", 2, None))
+    yield describe("nothing, strict", strict=True)
+    yield describe("unknown type", ("no.such", 2, None))
+    yield describe("unknown match", ("user", 9, None))
+    yield describe("exact without a name", ("user", 0, None))
+    yield describe("address and user", ("ip", 2, None), ("user", 2, None))
+    for entity, key in (
+        (ann, "producer_byte_rate"),
+        ({**ann, "client-id": "app"}, "consumer_byte_rate"),
+        ({"user": None}, "request_percentage"),
+        ({"ip": "127.0.0.1"}, "connection_creation_rate"),
+    ):
+        yield alter("remove", entity, **{key: None})
+    yield describe("all, after removing")
+
+
+THROTTLE: Final = "leader.replication.throttled.rate"
 ISOLATION: Final = "share.isolation.level"
 GROUP_NAMES: Final = (
     "consumer.session.timeout.ms",

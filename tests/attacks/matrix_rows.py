@@ -207,6 +207,12 @@ KAFKA: Mapping[str, KafkaRow] = {
             "deletions": (),
         },
     ),
+    "DescribeClientQuotas": KafkaRow(On.CLUSTER, given={"entity_type": "user", "match_type": 0}),
+    "AlterClientQuotas": KafkaRow(
+        On.CLUSTER,
+        given={"entity_type": "user", "key": "producer_byte_rate", "value": 1e9, "remove": True},
+    ),
+    "ListConfigResources": KafkaRow(On.CLUSTER, given={"resource_types": (2,)}),
     "DescribeQuorum": KafkaRow(
         On.CLUSTER, passes=frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
     ),

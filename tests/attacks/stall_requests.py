@@ -290,6 +290,17 @@ KAFKA: dict[str, KafkaRow] = {
             "upsertions.salted_password": bytes(32),
         },
     ),
+    "DescribeClientQuotas": KafkaRow(ENTRIES_MAX, values={"components.entity_type": "user"}),
+    "AlterClientQuotas": KafkaRow(
+        ENTRIES_MAX,
+        values={
+            "entries.entity.entity_type": "user",
+            "entries.ops.key": "producer_byte_rate",
+            "entries.ops.value": 1e9,
+            "entries.ops.remove": False,
+        },
+    ),
+    "ListConfigResources": KafkaRow(ENTRIES_MAX, values={"resource_types": 2}),
     "DescribeQuorum": KafkaRow(),
     "UpdateFeatures": KafkaRow(
         ENTRIES_MAX,

@@ -356,6 +356,10 @@ def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
     assert site.replicas("moved") == wanted
     assert "No partition reassignments found." in site.tool(REASSIGN, "--list")
     assert site.ends("moved") == (0, 10)
+    # Without --preserve-throttles, throttles of brokers and topics are cleared at the end.
+    said = site.tool(REASSIGN, *file, "--verify", at=2)
+    assert "Clearing broker-level throttles on brokers 1,2,3" in said
+    assert "Clearing topic-level throttles on topic moved" in said
 
 
 def test_leaders_are_elected(site: Site, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class Broker:
         # Our own rows are written from the reserve, as acks are. A queue may have such a name.
         if topic.is_queue or not is_internal(topic.name):
             self._admit(sum(map(len, batches)))
-        is_append_time = settings_of(topic).is_append_time
+        is_append_time = settings_of(topic, self._surroundings.defaults).is_append_time
         owner = await self._partition(topic, partition)
         return await owner.append_batches(batches, acks=acks, is_append_time=is_append_time)
 

@@ -418,8 +418,9 @@ class FollowedLog:
     async def compact(self) -> int:
         """One round, as ``Partition.compact``, where this node follows. Returns the bytes freed."""
         owner, fold = self._owner, self.fold
+        defaults = owner.surroundings.defaults
         if (
-            not owner.topic.configs  # of thousands of them, hardly any is to be compacted
+            not (owner.topic.configs or defaults.configs)  # of thousands, hardly any is compacted
             or owner.replica.follower is None
             or owner.is_turning
             or fold is None
@@ -427,7 +428,7 @@ class FollowedLog:
             or self._is_read_in_thread  # it is changing, and far behind: the next time will do
         ):
             return 0
-        settings = settings_of(owner.topic)
+        settings = settings_of(owner.topic, defaults)
         if not settings.is_compacted or owner.surroundings.catalog.shares_of(self._key.topic_id):
             return 0
         up_to = fold.last_stable_offset(owner.replica.high_watermark)

@@ -15,7 +15,7 @@ log_ = logging.getLogger(__name__)
 
 def log_config(topic: Topic, surroundings: Surroundings) -> LogConfig:
     """Return the node's settings for a log, with those of the topic where they are stricter."""
-    stream, node = settings_of(topic), surroundings.log
+    stream, node = settings_of(topic, surroundings.defaults), surroundings.log
     age_ms_max = stream.segment_ms
     if stream.is_compacted:
         # Only closed segments are compacted, so this closes one in time.

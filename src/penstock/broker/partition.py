@@ -407,7 +407,7 @@ class Partition:
     async def compact(self) -> int:
         """Keep the last record of each key only, where the topic asks for it and it is worth it.
         Returns the bytes freed."""
-        settings = settings_of(self.topic)
+        settings = settings_of(self.topic, self._surroundings.defaults)
         if not settings.is_compacted or self.damage is not None or self.journal.failure is not None:
             return 0
         if self.shares:
@@ -434,7 +434,7 @@ class Partition:
             return 0
         topic = self.topic
         wall_ms = self._clock.wall_ms()
-        stream = settings_of(topic)
+        stream = settings_of(topic, self._surroundings.defaults)
         cut = droppable(
             self.log.segments(),
             low_offset=self.low_offset,

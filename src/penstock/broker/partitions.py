@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from penstock.broker.interval import Interval
 from penstock.broker.journal import Replication
 from penstock.broker.opening import log_config, open_log
 from penstock.broker.partition import Partition
@@ -73,6 +74,7 @@ class Partitions:
         self._jobs: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         self._growing = asyncio.Lock()
+        self.compact_interval = Interval(surroundings.compact_interval_ms)
         self.opened_count = 0
         self.to_open_count = 0
 
@@ -129,6 +131,7 @@ class Partitions:
         if not self._is_clustered:
             await self._open_all()
         catalog.on_change(self._catalog_changed)
+        self._surroundings.defaults.on_change(self._defaults_changed)
         self._jobs = [
             asyncio.create_task(self._clean_forever(), name="cleaner"),
             asyncio.create_task(self._compact_forever(), name="compactor"),
@@ -327,6 +330,14 @@ class Partitions:
         for partition in queue.partitions.values():
             partition.log.config = config
 
+    def _defaults_changed(self) -> None:
+        self.spawn(in_turns(self._reconfigure_all()), "follow the defaults of topics")
+
+    def _reconfigure_all(self) -> Generator[None, None, None]:
+        for queue in self.queues():
+            self._reconfigure_logs(queue)
+            yield
+
     async def _let_go(self, topic: Topic) -> None:
         """The catalog has the topic no more. Its data goes only if it says that it was deleted:
         an entry may also be missing because a store was restored."""
@@ -420,7 +431,7 @@ class Partitions:
         """One log at a time: a round may take long and remembers many keys. Retention does not
         wait for it."""
         while True:
-            await asyncio.sleep(self._surroundings.compact_interval_ms / 1_000)
+            await self.compact_interval.pass_by()
             for log in (*self._partitions(), *self._also_compacted()):
                 await asyncio.sleep(0)
                 now_ms = self._surroundings.clock.mono_ms()

@@ -181,6 +181,7 @@ class Replicators:
         self._view.on_row(self._row_changed)
         self._view.on_nodes(self._nodes_changed)
         self.surroundings.catalog.on_change(self._catalog_changed)
+        self.surroundings.defaults.on_change(self._defaults_changed)
         self._partitions.scrubber.logs = lambda: list(self._replicas.values())
         self._partitions.compact_also(lambda: [one.followed for one in self._replicas.values()])
         await self._look_around()
@@ -393,6 +394,14 @@ class Replicators:
                 replicator.log.config = log_config(after, self.surroundings)
             elif self.node in self._view.rows[key].row.replicas:
                 self._open_soon(key)
+
+    def _defaults_changed(self) -> None:
+        self._partitions.spawn(in_turns(self._reconfigure_all()), "follow the defaults of topics")
+
+    def _reconfigure_all(self) -> Generator[None, None, None]:
+        for replicator in tuple(self._replicas.values()):
+            replicator.log.config = log_config(replicator.topic, self.surroundings)
+            yield
 
     async def _drop(self, key: PartitionKey, view: View | None) -> None:
         """To be here no more. Files go only if the topic was deleted, or if the partition's leader

@@ -170,7 +170,7 @@ class ShareCalls:
             raise InvalidRequest(f"{source.name} is a share itself: share the topic that it reads.")
         if source.is_fifo:
             raise InvalidRequest(f"{source.name} is a FIFO queue: shares keep no order.")
-        if settings_of(source).is_compacted:
+        if settings_of(source, self._surroundings.defaults).is_compacted:
             raise InvalidRequest(
                 f"{source.name} is compacted: a share needs a topic that keeps its records."
             )

@@ -12,6 +12,7 @@ from penstock.log.log import LogConfig
 from penstock.metadata.catalog import StoredCatalog
 from penstock.model import limits
 from penstock.model.ports import Clock
+from penstock.model.stream import TopicDefaults
 from penstock.model.topic import Fsync
 
 
@@ -52,3 +53,4 @@ class Surroundings:
     is_elapsed_trusted: bool = False
     hold: Hold = field(default_factory=Hold)  # what a backup under way asks for
     opened: OpenedBatches = field(default_factory=OpenedBatches)
+    defaults: TopicDefaults = field(default_factory=TopicDefaults)

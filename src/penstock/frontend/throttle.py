@@ -142,7 +142,7 @@ class Throttler:
             way.bytes_bucket.add(size_bytes, now_ms=now_ms)
         wait_ms, limit = _longest_wait(way, now_ms)
         if wait_ms:
-            self._count_refused(tenant.account, limit)
+            self.count_refused(tenant.account, limit)
         return wait_ms
 
     def note_bytes(self, tenant: Tenant | None, size_bytes: int, *, now_ms: float) -> None:
@@ -153,7 +153,7 @@ class Throttler:
     def _refuse(self, way: Way, now_ms: float) -> None:
         wait_ms, limit = _longest_wait(way, now_ms)
         wait_ms, limit = max(1, wait_ms), limit or BYTES  # a fraction may have been rounded away
-        self._count_refused(way.account, limit)
+        self.count_refused(way.account, limit)
         raise Throttled(
             f"The rate of requests is above the limit ({limit}).",
             retry_after_ms=wait_ms,
@@ -173,7 +173,8 @@ class Throttler:
         refusals.add(1, now_ms=now_ms)
         return max(HELD_MS, held_ms) if held_ms else 0
 
-    def _count_refused(self, account: str, limit: str) -> None:
+    def count_refused(self, account: str, limit: str) -> None:
+        """Note that a request was refused, or its sender told to pause."""
         # Accounts are tenants that somebody has entered, so these are few.
         self._refused[account, limit] = self._refused.get((account, limit), 0) + 1
 

@@ -20,6 +20,7 @@ import msgspec
 from penstock.manager.known import Known
 from penstock.manager.placement import choose
 from penstock.metadata.cluster_entries import PartitionKey
+from penstock.model.names import is_internal
 from penstock.model.replication import factor_of, in_sync_min_of
 from penstock.model.topic import Topic
 from penstock.replication import election
@@ -27,11 +28,13 @@ from penstock.replication.election import ABSENT, Standing
 from penstock.replication.row import NOBODY, Change, View
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """What holds for topics that say nothing of it, and how much may happen at a time."""
+class Policy(msgspec.Struct):
+    """What holds for topics that say nothing of it, and how much may happen at a time. Operators
+    may change ``topics_in_sync_min`` while the cluster runs; the manager is told to look again."""
 
     replication_factor: int = 3
     in_sync_min: int = 2
+    topics_in_sync_min: int | None = None  # of topics that are not the nodes' own; None: the same
     is_balancing: bool = True  # moves partitions when nodes come, and hands leaders back
     moves_max: int = 16  # at a time, in the whole cluster
     moves_per_pair_max: int = 1  # copied from one node to one other
@@ -96,7 +99,10 @@ class Wanted(NamedTuple):
 def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
     """As its owner says of this partition, else as the cluster does."""
     factor = factor_of(topic, index, policy.replication_factor)
-    return Wanted(factor, in_sync_min_of(topic, factor, policy.in_sync_min))
+    in_sync_min = policy.in_sync_min
+    if policy.topics_in_sync_min is not None and not is_internal(topic.name):
+        in_sync_min = policy.topics_in_sync_min
+    return Wanted(factor, in_sync_min_of(topic, factor, in_sync_min))
 
 
 def due(

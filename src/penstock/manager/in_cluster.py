@@ -149,6 +149,11 @@ class Manager:
         """For a summary (``overview.py``); None unless this node manages."""
         return None if self._tenure is None else self._tenure.known
 
+    def policy_changed(self) -> None:
+        """Called when the policy has been changed in place."""
+        if self._tenure is not None:
+            self._tenure.saw_policy()
+
     # ── Standing ─────────────────────────────────────────────────────────────────────────────
 
     async def _stand(self) -> None:

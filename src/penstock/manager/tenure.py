@@ -230,6 +230,10 @@ class Tenure:
             self.known.is_plan_old = True
             self._wake.set()
 
+    def saw_policy(self) -> None:
+        """Every partition may need other settings."""
+        self._look_again(self.known.rows)
+
     def _on_drain_change(self, key: str, _before: bool | None, after: bool | None) -> None:
         try:
             node = node_of(key)

@@ -124,6 +124,10 @@ def _label_of(topic: Topic) -> str:
     return blake2b(name.encode(), digest_size=8).hexdigest() if name else ""
 
 
+def retention_ms_of(topic: Topic) -> int | None:
+    return settings_of(topic).retention_ms
+
+
 class DataKeys:
     def __init__(
         self,
@@ -135,6 +139,8 @@ class DataKeys:
         entropy: Callable[[int], bytes],
     ) -> None:
         """``entropy`` gives that many random bytes, from the kernel."""
+        # How long any node may keep records of a topic. Set when the nodes' configs are known.
+        self.retention_ms_of: Callable[[Topic], int | None] = retention_ms_of
         self._store = store
         self._ring = ring
         self._catalog = catalog
@@ -355,7 +361,7 @@ class DataKeys:
             if now_ms - orphaned_at_ms >= COPIES_MS:
                 return None
             return msgspec.structs.replace(entry, orphaned_at_ms=orphaned_at_ms)
-        retention_ms = settings_of(topic).retention_ms
+        retention_ms = self.retention_ms_of(topic)
         used_until_ms = max(entry.created_at_ms, entry.reserved_at_ms) + RESERVED_MS
         if retention_ms is not None:
             # Records go with their segment, which may be filled for a while.

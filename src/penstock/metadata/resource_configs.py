@@ -1,4 +1,5 @@
-"""Configs of named resources in the metadata store: of groups now, of other kinds later.
+"""Configs of named resources in the metadata store: of groups, brokers and client metrics; and
+quotas of clients.
 
     /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
 
@@ -27,7 +28,10 @@ from penstock.wire.internal.faults import OutcomeUnknown
 
 CONFIGS_PREFIX: Final = "/configs/"
 GROUP: Final = "group"
-KINDS: Final = frozenset((GROUP,))
+BROKER: Final = "broker"  # from feature level 7 on, as the next two
+CLIENT_METRICS: Final = "client-metrics"
+CLIENT_QUOTA: Final = "client-quota"
+KINDS: Final = frozenset((GROUP, BROKER, CLIENT_METRICS, CLIENT_QUOTA))
 TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
 
 Configs = Mapping[str, str]
@@ -108,6 +112,10 @@ class ResourceConfigs:
     def names(self, account: str, kind: str) -> Collection[str]:
         """Return the resources of a tenant for which anything is set."""
         return self._names.get((account, kind), ())
+
+    def accounts(self, kind: str) -> Collection[str]:
+        """Return the tenants with resources of a kind for which anything is set."""
+        return [account for account, one in self._names if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
         """Call ``listener`` after each change of a resource of this kind, made by any node."""

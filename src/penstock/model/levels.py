@@ -12,6 +12,7 @@ again as long as the level was not raised. It is never lowered.
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
+| 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
 A new one: raise LEVEL_MAX, name what it adds here, and ask for it where that is sent or written.
 LEVEL_MIN follows in the release after next.
@@ -21,12 +22,13 @@ from typing import Final, NamedTuple
 
 LEVEL_FIRST: Final = 1  # of a cluster that says nothing of levels
 LEVEL_MIN: Final = 1
-LEVEL_MAX: Final = 6
+LEVEL_MAX: Final = 7
 
 LEADERS_TELL_ENDS: Final = 2
 GROUP_CONFIGS_STORED: Final = 3
 LOW_WATERMARK_FILES: Final = 4
 ACLS_STORED: Final = 6
+BROKER_CONFIGS_STORED: Final = 7
 
 
 class Levels(NamedTuple):

@@ -60,6 +60,9 @@ DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be 
 # In the memory of every node: a group with all 17 configs takes about 2 KB.
 RESOURCE_CONFIGS_MAX = 100_000
 RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
+# Users and client ids of one tenant with quotas of their own, except for the nodes' own tenant: all
+# tenants share RESOURCE_CONFIGS_MAX, and every node has them in memory.
+CLIENT_QUOTAS_PER_TENANT_MAX = 1_000
 
 # ── Access rules of Kafka (ACLs), in the metadata store ──────────────────────────────────────
 # In the memory of every node, about 1 KB each; DescribeAcls shows all of a tenant in one reply.

@@ -5,13 +5,21 @@ A topic keeps its stream settings as Kafka's names and texts, checked when they 
 Who appends and who cleans asks ``settings_of`` and needs to know neither the names nor whether the
 topic is a queue.
 
+Topics that set no value get the node's default, which operators may change while the node runs
+(``TopicDefaults``). Topics of the node's own keep the built-in defaults: a retention that an
+operator sets for everybody must not take rows of coordinators away.
+
 A queue differs from a stream in what its other readers rely on: its records carry the time of the
 leader and never go back (a lease cursor counts ages by it), its retention is the queue's own, and
 nothing but age may take a message that nobody has acknowledged."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from penstock.model.limits import SEGMENT_AGE_MS_MAX, SEGMENT_BYTES_MAX
+from penstock.model.names import is_internal
 from penstock.model.topic import Topic
 
 FOREVER = -1  # how configs write "no bound"
@@ -58,48 +66,89 @@ def policies_of(text: str) -> frozenset[str]:
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
-def settings_of(topic: Topic) -> StreamSettings:
+class TopicDefaults:
+    """What topics of this node get that set no value themselves. One object for all who ask; its
+    values are replaced when an operator changes a default."""
+
+    __slots__ = ("_listeners", "configs", "settings")
+
+    def __init__(self, configs: Mapping[str, str] | None = None) -> None:
+        self._listeners: list[Callable[[], None]] = []
+        self.replace(configs or {})
+
+    def replace(self, configs: Mapping[str, str]) -> None:
+        """``configs``: the defaults that an operator has set, by the names of topic configs."""
+        self.configs: Mapping[str, str] = MappingProxyType(dict(configs))
+        self.settings = _stream_settings(self.configs) if configs else DEFAULTS
+        for listener in self._listeners:
+            listener()
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever the values have been replaced."""
+        self._listeners.append(listener)
+
+
+BUILT_IN = TopicDefaults()  # never replaced
+
+
+def settings_of(topic: Topic, defaults: TopicDefaults = BUILT_IN) -> StreamSettings:
     """Cheap for a topic without configs; others are best asked once per call, not per record."""
     configs = topic.configs
-    if not configs and not topic.is_queue:
-        return DEFAULTS
+    if not topic.is_queue:
+        if defaults.configs and is_internal(topic.name):
+            defaults = BUILT_IN
+        if not configs:
+            return defaults.settings
+    if defaults.configs:
+        configs = {**defaults.configs, **configs}
+    if topic.is_queue:
+        return _queue_settings(topic, configs)
+    return _stream_settings(configs)
+
+
+def _stream_settings(configs: Mapping[str, str]) -> StreamSettings:
     policies = policies_of(configs.get("cleanup.policy", DELETE))
+    is_deleted = DELETE in policies
     return StreamSettings(
-        retention_ms=_retention_ms(topic, is_deleted=DELETE in policies),
-        retention_bytes=_retention_bytes(topic, is_deleted=DELETE in policies),
-        is_deleted=topic.is_queue or DELETE in policies,
-        is_compacted=not topic.is_queue and COMPACT in policies,
-        message_bytes_max=int(configs.get("max.message.bytes", MESSAGE_BYTES_DEFAULT)),
-        is_append_time=topic.is_queue or configs.get("message.timestamp.type") == APPEND_TIME,
+        retention_ms=_bound(configs, "retention.ms", RETENTION_MS_DEFAULT) if is_deleted else None,
+        retention_bytes=_bound(configs, "retention.bytes", FOREVER) if is_deleted else None,
+        is_deleted=is_deleted,
+        is_compacted=COMPACT in policies,
+        message_bytes_max=_whole(configs, "max.message.bytes", MESSAGE_BYTES_DEFAULT),
+        is_append_time=configs.get("message.timestamp.type") == APPEND_TIME,
         timestamp_before_ms_max=_whole(
-            topic, "message.timestamp.before.max.ms", TIMESTAMP_BEFORE_MS_DEFAULT
+            configs, "message.timestamp.before.max.ms", TIMESTAMP_BEFORE_MS_DEFAULT
         ),
         timestamp_after_ms_max=_whole(
-            topic, "message.timestamp.after.max.ms", TIMESTAMP_AFTER_MS_DEFAULT
+            configs, "message.timestamp.after.max.ms", TIMESTAMP_AFTER_MS_DEFAULT
         ),
         # A segment may be asked to be smaller than ours, never larger.
-        segment_bytes=min(_whole(topic, "segment.bytes", SEGMENT_BYTES_MAX), SEGMENT_BYTES_MAX),
-        segment_ms=min(_whole(topic, "segment.ms", SEGMENT_AGE_MS_MAX), SEGMENT_AGE_MS_MAX),
+        segment_bytes=min(_whole(configs, "segment.bytes", SEGMENT_BYTES_MAX), SEGMENT_BYTES_MAX),
+        segment_ms=min(_whole(configs, "segment.ms", SEGMENT_AGE_MS_MAX), SEGMENT_AGE_MS_MAX),
         dirty_ratio_min=float(configs.get("min.cleanable.dirty.ratio", DIRTY_RATIO_DEFAULT)),
-        compaction_lag_ms_min=_whole(topic, "min.compaction.lag.ms", 0),
-        compaction_lag_ms_max=_whole(topic, "max.compaction.lag.ms", LONG_MAX),
-        tombstone_ms=_whole(topic, "delete.retention.ms", TOMBSTONE_MS_DEFAULT),
+        compaction_lag_ms_min=_whole(configs, "min.compaction.lag.ms", 0),
+        compaction_lag_ms_max=_whole(configs, "max.compaction.lag.ms", LONG_MAX),
+        tombstone_ms=_whole(configs, "delete.retention.ms", TOMBSTONE_MS_DEFAULT),
     )
 
 
-def _whole(topic: Topic, name: str, default: int) -> int:
-    return int(topic.configs.get(name, default))
+def _queue_settings(topic: Topic, configs: Mapping[str, str]) -> StreamSettings:
+    settings: StreamSettings = msgspec.structs.replace(
+        _stream_settings(configs),
+        retention_ms=topic.settings.retention_ms,
+        retention_bytes=None,
+        is_deleted=True,
+        is_compacted=False,
+        is_append_time=True,
+    )
+    return settings
 
 
-def _retention_ms(topic: Topic, *, is_deleted: bool) -> int | None:
-    if topic.is_queue:
-        return topic.settings.retention_ms
-    asked_ms = _whole(topic, "retention.ms", RETENTION_MS_DEFAULT)
-    return asked_ms if is_deleted and asked_ms != FOREVER else None
+def _whole(configs: Mapping[str, str], name: str, default: int) -> int:
+    return int(configs.get(name, default))
 
 
-def _retention_bytes(topic: Topic, *, is_deleted: bool) -> int | None:
-    if topic.is_queue:
-        return None
-    asked_bytes = _whole(topic, "retention.bytes", FOREVER)
-    return asked_bytes if is_deleted and asked_bytes != FOREVER else None
+def _bound(configs: Mapping[str, str], name: str, default: int) -> int | None:
+    """None: there is no bound."""
+    asked = _whole(configs, name, default)
+    return None if asked == FOREVER else asked

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 from penstock.model.file_slice import FileSlice, Piece, in_memory
 from penstock.net.begun import Begun, rest_of
 from penstock.net.frames import LENGTH_BYTES, Chunks, FrameReader, FrameRefused
-from penstock.net.listener import Listener, Peer
+from penstock.net.listener import NO_LIMIT, Listener, Peer
 from penstock.net.slice_sender import SliceSender
 
 Buffer = bytes | memoryview
@@ -68,7 +68,8 @@ class KafkaListener(Listener):
         the same; and it may be under way beside others of its kind."""
         super().__init__(
             connections_max=config.connections_max,
-            per_address_max=config.connections_per_address_max,
+            # Counted without a limit as well: an operator may set one while the node runs.
+            per_address_max=config.connections_per_address_max or NO_LIMIT,
         )
         self.answer = answer
         self.config = config

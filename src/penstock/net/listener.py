@@ -8,12 +8,13 @@ import asyncio
 import ipaddress
 import ssl
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 SWEEP_SECONDS = 0.5
 HANDSHAKE_SECONDS_MAX = 5.0
 BACKLOG = 4_096
+NO_LIMIT = 2**31 - 1
 
 
 class Peer(asyncio.BaseProtocol):
@@ -60,9 +61,10 @@ class Listener:
         self.now = self.loop.time()  # moved by the sweep only: good to half a second, free to read
         self.is_draining = False
         self.is_tls = False
-        self._connections_max = connections_max
+        self._most = self._connections_max = connections_max
         self._per_address_max = per_address_max
         self._per_address: dict[str, int] = {}
+        self._addresses: Mapping[str, int] = {}  # those with a limit of their own
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed = asyncio.Event()
@@ -118,15 +120,27 @@ class Listener:
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self._per_address_max and address:
+            most = self._addresses.get(address, self._per_address_max)
             address = source_of(address)
             count = self._per_address.get(address, 0)
-            if count >= self._per_address_max:
+            if count >= most:
                 return False
             self._per_address[address] = count + 1
             connection.when_lost(partial(self._left, address))
         self.connections.add(connection)
         self._all_closed.clear()
         return True
+
+    def limit(
+        self, *, connections_max: int, per_address_max: int, addresses: Mapping[str, int]
+    ) -> None:
+        """Set other limits; connections that are open stay. More connections than the listener was
+        made for are never accepted. It must have had a limit by address from the start, or it has
+        not counted who is there."""
+        assert self._per_address_max > 0, "addresses are not counted"
+        self._connections_max = min(connections_max, self._most)
+        self._per_address_max = per_address_max
+        self._addresses = addresses
 
     def closed(self, connection: Peer) -> None:
         self.connections.discard(connection)

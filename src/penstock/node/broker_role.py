@@ -17,13 +17,17 @@ from penstock.broker.transactions import TOPIC_NAME as TRANSACTIONS_TOPIC
 from penstock.broker.transactions import TransactionHost
 from penstock.cursor.group.settings import GroupSettings
 from penstock.cursor.tenants import TenantRooms
+from penstock.frontend.kafka.broker_table import COMPACTION_BACKOFF, TOPIC_NAMES
 from penstock.log.log import LogConfig
 from penstock.log.tail import TailBudget
+from penstock.metadata.dynamic_configs import DynamicConfigs
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.metadata.resource_configs import ResourceConfigs
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.partitioning import partition_of_group
+from penstock.model.replication import IN_SYNC_MIN
+from penstock.model.stream import TopicDefaults
 from penstock.node.basis import Basis
 from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Mode
@@ -48,8 +52,21 @@ class BrokerRole:
         self.rooms = rooms  # what tenants have at the coordinators
         self._metadata = metadata
         self._cluster = cluster
+        self.configs = ResourceConfigs(metadata.store)
+        self.dynamic = DynamicConfigs(
+            self.configs,
+            account=basis.config.node.account,
+            node=basis.config.cluster.node or 1,
+            level=self._level,
+            topic_names=TOPIC_NAMES,
+        )
         self._surroundings = _surroundings(
-            basis, metadata, pool, disk, is_clustered=cluster is not None
+            basis,
+            metadata,
+            pool,
+            disk,
+            defaults=self.dynamic.defaults,
+            is_clustered=cluster is not None,
         )
         self._tasks = MoveTasks(metadata.own_store)
         self.disk = disk
@@ -60,13 +77,13 @@ class BrokerRole:
             is_clustered=cluster is not None,
         )
         self.producer_ids = StoredProducerIds(metadata.store)
-        self.configs = ResourceConfigs(metadata.store)
         self.cutting = Cutting(self.broker.partitions, self._surroundings.hold, basis.clock)
 
     async def start(self) -> None:
         """A long recovery happens here."""
         basis, node, cluster = self._basis, self._basis.config.node, self._cluster
         await self._tasks.start()
+        self.dynamic.on_change(self._configs_changed)
         await self.configs.start()
         await self.broker.start()
         others = None if cluster is None else self._other_coordinators(cluster)
@@ -104,7 +121,7 @@ class BrokerRole:
                     self._led(partition, is_led=True)
 
     def _group_host(self, others: OtherCoordinators | None) -> GroupHost:
-        basis, node, cluster = self._basis, self._basis.config.node, self._cluster
+        basis, node = self._basis, self._basis.config.node
         return GroupHost(
             streams=self.broker,
             catalog=self._metadata.topics,
@@ -115,12 +132,20 @@ class BrokerRole:
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
             others=others,
             rooms=self.rooms,
-            configs=GroupConfigs(
-                self.configs,
-                rooms=self.rooms,
-                level=lambda: LEVEL_MAX if cluster is None else cluster.level.in_force,
-            ),
+            configs=GroupConfigs(self.configs, rooms=self.rooms, level=self._level),
         )
+
+    def _level(self) -> int:
+        return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
+
+    def _configs_changed(self) -> None:
+        """Defaults of topics reach logs by themselves (``Surroundings.defaults``)."""
+        backoff_ms = self.dynamic.value(COMPACTION_BACKOFF)
+        own_ms = self._basis.config.log.compaction_check_ms
+        self.broker.partitions.compact_interval.change(int(backoff_ms or own_ms))
+        if self._cluster is not None:
+            in_sync_min = self.dynamic.value(IN_SYNC_MIN)
+            self._cluster.set_topics_in_sync_min(int(in_sync_min) if in_sync_min else None)
 
     def _led(self, partition: Partition, is_led: bool) -> None:
         """Groups and transactions are coordinated where their partition is led."""
@@ -194,7 +219,13 @@ class BrokerRole:
 
 
 def _surroundings(
-    basis: Basis, metadata: MetadataLink, pool: Executor, disk: DiskBudget, *, is_clustered: bool
+    basis: Basis,
+    metadata: MetadataLink,
+    pool: Executor,
+    disk: DiskBudget,
+    *,
+    defaults: TopicDefaults,
+    is_clustered: bool,
 ) -> Surroundings:
     config = basis.config
     return Surroundings(
@@ -217,6 +248,7 @@ def _surroundings(
         scrub_bytes_per_second=config.log.scrub_bytes_per_second,
         scrub_interval_ms=config.log.scrub_interval_ms,
         in_flight_max=config.queue.in_flight_max,
+        defaults=defaults,
         # Times in a log that others have led are theirs.
         is_elapsed_trusted=basis.is_elapsed_trusted and not is_clustered,
     )

@@ -173,6 +173,13 @@ class ClusterRole:
     def _lost(self) -> None:
         self.replicators.lost_lease()
 
+    def set_topics_in_sync_min(self, count: int | None) -> None:
+        """What an operator has set for topics that say nothing of it; None: nothing."""
+        if count != self.policy.topics_in_sync_min:
+            self.policy.topics_in_sync_min = count
+            if self.manager is not None:
+                self.manager.policy_changed()
+
     async def tell(self, **changes: Any) -> None:
         """The others something new about this node, as soon as the store can be reached."""
         with contextlib.suppress(PenstockError):

@@ -139,6 +139,7 @@ class Node:
             rooms=TenantRooms(self._vault.identities, own_account=own_account),
             cluster=cluster,
         )
+        self._vault.data_keys.retention_ms_of = self._role.dynamic.retention_ms_max
         self._calls = make_calls(
             self._role.broker,
             metadata,

@@ -3,6 +3,7 @@ with the frontend behind it."""
 
 import asyncio
 import shutil
+from functools import partial
 from time import perf_counter
 
 from penstock.frontend.admin.api import AdminApi
@@ -12,6 +13,12 @@ from penstock.frontend.admin.request import ConfigRow
 from penstock.frontend.catalog_view import queues_of, streams_of
 from penstock.frontend.context import FrontendConfig
 from penstock.frontend.dispatch_tokens import DispatchedTokens
+from penstock.frontend.kafka.broker_table import (
+    CONNECTIONS_MAX,
+    CONNECTIONS_PER_IP,
+    CONNECTIONS_PER_IP_MAX,
+    addresses,
+)
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
@@ -20,11 +27,12 @@ from penstock.frontend.kafka.pipeline import KafkaFrontend, is_produce
 from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
+from penstock.metadata.dynamic_configs import DynamicConfigs
 from penstock.model.levels import LEVEL_MAX
 from penstock.net.http import HttpListener
 from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
-from penstock.net.listener import Listener
+from penstock.net.listener import NO_LIMIT, Listener
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
 from penstock.node.broker_role import BrokerRole
@@ -170,11 +178,23 @@ class Listeners:
             ),
             outlives=is_produce,
         )
+        role.dynamic.on_change(partial(self._limit_connections, role.dynamic))
+        self._limit_connections(role.dynamic)
         bound = await self._bind_kafka(self._kafka)
         self._kafka_address = parse_listen(config.advertised or bound)
         self.kafka_address = bound
         self._basis.endpoints["kafka"] = reachable(bound)
         self._kafka_url = f"{self._kafka_protocol}://{reachable(bound)}"
+
+    def _limit_connections(self, dynamic: DynamicConfigs) -> None:
+        """To what an operator has set, else to what the node's configuration says."""
+        assert self._kafka is not None, "there is a listener before there are limits"
+        per_ip = self._basis.config.kafka.connections_per_ip_max or NO_LIMIT
+        self._kafka.limit(
+            connections_max=int(dynamic.value(CONNECTIONS_MAX) or NO_LIMIT),
+            per_address_max=int(dynamic.value(CONNECTIONS_PER_IP_MAX) or per_ip),
+            addresses=addresses(dynamic.value(CONNECTIONS_PER_IP) or ""),
+        )
 
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
         basis, calls, vault = self._basis, self._calls, self._vault
@@ -206,6 +226,7 @@ class Listeners:
             joined=self._kafka_cluster(),
             level=self._level,
             volume=self._volume,
+            dynamic=role.dynamic,
         )
 
     def _kafka_cluster(self) -> ClusterChanges | None:
@@ -260,6 +281,10 @@ class Listeners:
             is_insecure=basis.config.auth.insecure,
             login_ms=config.login_ms,
             protocol=self._kafka_protocol,
+            listeners=lambda: self.kafka_address,
+            compaction_check_ms=basis.config.log.compaction_check_ms,
+            connections_max=KafkaListenerConfig().connections_max,
+            connections_per_ip_max=config.connections_per_ip_max,
         )
 
     async def _bind_kafka(self, listener: KafkaListener) -> str:

@@ -169,6 +169,26 @@ async def test_changed_segments_hold_for_the_next_append_on_every_replica(tmp_pa
         await on.alike(key)
 
 
+async def test_changed_defaults_hold_for_the_next_append_on_every_replica(tmp_path: Path) -> None:
+    async with cluster(tmp_path, compact_interval_ms=20) as on:
+        topic, key = await on.topic("t", kind=Kind.STREAM)
+        await fill(on, 1, topic)
+        assert segment_counts(on, key) == [1, 1, 1]
+        defaults = {"segment.bytes": "1000", "min.cleanable.dirty.ratio": "0.01"}
+        for node in on.nodes.values():
+            node.replicators.surroundings.defaults.replace(defaults)
+        await asyncio.sleep(0)
+        await fill(on, 1, topic)
+        await until(lambda: min(segment_counts(on, key)) > 3)
+        await committed(on, key, 2, 3)
+        assert all(len(rows(on, node, key)) == 120 for node in (1, 2, 3))
+        for node in on.nodes.values():
+            node.replicators.surroundings.defaults.replace(
+                {**defaults, "cleanup.policy": "compact"}
+            )
+        await until(lambda: all(len(rows(on, node, key)) < 60 for node in (1, 2, 3)))
+
+
 async def test_a_compaction_lag_is_kept_on_every_replica(tmp_path: Path) -> None:
     async with cluster(tmp_path, compact_interval_ms=20) as on:
         topic, key = await on.topic("t", kind=Kind.STREAM, configs={"cleanup.policy": "compact"})

@@ -25,9 +25,7 @@ from penstock.wire.kafka.apis import APIS, FETCH, PRODUCE
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch import FetchPartition
 from penstock.wire.kafka.generated import (
-    alter_partition_reassignments as reassignments,
-)
-from penstock.wire.kafka.generated import (
+    alter_client_quotas,
     api_versions,
     create_partitions,
     create_topics,
@@ -40,10 +38,13 @@ from penstock.wire.kafka.generated import (
     sasl_handshake,
     unregister_broker,
 )
+from penstock.wire.kafka.generated import (
+    alter_partition_reassignments as reassignments,
+)
 
 METADATA, API_VERSIONS, HANDSHAKE, AUTHENTICATE = 3, 18, 17, 36
 CREATE, DELETE, DELETE_RECORDS, PARTITIONS, CONFIGS = 19, 20, 21, 37, 44
-ELECT, REASSIGN, UNREGISTER = 43, 45, 64
+ELECT, REASSIGN, QUOTAS, UNREGISTER = 43, 45, 49, 64
 
 
 class CountedRig(Rig):
@@ -233,6 +234,42 @@ async def test_configs_are_noted_with_what_looks_like_a_secret_hidden(tmp_path: 
     assert record.params == {
         "configs": {"retention.ms": "7000", "ssl.keystore.password": "(hidden)"}
     }
+
+
+async def test_quotas_and_configs_of_brokers_are_noted(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        async with trail_on(stage) as trail:
+            rig = CountedRig(audit=trail)
+            api = alter_client_quotas
+            wanted = (("ann", "producer_byte_rate", 0.0, True), (None, "foo", 1.0, False))
+            entries = [
+                api.AlterClientQuotasRequestEntryData(
+                    [api.AlterClientQuotasRequestEntityData("user", name)],
+                    [api.OpData(key, value, is_removed)],
+                )
+                for name, key, value, is_removed in wanted
+            ]
+            await rig.ask(QUOTAS, 1, api.AlterClientQuotasRequest(entries))
+            await rig.ask(QUOTAS, 1, api.AlterClientQuotasRequest(entries, validate_only=True))
+            configs = incremental_alter_configs
+            secret = configs.AlterableConfig("log.dirs", 0, "hunter2")
+            resource = configs.AlterConfigsResource(4, "1", [secret])
+            await rig.ask(CONFIGS, 1, configs.IncrementalAlterConfigsRequest([resource]))
+        found = await noted(stage)
+    action = "kafka:AlterClientQuotas"
+    assert [(r.action, r.error_code, r.params) for r in found] == [
+        (
+            action,
+            "",
+            {"entity": {"user": "ann"}, "quotas": {"producer_byte_rate": "removed"}},
+        ),
+        (action, "INVALID_REQUEST", {"entity": {"user": "<default>"}, "quotas": {"foo": 1.0}}),
+        (
+            "kafka:AlterConfigs",
+            "INVALID_REQUEST",
+            {"configs": ["log.dirs"], "resource": "4/1"},
+        ),
+    ]
 
 
 async def test_many_failures_of_one_request_are_counted_and_what_was_done_is_all_noted(

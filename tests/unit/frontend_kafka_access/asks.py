@@ -15,6 +15,7 @@ from penstock.wire.kafka.fetch_request import FetchTopic as FetchFrom
 from penstock.wire.kafka.generated import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    alter_client_quotas,
     alter_configs,
     alter_partition_reassignments,
     alter_replica_log_dirs,
@@ -31,6 +32,7 @@ from penstock.wire.kafka.generated import (
     delete_share_group_offsets,
     delete_topics,
     describe_acls,
+    describe_client_quotas,
     describe_configs,
     describe_groups,
     describe_log_dirs,
@@ -48,6 +50,7 @@ from penstock.wire.kafka.generated import (
     init_producer_id,
     join_group,
     leave_group,
+    list_config_resources,
     list_offsets,
     list_partition_reassignments,
     metadata,
@@ -80,7 +83,7 @@ NO_TXN = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 NO_CLUSTER = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 NO_ID = ErrorCode.UNKNOWN_TOPIC_ID
 
-OF_TOPIC, OF_NODE, OF_GROUP = 2, 4, 32
+OF_TOPIC, OF_NODE, OF_LOGGER, OF_METRICS, OF_GROUP = 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Ask:
     code: ErrorCode
     version: int | None = None  # the newest
     also: tuple[str, ...] = ()  # rights that would do as well
+    is_operators: bool = False  # the right is not enough: the caller is an operator
 
 
 def _produce(topic_id: bytes, *, by_id: bool = True, txn: str | None = None) -> ProduceRequest:
@@ -172,6 +176,15 @@ def _altered(of: int, name: str) -> Callable[[bytes], Any]:
 def _incremental(of: int, name: str) -> Callable[[bytes], Any]:
     resource = incremental_alter_configs.AlterConfigsResource(of, name, [])
     return lambda _: incremental_alter_configs.IncrementalAlterConfigsRequest([resource])
+
+
+def _quota(kind: str) -> Callable[[bytes], Any]:
+    entity = alter_client_quotas.AlterClientQuotasRequestEntityData(kind, None)
+    entry = alter_client_quotas.AlterClientQuotasRequestEntryData([entity], [])
+    return lambda _: alter_client_quotas.AlterClientQuotasRequest([entry])
+
+
+NAMES = {"all nodes": "", "loggers": "1", "metrics": "m"}
 
 
 def _acl(_: bytes) -> Any:
@@ -433,7 +446,50 @@ ASKS = (
     ),
     Ask("DescribeConfigs of a group", 32, _described(OF_GROUP, "g"), SEE_CONFIGS, GROUP, NO_GROUP),
     Ask("AlterConfigs of a topic", 33, _altered(OF_TOPIC, "t"), SET_CONFIGS, TOPIC, NO_TOPIC),
-    Ask("AlterConfigs of the node", 33, _altered(OF_NODE, "1"), SET_CONFIGS, CLUSTER, NO_CLUSTER),
+    Ask(
+        "AlterConfigs of the node",
+        33,
+        _altered(OF_NODE, "1"),
+        SET_CONFIGS,
+        CLUSTER,
+        NO_CLUSTER,
+        is_operators=True,
+    ),
+    *(
+        Ask(f"{name} of {of}", key, request, needs, CLUSTER, NO_CLUSTER, is_operators=True)
+        for of, number in (("all nodes", OF_NODE), ("loggers", OF_LOGGER), ("metrics", OF_METRICS))
+        for name, key, request, needs in (
+            ("IncrementalAlterConfigs", 44, _incremental(number, NAMES[of]), SET_CONFIGS),
+            ("DescribeConfigs", 32, _described(number, NAMES[of]), SEE_CONFIGS),
+        )
+        if (of, key) != ("all nodes", 32)
+    ),
+    Ask(
+        "ListConfigResources",
+        74,
+        lambda _: list_config_resources.ListConfigResourcesRequest(),
+        SEE_CONFIGS,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
+    Ask(
+        "DescribeClientQuotas",
+        48,
+        lambda _: describe_client_quotas.DescribeClientQuotasRequest(),
+        SEE_CONFIGS,
+        CLUSTER,
+        NO_CLUSTER,
+    ),
+    Ask("AlterClientQuotas", 49, _quota("user"), SET_CONFIGS, CLUSTER, NO_CLUSTER),
+    Ask(
+        "AlterClientQuotas of an address",
+        49,
+        _quota("ip"),
+        SET_CONFIGS,
+        CLUSTER,
+        NO_CLUSTER,
+        is_operators=True,
+    ),
     Ask("AlterConfigs of a group", 33, _altered(OF_GROUP, "g"), SET_CONFIGS, GROUP, NO_GROUP),
     Ask(
         "AlterReplicaLogDirs",

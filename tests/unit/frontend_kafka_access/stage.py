@@ -22,7 +22,9 @@ from penstock.frontend.kafka.context import KafkaConfig, KafkaContext
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.quotas import TenantQuotas
 from penstock.metadata.delegation_tokens import DelegationTokens
+from penstock.metadata.dynamic_configs import DynamicConfigs
 from penstock.metadata.identities import StoredIdentities
+from penstock.metadata.resource_configs import ResourceConfigs
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.file_slice import in_memory
 from penstock.model.identity import ADMIN_POLICY, AccessKey, Tenant, User
@@ -194,6 +196,8 @@ class House:
             tokens=tokens,
             quotas=TenantQuotas(identities, stage.catalog),
             login_seed=SEED,
+            # Not started: there is no other node to follow.
+            dynamic=DynamicConfigs(ResourceConfigs(stage.catalog._store), account=OWN),
         )
         self.frontend = KafkaFrontend(self.context)
 

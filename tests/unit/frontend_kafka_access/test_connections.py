@@ -5,14 +5,26 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.frontend_kafka.rig import batch
-from tests.unit.frontend_kafka_access.stage import PASSWORD, Client, House, allow, codes
+from tests.unit.frontend_kafka_access.stage import (
+    OTHER,
+    OWN,
+    PASSWORD,
+    Client,
+    House,
+    allow,
+    codes,
+    house_on,
+)
 
+from penstock.frontend.kafka.client_quotas import Entity, entity_text
 from penstock.frontend.kafka.pipeline import is_produce
 from penstock.frontend.quotas import WAIT_RETRY_MS
+from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
 from penstock.model.identity import Limits, Quotas, Rate
 from penstock.net.kafka import KafkaConfig, KafkaListener
 from penstock.wire.kafka.apis import APIS
@@ -232,6 +244,77 @@ async def test_an_api_may_have_a_limit_of_its_own(house: House) -> None:
     client = await house.client("ann")
     assert (await client.ask(HEARTBEAT, BEAT)).throttle_time_ms > 0
     assert (await client.ask(METADATA, MetadataRequest(None))).throttle_time_ms == 0
+
+
+# ── Quotas of users and client ids ───────────────────────────────────────────────────────────
+async def quota(house: House, account: str, entity: Entity, **rates: int) -> None:
+    resource = Resource(account, CLIENT_QUOTA, entity_text(entity))
+    texts = {key: str(rate) for key, rate in rates.items()}
+    await house.context.dynamic.stored.change(resource, texts)
+
+
+async def produced(client: Client, size: int = 20_000) -> int:
+    """For how long the producer is told to pause."""
+    records = memoryview(batch(b"x" * size))
+    topics = [ProduceTopic("t", ZERO_UUID, [ProducePartition(0, records)])]
+    reply = await client.ask(0, ProduceRequest(None, -1, 1_000, topics), 12)
+    return int(reply.throttle_time_ms)
+
+
+async def test_a_producer_over_its_quota_is_paused(house: House) -> None:
+    await house.topic()
+    for name in ("ann", "bob"):
+        await house.user(name, allow("*"))
+    ann, bob = await house.client("ann"), await house.client("bob")
+    assert await produced(ann) == 0
+    await quota(house, OWN, (("user", "ann"),), producer_byte_rate=10_000)
+    assert 1_000 <= await produced(ann) <= 1_200
+    assert ann.connection._held_back is not None
+    assert house.context.throttler.refused == {(OWN, "producer_byte_rate"): 1}
+    assert await produced(bob) == 0
+    assert bob.connection._held_back is None
+    again = await house.client("ann")
+    assert (await again.ask(METADATA, MetadataRequest(None))).throttle_time_ms == 0
+    # All of ann's connections share the quota, whatever their client ids.
+    assert await produced(again) >= 2_900
+
+
+async def test_a_consumer_over_its_quota_is_paused_and_gets_bounded_replies(house: House) -> None:
+    topic = await house.topic()
+    await house.user("ann", allow("*"))
+    client = await house.client("ann")
+    for _ in range(12):
+        assert await produced(client, 2_000) == 0
+    partitions = [FetchPartition(0, 0, 1_000_000)]
+    asked = FetchRequest(0, 1, [FetchTopic("", bytes.fromhex(topic.topic_id), partitions)])
+
+    def size(reply: Any) -> int:
+        ((one,),) = (each.partitions for each in reply.topics)
+        return sum(map(len, one.records))
+
+    free = await client.ask(1, asked)
+    assert (free.throttle_time_ms, size(free) > 24_000) == (0, True)
+    await quota(house, OWN, (("client-id", None),), consumer_byte_rate=1_000)
+    held = await client.ask(1, asked)
+    assert size(held) <= 10_000
+    assert 7_000 <= held.throttle_time_ms <= 9_500
+    assert client.connection._held_back is not None
+
+
+async def test_a_tenants_quotas_count_for_its_own_clients_only(house: House) -> None:
+    for account in (OWN, OTHER):
+        await house.topic(account=account)
+        await house.user("ann", allow("*"), account=account)
+    await quota(house, OTHER, (("user", None),), producer_byte_rate=10_000)
+    assert await produced(await house.client("ann")) == 0
+    assert await produced(await house.client("ann", account=OTHER)) >= 1_000
+
+
+async def test_without_a_login_the_user_is_anonymous(tmp_path: Path) -> None:
+    async with house_on(tmp_path, is_auth_on=False) as house:
+        await house.topic()
+        await quota(house, OWN, (("user", "ANONYMOUS"),), producer_byte_rate=10_000)
+        assert await produced(Client(house)) >= 1_000
 
 
 def long_poll(topic_id: str) -> FetchRequest:

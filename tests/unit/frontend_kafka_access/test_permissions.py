@@ -25,6 +25,7 @@ from tests.unit.frontend_kafka_access.asks import (
 )
 from tests.unit.frontend_kafka_access.stage import (
     OTHER,
+    OWN,
     Client,
     House,
     allow,
@@ -81,7 +82,8 @@ async def asked(client: Client, ask: Ask, topic: Topic) -> set[int]:
 async def test_each_api_needs_its_right(house: House, ask: Ask) -> None:
     topic = await house.topic()
     others = deny(*ask.also) if ask.also else deny("sqs:*")
-    await house.user("ann", EVERYTHING, deny(ask.needs, resource=ask.on), others)
+    denial = deny(ask.needs, resource=ask.on)
+    await house.user("ann", EVERYTHING, denial, others, is_operator=ask.is_operators)
     client = await house.client("ann")
     assert ask.code in await asked(client, ask, topic)
     await house.let("ann", EVERYTHING)
@@ -97,6 +99,16 @@ async def test_who_has_no_right_at_all_gets_nothing(house: House, ask: Ask) -> N
     client = await house.client("ann")
     found = await asked(client, ask, topic)
     assert found & (REFUSALS | {ErrorCode.UNKNOWN_TOPIC_ID}), found
+
+
+@pytest.mark.parametrize("ask", [ask for ask in ASKS if ask.is_operators], ids=lambda ask: ask.name)
+@pytest.mark.parametrize("account", [OWN, OTHER])
+async def test_what_belongs_to_all_tenants_is_for_operators(
+    house: House, ask: Ask, account: str
+) -> None:
+    topic = await house.topic()
+    await house.user("ann", EVERYTHING, account=account)
+    assert await asked(await house.client("ann", account=account), ask, topic) >= {NO_CLUSTER}
 
 
 @pytest.mark.parametrize("ask", [ask for ask in ASKS if ask.also], ids=lambda ask: ask.name)

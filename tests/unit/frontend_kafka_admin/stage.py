@@ -2,7 +2,7 @@
 administration does not use are not there, so touching one would fail."""
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,19 @@ from typing import Any
 import msgspec
 
 from penstock.frontend.kafka.actions import ACTIONS
+from penstock.frontend.kafka.broker_table import TOPIC_NAMES
 from penstock.frontend.kafka.context import KafkaCall, KafkaConfig, KafkaContext
 from penstock.metadata.catalog import StoredCatalog
+from penstock.metadata.dynamic_configs import DynamicConfigs
+from penstock.metadata.resource_configs import ResourceConfigs
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.identity import Caller
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.topic import Kind, QueueSettings, Topic
 from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.frame import RequestHeader
+from penstock.wire.kafka.generated import incremental_alter_configs
 from penstock.wire.kafka.generated.alter_configs import (
     AlterableConfig,
     AlterConfigsRequest,
@@ -170,12 +176,36 @@ class Admin:
         return result.error_code, result.error_message
 
 
+async def alter(
+    admin: Admin,
+    name: str,
+    *changes: tuple[str, int, str | None],
+    of: int = TOPIC,
+    is_dry: bool = False,
+    version: int | None = None,
+) -> tuple[ErrorCode, str | None]:
+    """IncrementalAlterConfigs."""
+    configs = [incremental_alter_configs.AlterableConfig(*change) for change in changes]
+    resource = incremental_alter_configs.AlterConfigsResource(of, name, configs)
+    request = incremental_alter_configs.IncrementalAlterConfigsRequest((resource,), is_dry)
+    (result,) = (await admin.ask(44, request, version)).responses
+    assert (result.resource_type, result.resource_name) == (of, name)
+    return ErrorCode(result.error_code), result.error_message
+
+
 @asynccontextmanager
-async def admin_on(folder: Path, **config: Any) -> AsyncIterator[Admin]:
+async def admin_on(
+    folder: Path, *, level: Callable[[], int] = lambda: LEVEL_MAX, **config: Any
+) -> AsyncIterator[Admin]:
     store = await SqliteStore.open(folder / "metadata.sqlite3")
     catalog = StoredCatalog(store)
     await catalog.start()
     clock = HandClock()
+    configs = ResourceConfigs(store)
+    dynamic = DynamicConfigs(
+        configs, account=ACCOUNT, node=NODE_ID, level=level, topic_names=TOPIC_NAMES
+    )
+    await configs.start()
     absent: Any = None
     context = KafkaContext(
         streams=absent,
@@ -188,9 +218,11 @@ async def admin_on(folder: Path, **config: Any) -> AsyncIterator[Admin]:
         config=KafkaConfig(advertised=lambda: ("127.0.0.1", 9092), node_id=NODE_ID, **config),
         meter=absent,
         entropy=secrets.token_bytes,
+        dynamic=dynamic,
     )
     try:
         yield Admin(context, catalog, clock)
     finally:
+        await configs.stop()
         await catalog.stop()
         await store.close()

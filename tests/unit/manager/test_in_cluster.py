@@ -3,9 +3,11 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 
+import msgspec
 import pytest
 from tests.unit.manager.cluster import Cluster, topic, until
 
@@ -18,6 +20,11 @@ from penstock.replication.election import Standing
 from penstock.replication.row import PartitionRow
 
 KEY = PartitionKey("a", 0)
+
+
+def _has_in_sync_min(cluster: Cluster, count: int) -> bool:
+    return all(row.in_sync_min == count for row in cluster.rows("a"))
+
 
 either_store = pytest.mark.parametrize("store", ["sqlite", "etcd"], indirect=True)
 
@@ -170,6 +177,20 @@ class TestPartitions:
         await until(
             lambda: all(len(row.in_sync) == 3 == row.in_sync_min for row in cluster.rows("a"))
         )
+
+    async def test_follow_the_default_that_an_operator_sets(self, cluster: Cluster) -> None:
+        await three(cluster)
+        await cluster.create(topic("a", 2))
+        await cluster.create(topic("b", 2, min_insync_replicas="2"))
+        await cluster.create(msgspec.structs.replace(topic("c", 2), name="__groups"))
+        assert {row.in_sync_min for name in "abc" for row in cluster.rows(name)} == {2}
+        for wanted, expected in ((1, 1), (3, 3), (None, 2)):
+            cluster.policy.topics_in_sync_min = wanted
+            for node in cluster.nodes.values():
+                node.manager.policy_changed()
+            await until(partial(_has_in_sync_min, cluster, expected))
+            assert all(row.in_sync_min == 2 for row in cluster.rows("b")), "a value of its own"
+            assert all(row.in_sync_min == 2 for row in cluster.rows("c")), "the nodes' own topic"
 
 
 @either_store

@@ -88,6 +88,42 @@ async def test_a_kafka_listener_has_the_same_limit_and_hangs_up() -> None:
         assert await asyncio.wait_for(_until_closed(reader), 5)
 
 
+async def test_limits_of_a_kafka_listener_change_while_it_serves() -> None:
+    async def answer(_connection: object, _frame: object) -> None:
+        return None
+
+    listener = KafkaListener(answer, config=KafkaConfig(connections_max=3))
+
+    async def is_accepted() -> bool:
+        count = len(listener.connections)
+        reader, _ = await connect()
+        closed = asyncio.ensure_future(_until_closed(reader))
+        await until(lambda: closed.done() or len(listener.connections) > count)
+        return not closed.done()
+
+    def limit(connections_max: int = 100, per_ip: int = 100, own: int | None = None) -> None:
+        by_address = {} if own is None else {"127.0.0.1": own}
+        listener.limit(
+            connections_max=connections_max, per_address_max=per_ip, addresses=by_address
+        )
+
+    async with serving(listener) as connect:
+        assert await is_accepted()
+        limit(connections_max=1)
+        assert not await is_accepted()
+        limit(per_ip=1)
+        assert not await is_accepted(), "those before the limit are counted"
+        limit(per_ip=1, own=2)
+        assert await is_accepted()
+        assert not await is_accepted()
+        limit(own=0)
+        assert not await is_accepted()
+        limit()
+        assert await is_accepted()
+        assert not await is_accepted(), "more than the listener was made for"
+        assert len(listener.connections) == 3, "those that were open stay"
+
+
 async def _until_closed(reader: asyncio.StreamReader) -> bool:
     try:
         return await reader.read() == b""

@@ -82,6 +82,9 @@ class Draw:
         if code == "bool":
             value = draw.random() < 0.5
             return value, value
+        if code == "float64":
+            number = draw.choice((0.0, 1.5, -1e300, draw.random()))
+            return number, number
         if code == "string":
             text = draw.choice(WORDS)
             return text, text

@@ -127,6 +127,8 @@ def element_values(kind: Any, wire: str, version: int) -> st.SearchStrategy[Any]
         return st.integers(0, 65_535)
     if wire == "bool":
         return st.booleans()
+    if wire == "float64":
+        return st.floats(allow_nan=False)
     if wire == "string":
         return TEXTS
     if wire == "uuid":

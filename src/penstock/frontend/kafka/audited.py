@@ -105,8 +105,28 @@ def _alter_configs(asked: Any, reply: Any) -> Changes:
     for wanted, done in zip(asked.resources, reply.responses, strict=False):
         configs = {each.name: "" if each.value is None else each.value for each in wanted.configs}
         kind = _RESOURCE_TYPES.get(wanted.resource_type, CLUSTER)
-        params = {"configs": list(configs) if kind == CLUSTER else configs}
+        params: dict[str, object] = {"configs": configs}
+        if kind == CLUSTER:  # values may be secrets
+            named = f"{wanted.resource_type}/{wanted.resource_name}"
+            params = {"configs": list(configs), "resource": named}
         yield Change("kafka:AlterConfigs", kind, wanted.resource_name, done.error_code, params)
+
+
+def _alter_quotas(asked: Any, reply: Any) -> Changes:
+    if asked.validate_only:
+        return
+    codes = {
+        frozenset((part.entity_type, part.entity_name) for part in done.entity): done.error_code
+        for done in reply.entries
+    }
+    for wanted in asked.entries:
+        parts = [(part.entity_type, part.entity_name) for part in wanted.entity]
+        params = {
+            "entity": {kind: "<default>" if name is None else name for kind, name in parts},
+            "quotas": {op.key: "removed" if op.remove else op.value for op in wanted.ops},
+        }
+        code = codes.get(frozenset(parts), 0)
+        yield Change("kafka:AlterClientQuotas", CLUSTER, "", code, params)
 
 
 def _create_partitions(asked: Any, reply: Any) -> Changes:
@@ -209,6 +229,7 @@ _CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
     44: _alter_configs,
     45: _reassignments,
     47: _delete_offsets,
+    49: _alter_quotas,
     51: _alter_scram,
     64: _unregister,
     91: _share_offsets("kafka:AlterShareGroupOffsets"),

@@ -8,7 +8,7 @@ fields of the topic: ``penstock.queue``, ``penstock.fsync`` and ``penstock.encry
 
 How a change of configs changes a topic, and what a queue cannot be told, is in reconfigure.py."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -16,6 +16,18 @@ from typing import Final, Protocol
 
 import msgspec
 
+from penstock.frontend.kafka.config_values import (
+    INT_MAX,
+    Read,
+    choice,
+    cleanup_policies,
+    flag,
+    is_false,
+    one_or_level,
+    share,
+    throttled_replicas,
+    whole,
+)
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.model import stream
 from penstock.model.limits import (
@@ -24,13 +36,11 @@ from penstock.model.limits import (
     SEGMENT_AGE_MS_MAX,
     SEGMENT_BYTES_MAX,
 )
+from penstock.model.names import is_internal
 from penstock.model.replication import AUTO, IN_SYNC_MIN, MANUAL, PLACEMENT, factor_of
 from penstock.model.stream import LONG_MAX
 from penstock.model.topic import Fsync, Topic
 from penstock.wire.kafka.faults import ErrorCode
-
-INT_MAX: Final = 2**31 - 1
-DIGITS_MAX: Final = 20  # of any number that fits 64 bits, its sign included
 
 QUEUE: Final = "penstock.queue"
 FSYNC: Final = "penstock.fsync"
@@ -46,12 +56,17 @@ class Source(IntEnum):
     """Where a value comes from, as the protocol numbers it. Clients trip over any other."""
 
     TOPIC = 1
+    BROKER = 2  # set for one broker while it runs
+    ALL_BROKERS = 3  # set for all brokers
     NODE = 4  # the node's own configuration, fixed while it runs
     DEFAULT = 5
+    LOGGER = 6
+    CLIENT_METRICS = 7
     GROUP = 8
 
 
 class ValueType(IntEnum):
+    UNKNOWN = 0
     BOOLEAN = 1
     STRING = 2
     INT = 3
@@ -59,6 +74,9 @@ class ValueType(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+
+
+Synonym = tuple[str, str | None, Source]
 
 
 class ConfigEntry(msgspec.Struct, frozen=True):
@@ -70,7 +88,8 @@ class ConfigEntry(msgspec.Struct, frozen=True):
     type: ValueType
     documentation: str
     is_read_only: bool = False
-    synonyms: tuple[tuple[str, str | None, Source], ...] = ()
+    is_sensitive: bool = False
+    synonyms: tuple[Synonym, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,58 +98,8 @@ class TopicConfig:
     type: ValueType
     default: str | None
     node_name: str | None  # the broker's config of the same meaning
-    read: Callable[[str], str]  # the text to store; raises ValueError with what would be right
+    read: Read  # the text to store; raises ValueError with what would be right
     documentation: str
-
-
-# ── How texts are checked ────────────────────────────────────────────────────────────────────
-Read = Callable[[str], str]
-
-
-def whole(low: int, high: int) -> Read:
-    bound = f"of at least {low}" if high >= INT_MAX else f"from {low} to {high}"
-
-    def read(text: str) -> str:
-        digits = text.removeprefix("-")
-        is_number = digits.isascii() and digits.isdigit() and len(text) <= DIGITS_MAX
-        if not is_number or not low <= int(text) <= high:
-            raise ValueError(f"a whole number {bound}")
-        return str(int(text))
-
-    return read
-
-
-def _share(text: str) -> str:
-    try:
-        is_share = len(text) <= DIGITS_MAX and 0.0 <= float(text) <= 1.0
-    except ValueError:
-        is_share = False
-    if not is_share:
-        raise ValueError("a number from 0 to 1")
-    return text
-
-
-def flag(text: str) -> str:
-    lower = text.lower()
-    if lower not in ("true", "false"):
-        raise ValueError("true or false")
-    return lower
-
-
-def choice(*choices: str) -> Read:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return text
-
-    return read
-
-
-def _policies(text: str) -> str:
-    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not parts or not set(parts) <= {stream.DELETE, stream.COMPACT}:
-        raise ValueError("delete, compact or both with a comma between them")
-    return ",".join(parts)
 
 
 # ── The table ────────────────────────────────────────────────────────────────────────────────
@@ -158,15 +127,39 @@ def _bool(name: str, node_name: str | None, documentation: str) -> TopicConfig:
     return TopicConfig(name, ValueType.BOOLEAN, "false", node_name, flag, documentation)
 
 
+def _throttled(name: str) -> TopicConfig:
+    documentation = "Kept: moves of replicas are not throttled by topic."
+    return TopicConfig(name, ValueType.LIST, "", None, throttled_replicas, documentation)
+
+
+_KEPT_COMPRESSION: Final = "Kept: batches stay as their producer compressed them."
+_KEPT_TIERS: Final = "Kept: there is no tiered storage."
+
 _ROWS: Final[tuple[TopicConfig, ...]] = (
     TopicConfig(
         CLEANUP_POLICY,
         ValueType.LIST,
         stream.DELETE,
         "log.cleanup.policy",
-        _policies,
+        cleanup_policies,
         "delete: records go when they are past retention; compact: the last record of each key "
-        "stays.",
+        "stays. Empty: all records stay.",
+    ),
+    TopicConfig(
+        "compression.gzip.level",
+        ValueType.INT,
+        "-1",
+        "compression.gzip.level",
+        one_or_level(-1, 1, 9),
+        _KEPT_COMPRESSION,
+    ),
+    _int(
+        "compression.lz4.level",
+        9,
+        "compression.lz4.level",
+        _KEPT_COMPRESSION,
+        low=1,
+        high=17,
     ),
     TopicConfig(
         "compression.type",
@@ -174,7 +167,15 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         "producer",
         "compression.type",
         choice("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
-        "Kept: batches stay as their producer compressed them.",
+        _KEPT_COMPRESSION,
+    ),
+    _int(
+        "compression.zstd.level",
+        3,
+        "compression.zstd.level",
+        _KEPT_COMPRESSION,
+        low=-131_072,
+        high=22,
     ),
     _long(
         "delete.retention.ms",
@@ -201,12 +202,22 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         "log.flush.interval.ms",
         f"Kept: {FSYNC} says when records are durable.",
     ),
+    _throttled("follower.replication.throttled.replicas"),
     _int(
         "index.interval.bytes",
         INDEX_INTERVAL_BYTES,
         "log.index.interval.bytes",
         "Kept: every log has an index entry per 4 KiB.",
     ),
+    _throttled("leader.replication.throttled.replicas"),
+    _long(
+        "local.retention.bytes",
+        -2,
+        "log.local.retention.bytes",
+        _KEPT_TIERS,
+        low=-2,
+    ),
+    _long("local.retention.ms", -2, "log.local.retention.ms", _KEPT_TIERS, low=-2),
     _long(
         "max.compaction.lag.ms",
         LONG_MAX,
@@ -247,7 +258,7 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         ValueType.DOUBLE,
         str(stream.DIRTY_RATIO_DEFAULT),
         "log.cleaner.min.cleanable.ratio",
-        _share,
+        share,
         "How much of a log must be new before it is compacted again.",
     ),
     _long(
@@ -266,6 +277,16 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         high=9,
     ),
     _bool("preallocate", "log.preallocate", "Kept: segments grow as they are written."),
+    _bool("remote.log.copy.disable", None, _KEPT_TIERS),
+    _bool("remote.log.delete.on.disable", None, _KEPT_TIERS),
+    TopicConfig(
+        "remote.storage.enable",
+        ValueType.BOOLEAN,
+        "false",
+        None,
+        is_false,
+        "Always false: there is no tiered storage.",
+    ),
     _long(
         RETENTION_BYTES,
         stream.FOREVER,
@@ -357,6 +378,16 @@ TABLE: Final[Mapping[str, TopicConfig]] = MappingProxyType(
 )
 
 
+# What a queue has, whatever is the default of topics.
+_OF_QUEUES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        CLEANUP_POLICY: stream.DELETE,
+        RETENTION_BYTES: str(stream.FOREVER),
+        TIMESTAMP_TYPE: stream.APPEND_TIME,
+    }
+)
+
+
 def row_of(name: str) -> TopicConfig:
     row = TABLE.get(name)
     if row is None:
@@ -383,7 +414,7 @@ def read_by(row: TopicConfig, text: str | None) -> str:
 
 # ── Showing ──────────────────────────────────────────────────────────────────────────────────
 class Defaults(Protocol):
-    """What the cluster gives topics that do not say so themselves (``KafkaConfig``)."""
+    """What the cluster gives topics that do not say so themselves (``KafkaContext``)."""
 
     @property
     def replicas_default(self) -> int: ...
@@ -391,25 +422,52 @@ class Defaults(Protocol):
     @property
     def in_sync_min_default(self) -> int: ...
 
+    def set_for_brokers(self, name: str) -> Sequence[Synonym]:
+        """What operators have set for this broker and for all, by the name of a broker config."""
+        ...
+
 
 def entries_of(topic: Topic, defaults: Defaults) -> Iterator[ConfigEntry]:
     """Every config of a topic, sorted by name."""
     for row in TABLE.values():
+        synonyms: list[Synonym] = []
         value = value_of(topic, row.name)
-        default = default_of(topic, row.name, defaults)
-        synonyms: tuple[tuple[str, str | None, Source], ...] = ()
         if value is not None:
-            synonyms = ((row.name, value, Source.TOPIC),)
+            synonyms.append((row.name, value, Source.TOPIC))
         if row.node_name is not None:
-            synonyms = (*synonyms, (row.node_name, default, Source.DEFAULT))
+            synonyms += _of_node(topic, row, row.node_name, defaults)
+        built_in = (row.name, row.default, Source.DEFAULT)
+        _, shown, source = synonyms[0] if synonyms else built_in
         yield ConfigEntry(
             name=row.name,
-            value=default if value is None else value,
-            source=Source.DEFAULT if value is None else Source.TOPIC,
+            value=shown,
+            source=source,
             type=row.type,
             documentation=row.documentation,
-            synonyms=synonyms,
+            synonyms=tuple(synonyms),
         )
+
+
+def _of_node(
+    topic: Topic, row: TopicConfig, node_name: str, defaults: Defaults
+) -> Iterator[Synonym]:
+    """What the topic would get without a value of its own. What operators set for brokers does not
+    reach topics of the node's own, nor what a queue has by its nature."""
+    if topic.is_queue and row.name in _OF_QUEUES:
+        yield node_name, _OF_QUEUES[row.name], Source.DEFAULT
+        return
+    if row.name == IN_SYNC_MIN:
+        default: str | None = str(defaults.in_sync_min_default)
+    else:
+        default = row.default
+    found: list[Synonym] = [(node_name, default, Source.DEFAULT)]
+    if not is_internal(topic.name):
+        found[:0] = defaults.set_for_brokers(node_name)
+    for name, value, source in found:
+        if row.name == IN_SYNC_MIN and value is not None:
+            factor = factor_of(topic, None, defaults.replicas_default)
+            value = str(max(1, min(int(value), factor)))
+        yield name, value, source
 
 
 def value_of(topic: Topic, name: str) -> str | None:
@@ -429,12 +487,3 @@ def _encryption(topic: Topic) -> str | None:
     """The queue's own setting, seen from here."""
     is_on = True if topic.settings.kms_key else topic.settings.is_sse_managed
     return None if is_on is None else str(is_on).lower()
-
-
-def default_of(topic: Topic, name: str, defaults: Defaults) -> str | None:
-    if name == IN_SYNC_MIN:
-        factor = factor_of(topic, None, defaults.replicas_default)
-        return str(max(1, min(defaults.in_sync_min_default, factor)))
-    if name == TIMESTAMP_TYPE and topic.is_queue:
-        return stream.APPEND_TIME
-    return TABLE[name].default

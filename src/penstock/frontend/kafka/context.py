@@ -12,7 +12,7 @@ transactions are that account's alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from penstock.frontend.context import Meter
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
 from penstock.frontend.kafka.cluster_port import KafkaCluster, SoleNode
+from penstock.frontend.kafka.configs import Source, Synonym
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
 from penstock.frontend.kafka.group_calls import GroupCalls
 from penstock.frontend.kafka.identity_changes import IdentityChanges
@@ -38,10 +39,12 @@ from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
 from penstock.frontend.slices import Slices, Turns
 from penstock.frontend.throttle import Throttler
+from penstock.metadata.dynamic_configs import DynamicConfigs
 from penstock.model.identity import Caller, Circumstances
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import Catalog, Clock, Identities, Shares, Streams
+from penstock.model.stream import TopicDefaults
 from penstock.net.kafka import KafkaConnection
 from penstock.wire.kafka.apis import Api
 from penstock.wire.kafka.frame import RequestHeader
@@ -70,6 +73,11 @@ class KafkaConfig:
     is_insecure: bool = False  # passwords may be sent in the clear, from other machines as well
     login_ms: int = 0  # how long a log-in is good for; 0: as long as the connection
     protocol: str = "PLAINTEXT"  # as clients call what the listener speaks
+    # What DescribeConfigs shows of settings that are not the frontend's own:
+    listeners: Callable[[], str] = lambda: ""
+    compaction_check_ms: int = 15_000
+    connections_max: int = 20_000
+    connections_per_ip_max: int = 0  # 0: no limit
     login_refusal_ms: int = 250  # how long every refused log-in takes, whatever is wrong with it
 
     def __post_init__(self) -> None:
@@ -112,8 +120,10 @@ class KafkaContext:
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
     level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
+    dynamic: DynamicConfigs = field(default_factory=DynamicConfigs.detached)
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
+    defaults: TopicDefaults = field(init=False)  # of topics that set no value
     brokers: Brokers = field(init=False)
     cluster: KafkaCluster = field(init=False)
     decisions: Decisions = field(init=False)
@@ -122,8 +132,27 @@ class KafkaContext:
     def __post_init__(self) -> None:
         self.account = self.account or self.config.account
         self.decisions = Decisions(self.identities)
+        self.defaults = self.dynamic.defaults
         self.brokers = self.nodes or SoleBroker(self.config.node_id, self.config.advertised)
         self.cluster = self.joined or SoleNode(self.config.node_id, self.streams)
+
+    # ── What topics get that do not say so themselves (``configs.Defaults``) ─────────────────
+
+    @property
+    def replicas_default(self) -> int:
+        return self.config.replicas_default
+
+    @property
+    def in_sync_min_default(self) -> int:
+        return self.config.in_sync_min_default
+
+    def set_for_brokers(self, name: str) -> Sequence[Synonym]:
+        dynamic = self.dynamic
+        found = (
+            (dynamic.own.get(name), Source.BROKER),
+            (dynamic.of_all.get(name), Source.ALL_BROKERS),
+        )
+        return [(name, value, source) for value, source in found if value is not None]
 
     def of(self, account: str) -> KafkaContext:
         """The same, as an account sees it. To be asked of the node's own context only."""

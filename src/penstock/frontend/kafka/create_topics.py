@@ -151,7 +151,7 @@ def _created(context: KafkaContext, topic: Topic, *, is_dry: bool) -> CreatableT
                 read_only=entry.is_read_only,
                 config_source=entry.source,
             )
-            for entry in entries_of(topic, context.config)
+            for entry in entries_of(topic, context)
         ),
     )
 

@@ -53,7 +53,7 @@ async def _deleted(
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     elif is_of_node(topic):
         code = ErrorCode.INVALID_TOPIC_EXCEPTION
-    elif topic.is_queue or not settings_of(topic).is_deleted:
+    elif topic.is_queue or not settings_of(topic, context.defaults).is_deleted:
         code = ErrorCode.POLICY_VIOLATION
     elif asked.offset < TO_THE_END:
         code = ErrorCode.OFFSET_OUT_OF_RANGE

@@ -1,18 +1,25 @@
-"""DescribeConfigs: the configs of topics, of this node and of groups, with where each value comes
-from."""
+"""DescribeConfigs: the configs of topics, groups, brokers, loggers and client metrics, with where
+each value comes from."""
 
 from collections.abc import Sequence
 
 from penstock.frontend.kafka.configs import ConfigEntry, entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.group_configs import configs_of, group_entries
-from penstock.frontend.kafka.named import check_cluster, check_group, check_topic, topic_named
+from penstock.frontend.kafka.loggers import logger_entries
+from penstock.frontend.kafka.metric_configs import metric_entries
+from penstock.frontend.kafka.named import (
+    check_cluster,
+    check_group,
+    check_operator,
+    check_topic,
+    topic_named,
+)
 from penstock.frontend.kafka.new_topic import check_name
-from penstock.frontend.kafka.node_configs import node_entries
+from penstock.frontend.kafka.node_configs import check_is_this_node, entries_of_all, node_entries
 from penstock.frontend.kafka.permissions import Operation
-from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.frontend.kafka.refusal import REFUSALS, refusal_of
 from penstock.frontend.kafka.resources import ResourceType, unknown_resource
-from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -68,24 +75,25 @@ async def _entries(
     if resource.resource_type == ResourceType.TOPIC:
         check_topic(context, call, Operation.DESCRIBE_CONFIGS, name)
         check_name(name)
-        return list(entries_of(topic_named(context, name), context.config))
-    if resource.resource_type == ResourceType.NODE:
+        return list(entries_of(topic_named(context, name), context))
+    if resource.resource_type == ResourceType.BROKER:
         check_cluster(context, call, Operation.DESCRIBE_CONFIGS)
         return _entries_of_node(context, name)
     if resource.resource_type == ResourceType.GROUP:
         check_group(context, call, Operation.DESCRIBE_CONFIGS, name)
         return group_entries(await configs_of(context, name))
+    check_operator(context, call, Operation.DESCRIBE_CONFIGS)
+    if resource.resource_type == ResourceType.LOGGER:
+        return logger_entries(context, name)
+    if resource.resource_type == ResourceType.CLIENT_METRICS:
+        return metric_entries(context, name)
     raise unknown_resource(resource.resource_type)
 
 
 def _entries_of_node(context: KafkaContext, name: str) -> Sequence[ConfigEntry]:
     if not name:
-        return ()  # what was set for all nodes at once, which is nothing
-    node_id = context.config.node_id
-    if name != str(node_id):
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"This is node {node_id} and there is no node {name[:100]}."
-        )
+        return entries_of_all(context.dynamic.of_all)
+    check_is_this_node(context, name)
     return node_entries(context)
 
 
@@ -96,6 +104,7 @@ def _shown(entry: ConfigEntry, asked: DescribeConfigsRequest) -> DescribeConfigs
         value=entry.value,
         read_only=entry.is_read_only,
         config_source=entry.source,
+        is_sensitive=entry.is_sensitive,
         synonyms=[DescribeConfigsSynonym(*synonym) for synonym in synonyms],
         config_type=entry.type,
         documentation=entry.documentation if asked.include_documentation else None,

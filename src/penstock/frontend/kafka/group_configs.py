@@ -11,17 +11,13 @@ from typing import Final
 from penstock.cursor.group import settings
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.settings import GroupSettings
+from penstock.frontend.kafka.config_values import INT_MAX, Read, choice, flag, whole
 from penstock.frontend.kafka.configs import (
-    INT_MAX,
     ConfigEntry,
-    Read,
     Source,
     TopicConfig,
     ValueType,
-    choice,
-    flag,
     read_by,
-    whole,
 )
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.refusal import Refusal

@@ -1,20 +1,21 @@
-"""IncrementalAlterConfigs: set or unset single configs of a topic or a group, or add to and take
-from those that are lists; all others stay."""
+"""IncrementalAlterConfigs: set or unset single configs of a resource, or add to and take from those
+that are lists; all others stay."""
 
 from collections.abc import Callable
-from enum import IntEnum
 from functools import partial
 
-from penstock.frontend.kafka.configs import TABLE, ValueType, row_of, value_of
+from penstock.frontend.kafka.broker_table import BROKER_TABLE
+from penstock.frontend.kafka.configs import TABLE, row_of, value_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.group_configs import alter_group
+from penstock.frontend.kafka.group_configs import GROUP_TABLE, alter_group
+from penstock.frontend.kafka.loggers import alter_loggers
+from penstock.frontend.kafka.metric_configs import METRICS_TABLE, alter_metrics
+from penstock.frontend.kafka.node_configs import alter_brokers
 from penstock.frontend.kafka.reconfigure import alter_all, reconfigure, with_configs
-from penstock.frontend.kafka.refusal import Refusal
-from penstock.frontend.kafka.resources import ResourceType
+from penstock.frontend.kafka.resources import Edit, ResourceType, edit_of
+from penstock.metadata.resource_configs import BROKER, CLIENT_METRICS
 from penstock.model.topic import Topic
-from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.incremental_alter_configs import (
-    AlterableConfig,
     AlterConfigsResource,
     AlterConfigsResourceResponse,
     IncrementalAlterConfigsRequest,
@@ -22,13 +23,6 @@ from penstock.wire.kafka.generated.incremental_alter_configs import (
 )
 
 KEY = 44
-
-
-class Operation(IntEnum):
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
 
 
 async def run(
@@ -43,64 +37,34 @@ async def run(
 
 
 async def _alter(context: KafkaContext, is_dry: bool, resource: AlterConfigsResource) -> None:
-    if resource.resource_type == ResourceType.GROUP:
-        await _alter_group(context, resource, is_dry=is_dry)
+    name, configs = resource.resource_name, resource.configs
+    if resource.resource_type == ResourceType.TOPIC:
+        await reconfigure(context, name, _altered(context, resource), is_dry=is_dry)
+    elif resource.resource_type == ResourceType.GROUP:
+        edit = edit_of(configs, GROUP_TABLE, lambda _: None)  # no group config is a list
+        await alter_group(context, name, edit.given, removed=edit.removed, is_dry=is_dry)
+    elif resource.resource_type == ResourceType.BROKER:
+        edit = edit_of(configs, BROKER_TABLE, context.dynamic.of(BROKER, name).get)
+        await alter_brokers(context, name, edit, is_dry=is_dry)
+    elif resource.resource_type == ResourceType.CLIENT_METRICS:
+        edit = edit_of(configs, METRICS_TABLE, context.dynamic.of(CLIENT_METRICS, name).get)
+        await alter_metrics(context, name, edit, is_dry=is_dry)
     else:
-        change = _altered(resource, now_ms=context.clock.wall_ms())
-        await reconfigure(context, resource.resource_name, change, is_dry=is_dry)
+        alter_loggers(context, name, configs, is_dry=is_dry)
 
 
-async def _alter_group(
-    context: KafkaContext, resource: AlterConfigsResource, *, is_dry: bool
-) -> None:
-    given: dict[str, str | None] = {}
-    removed: list[str] = []
-    for config in resource.configs:
-        if config.config_operation == Operation.DELETE:
-            removed.append(config.name)
-        elif config.config_operation == Operation.SET:
-            given[config.name] = config.value
-        else:
-            raise Refusal(ErrorCode.INVALID_CONFIG, f"{config.name} is not a list.")
-    await alter_group(context, resource.resource_name, given, removed=removed, is_dry=is_dry)
+def _altered(context: KafkaContext, resource: AlterConfigsResource) -> Callable[[Topic], Topic]:
+    now_ms, defaults = context.clock.wall_ms(), context.defaults.configs
 
-
-def _altered(resource: AlterConfigsResource, *, now_ms: int) -> Callable[[Topic], Topic]:
     def change(topic: Topic) -> Topic:
-        given: dict[str, str | None] = {}
-        removed: list[str] = []
         for config in resource.configs:
             row_of(config.name)
-            if config.config_operation == Operation.DELETE:
-                removed.append(config.name)
-            elif config.config_operation == Operation.SET:
-                given[config.name] = config.value
-            else:
-                given[config.name] = _relisted(topic, config)
-        return with_configs(topic, given, now_ms=now_ms, removed=removed)
+        edit: Edit = edit_of(resource.configs, TABLE, partial(value_of, topic))
+        return with_configs(
+            topic, edit.given, now_ms=now_ms, defaults=defaults, removed=edit.removed
+        )
 
     return change
-
-
-def _relisted(topic: Topic, config: AlterableConfig) -> str:
-    """The list with the given parts added or taken out."""
-    name = config.name
-    if config.config_operation not in (Operation.APPEND, Operation.SUBTRACT):
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"There is no operation {config.config_operation}."
-        )
-    if TABLE[name].type is not ValueType.LIST:
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is not a list.")
-    if config.value is None:
-        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
-    current = value_of(topic, name) or TABLE[name].default or ""
-    parts = [part for part in current.split(",") if part]
-    asked = [part.strip() for part in config.value.split(",")]
-    if config.config_operation == Operation.APPEND:
-        parts += [part for part in asked if part not in parts]
-    else:
-        parts = [part for part in parts if part not in asked]
-    return ",".join(parts)
 
 
 ACTION = KafkaAction(KEY, run)

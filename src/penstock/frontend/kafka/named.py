@@ -49,6 +49,13 @@ def check_cluster(context: KafkaContext, call: KafkaCall, operation: Operation) 
         raise Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
+def check_operator(context: KafkaContext, call: KafkaCall, operation: Operation) -> None:
+    """For what belongs to all tenants: the right on the cluster of one tenant is not enough."""
+    if not (call.caller.is_trusted or call.caller.is_operator):
+        raise Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    check_cluster(context, call, operation)
+
+
 def check_not_internal(name: str) -> None:
     """Groups and transactions live in topics of the node's own, which nobody else may change."""
     if is_internal(name):

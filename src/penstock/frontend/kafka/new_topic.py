@@ -62,4 +62,5 @@ def new_stream(
         modified_at_ms=now_ms,
         receipt_key=context.entropy(RECEIPT_KEY_BYTES),
     )
-    return with_configs(topic, configs or {}, now_ms=now_ms)
+    defaults = context.defaults.configs
+    return with_configs(topic, configs or {}, now_ms=now_ms, defaults=defaults)

@@ -1,27 +1,138 @@
-"""What DescribeConfigs tells of the node: a broker's configs under the names that clients ask for.
-All are fixed while the node runs.
+"""Configs of brokers under Kafka's names, as DescribeConfigs shows them and requests change them.
 
-The node's own settings are not of Kafka's making and are shown by ``penstock doctor``; here is
-what tools look up before they make topics, and the defaults of topics under their broker names."""
+What is fixed while the node runs comes from the node's own configuration, which has other names
+(``penstock doctor``). The rest can be changed for one broker and for all (``broker_table.py``)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.transactions import TIMEOUT_MS_MAX
+from penstock.frontend.kafka.broker_names import is_read_only
+from penstock.frontend.kafka.broker_table import (
+    BROKER_TABLE,
+    COMPACTION_BACKOFF,
+    CONNECTIONS_MAX,
+    CONNECTIONS_PER_IP_MAX,
+    TOPIC_NAMES,
+)
 from penstock.frontend.kafka.brokers import GROUPS_TOPIC
-from penstock.frontend.kafka.configs import TABLE, ConfigEntry, Source, ValueType
+from penstock.frontend.kafka.configs import ConfigEntry, Source, Synonym, ValueType, read_by
 from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.reconfigure import check_lags
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.resources import Edit, store
+from penstock.metadata.resource_configs import BROKER, Configs
 from penstock.model.limits import MINUTE_MS
 from penstock.model.replication import IN_SYNC_MIN
+from penstock.wire.kafka.faults import ErrorCode
+
+# ── Changing ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def alter_brokers(context: KafkaContext, name: str, edit: Edit, *, is_dry: bool) -> None:
+    """``name``: this node, or empty for all brokers. Raises Refusal."""
+    if name:
+        check_is_this_node(context, name)
+    if fixed := [one for one in edit.given if is_read_only(one)]:
+        raise _invalid(f"Cannot update these configs dynamically: [{', '.join(fixed)}]")
+    if name and IN_SYNC_MIN in edit.given:
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG,
+            f"{IN_SYNC_MIN} can be set for all brokers or for a topic, not for one broker.",
+        )
+    changes: dict[str, str | None] = dict.fromkeys(edit.removed)
+    changes |= {one: _read(one, text) for one, text in edit.given.items()}
+    merged = {**context.dynamic.of_all, **context.dynamic.of(BROKER, name), **changes}
+    check_lags(
+        {TOPIC_NAMES[one]: text for one, text in merged.items() if text and one in TOPIC_NAMES}
+    )
+    await store(context, BROKER, name, changes, is_dry=is_dry)
+
+
+def check_is_this_node(context: KafkaContext, name: str) -> None:
+    node_id = context.config.node_id
+    if not name.isdecimal():
+        raise _invalid(f"The name of a broker is its number, not {name[:100]!r}.")
+    if name != str(node_id):
+        raise _invalid(f"This is broker {node_id}; send configs of broker {name[:100]} there.")
+
+
+def _read(name: str, text: str | None) -> str:
+    """The text to store. Raises Refusal."""
+    if text is None:
+        raise _invalid(f"{name[:100]} needs a value.")
+    row = BROKER_TABLE.get(name)
+    if row is None:
+        return text  # nobody here knows what it means
+    try:
+        return read_by(row, text)
+    except Refusal as refusal:
+        raise _invalid(refusal.message) from None  # as in Kafka, for brokers only
+
+
+def _invalid(reason: str) -> Refusal:
+    return Refusal(ErrorCode.INVALID_REQUEST, reason)
+
+
+# ── Showing ──────────────────────────────────────────────────────────────────────────────────
 
 
 def node_entries(context: KafkaContext) -> list[ConfigEntry]:
-    """Sorted by name."""
-    own = (*_of_node(context), *_of_replicas(context), *_fixed())
-    return sorted((*own, *_topic_defaults()), key=lambda entry: entry.name)
+    """Every config of this node, sorted by name."""
+    dynamic = context.dynamic
+    entries = [*_of_node(context), *_of_replicas(context), *_fixed()]
+    static = _static(context)
+    for row in BROKER_TABLE.values():
+        synonyms = list(context.set_for_brokers(row.name))
+        if row.default is not None:
+            synonyms.append((row.name, *static.get(row.name, (row.default, Source.DEFAULT))))
+        if synonyms:
+            entries.append(_shown(row.name, synonyms))
+    strange = {*dynamic.own, *dynamic.of_all} - BROKER_TABLE.keys()
+    entries += [_shown(name, context.set_for_brokers(name)) for name in strange]
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def entries_of_all(configs: Configs) -> list[ConfigEntry]:
+    """What is set for all brokers, sorted by name."""
+    return [_shown(name, [(name, configs[name], Source.ALL_BROKERS)]) for name in sorted(configs)]
+
+
+def _shown(name: str, synonyms: Sequence[Synonym]) -> ConfigEntry:
+    """The first of ``synonyms`` holds. Values of names that nobody knows are not shown: they may be
+    secrets."""
+    row = BROKER_TABLE.get(name)
+    if row is None:
+        hidden = tuple((name, None, source) for _, _, source in synonyms)
+        documentation = "Kept: this name is not known."
+        return ConfigEntry(
+            name,
+            None,
+            synonyms[0][2],
+            ValueType.UNKNOWN,
+            documentation,
+            is_read_only=True,
+            is_sensitive=True,
+            synonyms=hidden,
+        )
+    _, value, source = synonyms[0]
+    return ConfigEntry(name, value, source, row.type, row.documentation, synonyms=tuple(synonyms))
+
+
+def _static(context: KafkaContext) -> Mapping[str, tuple[str, Source]]:
+    """What the node's own configuration says of configs that can be changed."""
+    config = context.config
+    found = {
+        IN_SYNC_MIN: config.in_sync_min_default,
+        COMPACTION_BACKOFF: config.compaction_check_ms,
+        CONNECTIONS_MAX: config.connections_max,
+    }
+    if config.connections_per_ip_max:
+        found[CONNECTIONS_PER_IP_MAX] = config.connections_per_ip_max
+    return {name: (str(number), Source.NODE) for name, number in found.items()}
 
 
 def _of_replicas(context: KafkaContext) -> Iterator[ConfigEntry]:
-    factor, in_sync_min = context.config.replicas_default, context.config.in_sync_min_default
     for name in (
         "default.replication.factor",
         "offsets.topic.replication.factor",
@@ -29,19 +140,18 @@ def _of_replicas(context: KafkaContext) -> Iterator[ConfigEntry]:
     ):
         yield _entry(
             name,
-            str(factor),
+            str(context.config.replicas_default),
             ValueType.SHORT,
             "Number of replicas of each partition. A node by itself has one.",
             Source.NODE,
         )
-    for name in (IN_SYNC_MIN, "transaction.state.log.min.isr"):
-        yield _entry(
-            name,
-            str(in_sync_min),
-            ValueType.INT,
-            "Number of replicas that must be in sync before acks=all is answered.",
-            Source.NODE,
-        )
+    yield _entry(
+        "transaction.state.log.min.isr",
+        str(context.config.in_sync_min_default),
+        ValueType.INT,
+        "Number of replicas that must be in sync before acks=all is answered.",
+        Source.NODE,
+    )
 
 
 def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
@@ -56,6 +166,13 @@ def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
         f"{config.protocol}://{host}:{port}",
         ValueType.STRING,
         "Where clients reach this node.",
+        Source.NODE,
+    )
+    yield _entry(
+        "listeners",
+        f"{config.protocol}://{config.listeners()}",
+        ValueType.LIST,
+        "Where this node listens for Kafka clients.",
         Source.NODE,
     )
     yield _entry(
@@ -87,30 +204,29 @@ def _of_node(context: KafkaContext) -> Iterator[ConfigEntry]:
 def _fixed() -> Iterator[ConfigEntry]:
     settings = GroupSettings()
     yield _entry("delete.topic.enable", "true", ValueType.BOOLEAN, "Whether topics may be deleted.")
-    yield _entry(
-        "group.max.session.timeout.ms",
-        str(settings.session_ms_max),
-        ValueType.INT,
-        "The longest session a member may ask for.",
-    )
-    yield _entry(
-        "group.min.session.timeout.ms",
-        str(settings.session_ms_min),
-        ValueType.INT,
-        "The shortest session a member may ask for.",
-    )
-    yield _entry(
-        "offsets.retention.minutes",
-        str(settings.offsets_retention_ms // MINUTE_MS),
-        ValueType.INT,
-        "How long the offsets of a group without members are kept.",
-    )
-
-
-def _topic_defaults() -> Iterator[ConfigEntry]:
-    for row in TABLE.values():
-        if row.node_name not in (None, IN_SYNC_MIN):
-            yield _entry(row.node_name, row.default, row.type, row.documentation)
+    for name, number, documentation in (
+        (
+            "group.max.session.timeout.ms",
+            settings.session_ms_max,
+            "The longest session a member may ask for.",
+        ),
+        (
+            "group.min.session.timeout.ms",
+            settings.session_ms_min,
+            "The shortest session a member may ask for.",
+        ),
+        (
+            "offsets.retention.minutes",
+            settings.offsets_retention_ms // MINUTE_MS,
+            "How long the offsets of a group without members are kept.",
+        ),
+        (
+            "transaction.max.timeout.ms",
+            TIMEOUT_MS_MAX,
+            "The longest timeout of a transaction that a producer may ask for.",
+        ),
+    ):
+        yield _entry(name, str(number), ValueType.INT, documentation)
 
 
 def _entry(

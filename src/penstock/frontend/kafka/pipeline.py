@@ -31,8 +31,9 @@ import msgspec
 from penstock.frontend.kafka import api_versions, sasl_authenticate, sasl_handshake
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.audited import AUDITED, run_noted
+from penstock.frontend.kafka.client_quotas import FETCHED, PRODUCED, ClientQuotas
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.logins import Login, Logins
+from penstock.frontend.kafka.logins import ANONYMOUS, Login, Logins
 from penstock.frontend.kafka.oversized import rejection, requests_in
 from penstock.frontend.slices import Turns
 from penstock.model.errors import PenstockError
@@ -70,6 +71,7 @@ HUNG_UP: Final = "HangUp"
 FAILED: Final = ErrorCode.UNKNOWN_SERVER_ERROR.name
 UNKNOWN_API: Final = "unknown"
 BARE: Final = "SaslToken"  # a frame that is no request, after the oldest handshake
+KAFKA_ANONYMOUS: Final = "ANONYMOUS"  # the user, in Kafka's words, of who has not logged in
 ACCOUNTS_MAX: Final = 10_000  # remembered; each is about a kilobyte
 BEFORE_LOGIN: Final = frozenset((API_VERSIONS, sasl_handshake.KEY, sasl_authenticate.KEY))
 _STRANGER: Final = Caller("", "")  # has no rights and is not believed
@@ -95,6 +97,7 @@ class KafkaFrontend:
         self._context = context
         self._contexts: dict[str, KafkaContext] = {}  # by account
         self._logins = context.logins = Logins(context, seed=context.login_seed)
+        self._quotas = ClientQuotas(context.dynamic.stored)
         self._perf = perf
         self._codecs: dict[int, Codec] = {}  # imported when first used
         self._turns = Turns(perf)
@@ -172,19 +175,25 @@ class KafkaFrontend:
                 asked = await self._run_aside(codec.decode_request, frame, body_at, version)
         except TooManyEntries as error:
             return ErrorCode.INVALID_REQUEST.name, _rejected(call, codec, error)
+        quotas = self._quotas
+        if quotas.is_any and call.api.key in _CARRYING:
+            asked = self._bounded(call, asked)
         if context.audit is not None and call.api.key in AUDITED:
             response = await run_noted(context.audit, context, call, action, asked)
         else:
             response = await action.run(context, call, asked)
         buffers = None if response is None else await self._encode(call, codec, response)
+        pause_ms = 0
         if login.payer is not None and call.caller.account:
             requests = requests_in(asked, len(frame))
             pause_ms = self._charge(call, login.payer, received_bytes, buffers, requests)
-            if pause_ms:
-                call.connection.hold_back(pause_ms / 1_000)
-                if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
-                    told = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
-                    buffers = await self._encode(call, codec, told)
+        if quotas.is_any:
+            pause_ms = max(pause_ms, self._charge_client(call, received_bytes, buffers))
+        if pause_ms:
+            call.connection.hold_back(pause_ms / 1_000)
+            if getattr(response, "throttle_time_ms", pause_ms) < pause_ms:
+                told = msgspec.structs.replace(response, throttle_time_ms=pause_ms)
+                buffers = await self._encode(call, codec, told)
         return OK if response is None else _code_of(response), buffers
 
     def _context_of(self, account: str) -> KafkaContext:
@@ -247,6 +256,29 @@ class KafkaFrontend:
             requests=requests,
         )
 
+    def _charge_client(self, call: KafkaCall, received_bytes: int, buffers: Reply) -> int:
+        """The same for the quotas of users and client ids."""
+        if call.api.key == PRODUCE:
+            key, size_bytes = PRODUCED, received_bytes
+        elif call.api.key in _CARRYING and buffers is not None:
+            key, size_bytes = FETCHED, sum(map(len, buffers))
+        else:
+            return 0
+        now_ms = self._context.clock.mono_ms()
+        pause_ms = self._quotas.charge(*_client(call), key, size_bytes, now_ms=now_ms)
+        if pause_ms:
+            self._context.throttler.count_refused(call.account, key)
+        return pause_ms
+
+    def _bounded(self, call: KafkaCall, asked: Any) -> Any:
+        """A fetch with no more bytes than its quota allows in some seconds."""
+        now_ms = self._context.clock.mono_ms()
+        most = self._quotas.fetch_bytes_max(*_client(call), now_ms=now_ms)
+        field = "bytes_max" if call.api.key == FETCH else "max_bytes"
+        if most is None or getattr(asked, field) <= most:
+            return asked
+        return msgspec.structs.replace(asked, **{field: most})
+
     def _codec_of(self, api: Api) -> Codec:
         codec = self._codecs.get(api.key)
         if codec is None:
@@ -262,6 +294,13 @@ def _action_of(header: RequestHeader, frame: Buffer) -> KafkaAction:
     if header.api_key != PRODUCE and len(frame) > REQUEST_BYTES_MAX:
         raise HangUp(f"a request of {len(frame)} bytes, {REQUEST_BYTES_MAX} are allowed")
     return action
+
+
+def _client(call: KafkaCall) -> tuple[str, str, str]:
+    """Account, user and client id, as quotas know them."""
+    caller = call.caller
+    is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
+    return caller.account, KAFKA_ANONYMOUS if is_anonymous else caller.user, call.client_id
 
 
 def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:

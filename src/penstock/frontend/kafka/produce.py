@@ -179,7 +179,7 @@ async def _ready(
     index = partition.index
     if not has_partition(target, index):
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    settings = settings_of(target)
+    settings = settings_of(target, context.defaults)
     bytes_max = min(settings.message_bytes_max, BATCH_BYTES_MAX)
     batches = check_batches(partition.records, version=version, bytes_max=bytes_max)
     rules = RecordRules(settings, context.clock.wall_ms())

@@ -25,10 +25,10 @@ from penstock.frontend.kafka.configs import (
 )
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import (
-    check_cluster,
     check_group,
     check_not_internal,
     check_not_repeated,
+    check_operator,
     check_topic,
     repeated,
     topic_named,
@@ -87,7 +87,7 @@ async def alter_all(
             _check_allowed(context, call, resource)
             check_alterable(resource.resource_type)
             for name in repeated(config.name for config in resource.configs):
-                raise _invalid(f"{name} is given more than once.")
+                raise Refusal(ErrorCode.INVALID_REQUEST, f"{name} is given more than once.")
             await alter(resource)
         except REFUSALS as error:
             refusal = refusal_of(error)
@@ -103,7 +103,7 @@ def _check_allowed(context: KafkaContext, call: KafkaCall, resource: _Resource) 
     elif resource.resource_type == ResourceType.GROUP:
         check_group(context, call, operation, name)
     else:
-        check_cluster(context, call, operation)
+        check_operator(context, call, operation)
 
 
 def _named(resource: _Resource) -> str:
@@ -115,9 +115,11 @@ def with_configs(
     given: Mapping[str, str | None],
     *,
     now_ms: int,
+    defaults: Mapping[str, str],
     removed: Collection[str] = (),
 ) -> Topic:
-    """The topic with ``given`` set and ``removed`` back at their defaults. Raises Refusal."""
+    """The topic with ``given`` set and ``removed`` back at their defaults. ``defaults``: what
+    operators have set for topics without a value. Raises Refusal."""
     texts = {name: read_value(name, text) for name, text in given.items()}
     for name in removed:
         row_of(name)
@@ -129,10 +131,13 @@ def with_configs(
         fsync = None
     configs = {name: text for name, text in topic.configs.items() if name not in removed}
     configs.update((name, text) for name, text in texts.items() if name not in OWN_FIELDS)
-    _check_lags(configs)
+    check_lags(configs)
     settings = _with_encryption(topic.settings, texts, removed)
     if topic.is_queue or is_opened:
-        retention = _queue_retention(topic, configs.pop(RETENTION_MS, None), removed)
+        given_ms = configs.pop(RETENTION_MS, None)
+        if given_ms is None and is_opened:
+            given_ms = defaults.get(RETENTION_MS)
+        retention = _queue_retention(topic, given_ms, removed)
         settings = msgspec.structs.replace(settings, retention_ms=retention)
         _check_queue_configs(configs)
     kind = Kind.STANDARD if is_opened else topic.kind
@@ -216,7 +221,7 @@ def _check_queue_configs(configs: Mapping[str, str]) -> None:
         raise _invalid(f"{TIMESTAMP_TYPE}: messages of a queue carry the time of their append.")
 
 
-def _check_lags(configs: Mapping[str, str]) -> None:
+def check_lags(configs: Mapping[str, str]) -> None:
     lag_ms_min = int(configs.get("min.compaction.lag.ms", 0))
     lag_ms_max = int(configs.get("max.compaction.lag.ms", stream.LONG_MAX))
     if lag_ms_min > lag_ms_max:

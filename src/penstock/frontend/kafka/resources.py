@@ -1,19 +1,48 @@
-"""What configs belong to, as the protocol numbers it, and which of it can be changed."""
+"""What configs belong to, as the protocol numbers it; and what a request changes of the configs of
+one resource."""
 
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Final
+from typing import NamedTuple, Protocol
 
+from penstock.frontend.kafka.configs import TopicConfig, ValueType
+from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.refusal import Refusal
+from penstock.model.levels import BROKER_CONFIGS_STORED
 from penstock.wire.kafka.faults import ErrorCode
 
 
 class ResourceType(IntEnum):
     TOPIC = 2
-    NODE = 4
+    BROKER = 4
+    LOGGER = 8  # of a broker
+    CLIENT_METRICS = 16
     GROUP = 32
 
 
-_NODE_FIXED: Final = "The configs of a node are read when it starts and fixed from then on."
+class Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Edit(NamedTuple):
+    given: Mapping[str, str | None]  # by name
+    removed: frozenset[str]
+
+
+class AlteredConfig(Protocol):
+    """One config of an incremental request."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config_operation(self) -> int: ...
+
+    @property
+    def value(self) -> str | None: ...
 
 
 def unknown_resource(resource_type: int) -> Refusal:
@@ -23,10 +52,70 @@ def unknown_resource(resource_type: int) -> Refusal:
 
 
 def check_alterable(resource_type: int) -> None:
-    """The configs of topics and groups are kept; a group's are changed by group_configs.py. Raises
+    """Raises Refusal for an unknown type."""
+    if resource_type not in list(ResourceType):
+        raise unknown_resource(resource_type)
+
+
+def edit_of(
+    configs: Iterable[AlteredConfig],
+    rows: Mapping[str, TopicConfig],
+    current: Callable[[str], str | None],
+) -> Edit:
+    """Read the operations of an incremental request. ``current``: the value of a list now. Raises
     Refusal."""
-    if resource_type in (ResourceType.TOPIC, ResourceType.GROUP):
-        return
-    if resource_type == ResourceType.NODE:
-        raise Refusal(ErrorCode.INVALID_REQUEST, _NODE_FIXED)
-    raise unknown_resource(resource_type)
+    given: dict[str, str | None] = {}
+    removed: list[str] = []
+    for config in configs:
+        operation = config.config_operation
+        if operation == Operation.DELETE:
+            removed.append(config.name)
+        elif operation == Operation.SET:
+            given[config.name] = config.value
+        elif operation in (Operation.APPEND, Operation.SUBTRACT):
+            given[config.name] = _relisted(config, rows.get(config.name), current)
+        else:
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no operation {operation}.")
+    return Edit(given, frozenset(removed))
+
+
+def _relisted(
+    config: AlteredConfig, row: TopicConfig | None, current: Callable[[str], str | None]
+) -> str:
+    """The list with the given parts added or taken out."""
+    name = config.name
+    if row is None or row.type is not ValueType.LIST:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} is not a list.")
+    if config.value is None:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"{name} needs a value.")
+    text = current(name)
+    if text is None:
+        text = row.default or ""
+    parts = [part for part in text.split(",") if part]
+    asked = [part.strip() for part in config.value.split(",")]
+    if config.config_operation == Operation.APPEND:
+        parts += [part for part in asked if part not in parts]
+    else:
+        parts = [part for part in parts if part not in asked]
+    return ",".join(parts)
+
+
+def check_level(context: KafkaContext) -> None:
+    """Raises Refusal as long as an older node could not read what would be written."""
+    if not context.dynamic.is_in_force:
+        raise Refusal(
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"This needs feature level {BROKER_CONFIGS_STORED}: upgrade all nodes, then run"
+            " penstock cluster upgrade.",
+        )
+
+
+async def store(
+    context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
+) -> None:
+    """Store what differs from what is stored. Values have been checked. Raises Refusal."""
+    before = context.dynamic.of(kind, name)
+    changed = {key: text for key, text in changes.items() if before.get(key) != text}
+    if changed and not is_dry:
+        check_level(context)
+        await context.dynamic.change(kind, name, changed)

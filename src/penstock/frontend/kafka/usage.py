@@ -24,6 +24,7 @@ _CONNECT: Final = "kafka:Connect"  # which no policy is about
 _BY_NAME: Final[Mapping[str, str]] = {
     "AddOffsetsToTxn": WRITE,
     "AddPartitionsToTxn": WRITE,
+    "AlterClientQuotas": "kafka:AlterConfigs",
     "AlterConfigs": "kafka:AlterConfigs",
     "AlterPartitionReassignments": _ALTER,
     "AlterReplicaLogDirs": _ALTER,
@@ -40,6 +41,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "DeleteRecords": "kafka:Delete",
     "DeleteShareGroupOffsets": "kafka:Delete",
     "DeleteTopics": "kafka:Delete",
+    "DescribeClientQuotas": "kafka:DescribeConfigs",
     "DescribeConfigs": "kafka:DescribeConfigs",
     "ElectLeaders": _ALTER,
     "EndTxn": WRITE,
@@ -50,6 +52,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "InitProducerId": "kafka:IdempotentWrite",
     "JoinGroup": READ,
     "LeaveGroup": READ,
+    "ListConfigResources": "kafka:DescribeConfigs",
     "OffsetCommit": READ,
     "OffsetDelete": "kafka:Delete",
     "Produce": WRITE,

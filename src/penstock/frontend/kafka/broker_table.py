@@ -1,0 +1,162 @@
+"""Broker configs that operators change while nodes run: one table row each, as topics have.
+
+Most are defaults of topic configs, under the names that the column ``node_name`` of ``configs.py``
+has. A row whose documentation says "kept" has no effect here. How a change is stored and applied
+is in ``metadata/dynamic_configs.py``."""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from penstock.frontend.kafka.config_values import INT_MAX, Read, decimal, flag, whole
+from penstock.frontend.kafka.configs import TABLE, TopicConfig, ValueType
+from penstock.model.stream import LONG_MAX
+
+COMPACTION_BACKOFF: Final = "log.cleaner.backoff.ms"
+CONNECTIONS_MAX: Final = "max.connections"
+CONNECTIONS_PER_IP_MAX: Final = "max.connections.per.ip"
+CONNECTIONS_PER_IP: Final = "max.connections.per.ip.overrides"
+OVERRIDES_MAX: Final = 1_000  # addresses with a limit of their own
+
+TOPIC_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {row.node_name: row.name for row in TABLE.values() if row.node_name is not None}
+)
+
+
+def addresses(text: str) -> Mapping[str, int]:
+    """Read connection limits by address: ``10.0.0.7:5,::1:9``. Raises ValueError."""
+    found = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        address, _, count = part.rpartition(":")
+        if not address or not (count.isascii() and count.isdigit()) or int(count) > INT_MAX:
+            raise ValueError("a list of ADDRESS:NUMBER with commas between them")
+        found[address] = int(count)
+    if len(found) > OVERRIDES_MAX:
+        raise ValueError(f"a list of at most {OVERRIDES_MAX:,} addresses")
+    return found
+
+
+def _overrides(text: str) -> str:
+    return ",".join(f"{address}:{count}" for address, count in addresses(text).items())
+
+
+def _row(name: str, kind: ValueType, default: str, read: Read, documentation: str) -> TopicConfig:
+    return TopicConfig(name, kind, default, None, read, documentation)
+
+
+def _int(name: str, default: int, documentation: str, *, low: int = 1) -> TopicConfig:
+    return _row(name, ValueType.INT, str(default), whole(low, INT_MAX), documentation)
+
+
+def _long(name: str, default: int | None, documentation: str, *, low: int = 0) -> TopicConfig:
+    shown = None if default is None else str(default)
+    read = whole(low, LONG_MAX)
+    return TopicConfig(name, ValueType.LONG, shown, None, read, documentation)
+
+
+def _bool(name: str, default: str, documentation: str) -> TopicConfig:
+    return _row(name, ValueType.BOOLEAN, default, flag, documentation)
+
+
+_KEPT_THREADS: Final = "Kept: a node sizes its threads by itself."
+_KEPT_CLEANER: Final = "Kept: one log is compacted at a time, in bounded memory."
+_KEPT_COORDINATOR: Final = "Kept: a coordinator writes without a buffer of its own."
+_KEPT_GROUPS: Final = "Kept: set the config of the group instead."
+_KEPT_MOVES: Final = "Kept: moves of replicas are not throttled by rate."
+_KEPT_TIERS: Final = "Kept: there is no tiered storage."
+
+
+def _of_topics() -> Iterator[TopicConfig]:
+    for row in TABLE.values():
+        if row.node_name is not None:
+            yield TopicConfig(
+                row.node_name, row.type, row.default, None, row.read, row.documentation
+            )
+
+
+_ROWS: Final[tuple[TopicConfig, ...]] = (
+    *_of_topics(),
+    _long(
+        COMPACTION_BACKOFF,
+        15_000,
+        "How often compacted topics are searched for closed segments to compact.",
+        low=10,
+    ),
+    _int(CONNECTIONS_MAX, INT_MAX, "Connections of Kafka clients open at once; more are refused."),
+    _int(
+        CONNECTIONS_PER_IP_MAX,
+        INT_MAX,
+        "Connections of Kafka clients open at once from one address; more are refused.",
+    ),
+    _row(
+        CONNECTIONS_PER_IP,
+        ValueType.STRING,
+        "",
+        _overrides,
+        "The same for single addresses: ADDRESS:NUMBER with commas between them.",
+    ),
+    _int("max.connection.creation.rate", INT_MAX, "Kept: new connections are not counted by rate."),
+    *(
+        _int(name, default, _KEPT_THREADS)
+        for name, default in (
+            ("background.threads", 10),
+            ("num.io.threads", 8),
+            ("num.network.threads", 3),
+            ("num.recovery.threads.per.data.dir", 2),
+            ("num.replica.fetchers", 1),
+            ("log.cleaner.threads", 1),
+        )
+    ),
+    _long("log.cleaner.dedupe.buffer.size", 134_217_728, _KEPT_CLEANER),
+    _int("log.cleaner.io.buffer.size", 524_288, _KEPT_CLEANER, low=0),
+    _row(
+        "log.cleaner.io.buffer.load.factor",
+        ValueType.DOUBLE,
+        "0.9",
+        decimal(0.0, float("inf")),
+        _KEPT_CLEANER,
+    ),
+    _row(
+        "log.cleaner.io.max.bytes.per.second",
+        ValueType.DOUBLE,
+        "1.7976931348623157E308",
+        decimal(0.0, float("inf")),
+        _KEPT_CLEANER,
+    ),
+    *(
+        _int(f"group.{kind}.assignment.interval.ms", 0, _KEPT_GROUPS, low=0)
+        for kind in ("consumer", "share", "streams")
+    ),
+    _int("group.coordinator.cached.buffer.max.bytes", 1_048_588, _KEPT_COORDINATOR),
+    _int("share.coordinator.cached.buffer.max.bytes", 1_048_588, _KEPT_COORDINATOR),
+    _int(
+        "producer.id.expiration.ms",
+        86_400_000,
+        "Kept: idle producers are forgotten after a day.",
+    ),
+    _bool(
+        "transaction.partition.verification.enable",
+        "true",
+        "Kept: records of a transaction are always verified.",
+    ),
+    _long("leader.replication.throttled.rate", None, _KEPT_MOVES),
+    _long("follower.replication.throttled.rate", None, _KEPT_MOVES),
+    _long("replica.alter.log.dirs.io.max.bytes.per.second", None, _KEPT_MOVES),
+    _bool("follower.fetch.last.tiered.offset.enable", "false", _KEPT_TIERS),
+    _int("remote.fetch.max.wait.ms", 500, _KEPT_TIERS),
+    _long("remote.list.offsets.request.timeout.ms", 30_000, _KEPT_TIERS, low=1),
+    _long("remote.log.index.file.cache.total.size.bytes", 1_073_741_824, _KEPT_TIERS, low=1),
+    *(
+        _int(f"remote.log.{name}", default, _KEPT_TIERS, low=-1)
+        for name, default in (
+            ("manager.copier.thread.pool.size", 10),
+            ("manager.expiration.thread.pool.size", 10),
+            ("manager.follower.thread.pool.size", 2),
+            ("reader.threads", 10),
+        )
+    ),
+    _long("remote.log.manager.copy.max.bytes.per.second", LONG_MAX, _KEPT_TIERS, low=1),
+    _long("remote.log.manager.fetch.max.bytes.per.second", LONG_MAX, _KEPT_TIERS, low=1),
+)
+
+BROKER_TABLE: Final[Mapping[str, TopicConfig]] = MappingProxyType({row.name: row for row in _ROWS})

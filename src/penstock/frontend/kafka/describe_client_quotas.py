@@ -1,0 +1,103 @@
+"""DescribeClientQuotas: the quotas of the caller's tenant whose entities match a filter; for
+operators also those of addresses."""
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+from penstock.frontend.kafka.client_quotas import CLIENT_ID, IP, USER, Entity, entity_of
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.named import check_cluster
+from penstock.frontend.kafka.permissions import Operation
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.describe_client_quotas import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    EntityData,
+    EntryData,
+    ValueData,
+)
+
+KEY = 48
+
+
+class Match(IntEnum):
+    EXACT = 0
+    DEFAULT = 1
+    ANY = 2
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse:
+    try:
+        check_cluster(context, call, Operation.DESCRIBE_CONFIGS)
+        filters = _filters(asked.components)
+    except Refusal as refusal:
+        return DescribeClientQuotasResponse(
+            error_code=refusal.code, error_message=refusal.message, entries=None
+        )
+    found = [
+        _entry(context, text, entity)
+        async for text in call.slices.each(sorted(_names(context)))
+        if _is_shown(call, entity := entity_of(text))
+        and _matches(dict(entity), filters, is_strict=asked.strict)
+    ]
+    return DescribeClientQuotasResponse(error_message=None, entries=found)
+
+
+def _names(context: KafkaContext) -> Sequence[str]:
+    return list(context.dynamic.stored.names(context.account, CLIENT_QUOTA))
+
+
+def _is_shown(call: KafkaCall, entity: Entity) -> bool:
+    return entity[0][0] != IP or call.caller.is_trusted or call.caller.is_operator
+
+
+def _filters(components: Sequence[ComponentData]) -> Mapping[str, ComponentData]:
+    """By type. Raises Refusal."""
+    filters: dict[str, ComponentData] = {}
+    for one in components:
+        kind = one.entity_type
+        if not kind:
+            raise _invalid("A filter needs a type of entities.")
+        if kind in filters:
+            raise _invalid(f"The filter has {kind[:100]} more than once.")
+        if kind not in (USER, CLIENT_ID, IP):
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"There are no quotas of {kind[:100]!r}.")
+        if one.match_type not in list(Match):
+            raise _invalid(f"There is no match type {one.match_type}.")
+        if (one.match is None) == (one.match_type == Match.EXACT):
+            raise _invalid("A filter has a text to match if, and only if, its match type is 0.")
+        filters[kind] = one
+    if IP in filters and len(filters) > 1:
+        raise _invalid("A filter has ip alone, without user or client-id.")
+    return filters
+
+
+def _matches(
+    entity: Mapping[str, str | None], filters: Mapping[str, ComponentData], *, is_strict: bool
+) -> bool:
+    if is_strict and len(entity) != len(filters):
+        return False
+    return all(
+        kind in entity and (one.match_type == Match.ANY or entity[kind] == one.match)
+        for kind, one in filters.items()
+    )
+
+
+def _entry(context: KafkaContext, text: str, entity: Entity) -> EntryData:
+    quotas = context.dynamic.stored.get(Resource(context.account, CLIENT_QUOTA, text))
+    return EntryData(
+        [EntityData(*part) for part in entity],
+        [ValueData(key, float(value)) for key, value in sorted(quotas.items())],
+    )
+
+
+def _invalid(reason: str) -> Refusal:
+    return Refusal(ErrorCode.INVALID_REQUEST, reason)
+
+
+ACTION = KafkaAction(KEY, run)

@@ -1,0 +1,94 @@
+"""Levels of this node's loggers, as configs of resource type 8. They are not stored: after a
+restart ``log.level`` of the node's configuration holds again, as in Kafka."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from penstock.frontend.kafka.configs import ConfigEntry, Source, ValueType
+from penstock.frontend.kafka.context import KafkaContext
+from penstock.frontend.kafka.node_configs import check_is_this_node
+from penstock.frontend.kafka.refusal import Refusal
+from penstock.frontend.kafka.resources import AlteredConfig, Operation
+from penstock.wire.kafka.faults import ErrorCode
+
+log = logging.getLogger(__name__)
+
+ROOT: Final = "root"
+# Kafka's names: FATAL is critical in Python, which has nothing below DEBUG.
+LEVELS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "TRACE": 5,
+        "DEBUG": logging.DEBUG,
+        "INFO": logging.INFO,
+        "WARN": logging.WARNING,
+        "ERROR": logging.ERROR,
+        "FATAL": logging.CRITICAL,
+    }
+)
+
+
+def alter_loggers(
+    context: KafkaContext, name: str, configs: Iterable[AlteredConfig], *, is_dry: bool
+) -> None:
+    """All or none. Raises Refusal."""
+    check_is_this_node(context, name)
+    found = _loggers()
+    wanted = [(found.get(config.name), config.name, _level(config)) for config in configs]
+    for logger, logger_name, _ in wanted:
+        if logger is None:
+            raise Refusal(
+                ErrorCode.INVALID_CONFIG, f"There is no logger {logger_name[:100]!r} on this node."
+            )
+    for logger, logger_name, level in () if is_dry else wanted:
+        assert logger is not None, "checked above"
+        logger.setLevel(level)
+        shown = _shown(logger)
+        log.warning("level of a logger changed", extra={"logger": logger_name, "to": shown})
+
+
+def _level(config: AlteredConfig) -> int:
+    operation = config.config_operation
+    if operation == Operation.DELETE:
+        if config.name == ROOT:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "The root logger always has a level.")
+        return logging.NOTSET  # as the logger above
+    if operation != Operation.SET:
+        raise Refusal(
+            ErrorCode.INVALID_REQUEST,
+            f"The level of a logger is set or deleted; operation {operation} is neither.",
+        )
+    level = LEVELS.get((config.value or "").upper())
+    if level is None:
+        raise Refusal(
+            ErrorCode.INVALID_CONFIG,
+            f"The level of a logger is one of {', '.join(LEVELS)}, not {config.value!r:.100}.",
+        )
+    return level
+
+
+def logger_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:
+    """Sorted by name. Raises Refusal."""
+    check_is_this_node(context, name)
+    documentation = "The lowest level that is logged."
+    return [
+        ConfigEntry(logger, _shown(found), Source.LOGGER, ValueType.UNKNOWN, documentation)
+        for logger, found in sorted(_loggers().items())
+    ]
+
+
+def _loggers() -> Mapping[str, logging.Logger]:
+    return {ROOT: logging.getLogger(), **dict(_named())}
+
+
+def _named() -> Iterator[tuple[str, logging.Logger]]:
+    """Without names that only group others."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger):
+            yield name, logger
+
+
+def _shown(logger: logging.Logger) -> str:
+    level = max(logger.getEffectiveLevel(), LEVELS["TRACE"])
+    return max((number, name) for name, number in LEVELS.items() if number <= level)[1]
