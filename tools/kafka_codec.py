@@ -110,6 +110,8 @@ APIS = (
     "DescribeShareGroupOffsets",
     "AlterShareGroupOffsets",
     "DeleteShareGroupOffsets",
+    "StreamsGroupHeartbeat",
+    "StreamsGroupDescribe",
 )
 EMBEDDED = ("ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
 
@@ -149,6 +151,7 @@ BOUNDS = {
     "ShareAcknowledge": {"*": PARTITIONS},
     "ShareFetch": {"*": PARTITIONS},
     "ShareGroupHeartbeat": {"*": PARTITIONS},
+    "StreamsGroupHeartbeat": {"source_topics": PARTITIONS, "topic_configs": PARTITIONS},
     "SyncGroup": {"assignments": ENTRIES},
     "TxnOffsetCommit": {"topics": PARTITIONS},
     "WriteTxnMarkers": {"topics": PARTITIONS},

@@ -17,6 +17,7 @@ VERSION = "4.3.0"
 LIB = Path(__file__).parents[2] / ".cache" / f"kafka-{VERSION}"
 MAIN_JAR = f"kafka_2.13-{VERSION}.jar"
 TOOLS_JAR = f"kafka-tools-{VERSION}.jar"  # the command line tools, for tests
+STREAMS_JAR = f"kafka-streams-{VERSION}.jar"  # Kafka Streams, for tests
 RESOLVE_S_MAX = 300
 FORMAT_S_MAX = 60
 HEAP = "1g"
@@ -29,6 +30,9 @@ POM = f"""<project>
     <version>{VERSION}</version>
   </dependency><dependency>
     <groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>
+    <version>{VERSION}</version>
+  </dependency><dependency>
+    <groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId>
     <version>{VERSION}</version>
   </dependency></dependencies>
 </project>
@@ -61,7 +65,7 @@ class ApacheKafka(KafkaTopics):
         for tool in ("java", "mvn"):
             if shutil.which(tool) is None:
                 raise NotAvailable(f"needs {tool}")
-        if (LIB / MAIN_JAR).exists() and (LIB / TOOLS_JAR).exists():
+        if all((LIB / jar).exists() for jar in (MAIN_JAR, TOOLS_JAR, STREAMS_JAR)):
             return
         LIB.mkdir(parents=True, exist_ok=True)
         (LIB / "pom.xml").write_text(POM)

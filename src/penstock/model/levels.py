@@ -11,6 +11,7 @@ again as long as the level was not raised. It is never lowered.
 | 2 | a leader tells its followers where its logs end: they know how far they are behind |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
+| 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |
 
 A new one: raise LEVEL_MAX, name what it adds here, and ask for it where that is sent or written.
 LEVEL_MIN follows in the release after next.
@@ -20,11 +21,12 @@ from typing import Final, NamedTuple
 
 LEVEL_FIRST: Final = 1  # of a cluster that says nothing of levels
 LEVEL_MIN: Final = 1
-LEVEL_MAX: Final = 4
+LEVEL_MAX: Final = 5
 
 LEADERS_TELL_ENDS: Final = 2
 GROUP_CONFIGS_STORED: Final = 3
 LOW_WATERMARK_FILES: Final = 4
+STREAMS_GROUPS: Final = 5
 
 
 class Levels(NamedTuple):

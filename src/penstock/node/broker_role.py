@@ -104,7 +104,7 @@ class BrokerRole:
                     self._led(partition, is_led=True)
 
     def _group_host(self, others: OtherCoordinators | None) -> GroupHost:
-        basis, node, cluster = self._basis, self._basis.config.node, self._cluster
+        basis, node = self._basis, self._basis.config.node
         return GroupHost(
             streams=self.broker,
             catalog=self._metadata.topics,
@@ -115,12 +115,13 @@ class BrokerRole:
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
             others=others,
             rooms=self.rooms,
-            configs=GroupConfigs(
-                self.configs,
-                rooms=self.rooms,
-                level=lambda: LEVEL_MAX if cluster is None else cluster.level.in_force,
-            ),
+            configs=GroupConfigs(self.configs, rooms=self.rooms, level=self.level),
+            level=self.level,
         )
+
+    def level(self) -> int:
+        """The feature level in force."""
+        return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _led(self, partition: Partition, is_led: bool) -> None:
         """Groups and transactions are coordinated where their partition is led."""

@@ -202,6 +202,7 @@ class Listeners:
             nodes=self._kafka_nodes(role, config),
             joined=self._kafka_cluster(),
             volume=self._volume,
+            level=role.level,
         )
 
     def _kafka_cluster(self) -> ClusterChanges | None:

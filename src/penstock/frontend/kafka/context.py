@@ -38,6 +38,7 @@ from penstock.frontend.sealing import Sealing
 from penstock.frontend.slices import Slices, Turns
 from penstock.frontend.throttle import Throttler
 from penstock.model.identity import Caller, Circumstances
+from penstock.model.levels import LEVEL_MAX
 from penstock.model.names import ACCOUNT_DEFAULT, REGION_DEFAULT
 from penstock.model.ports import Catalog, Clock, Identities, Shares, Streams
 from penstock.net.kafka import KafkaConnection
@@ -109,6 +110,7 @@ class KafkaContext:
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
     brokers: Brokers = field(init=False)
     cluster: KafkaCluster = field(init=False)
