@@ -15,6 +15,7 @@ from tests.unit.frontend_kafka_groups.stage import (
 
 from penstock.cursor.group.settings import STREAMS_DELAY
 from penstock.frontend.kafka.context import PARTITIONS_MAX
+from penstock.frontend.kafka.oversized import entries_in, requests_in
 from penstock.model.levels import STREAMS_GROUPS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import streams_group_describe as shown
@@ -295,3 +296,11 @@ async def test_the_first_assignment_waits_as_configured() -> None:
         joined = await beat(rig)
         assert [code for code, _ in statuses(joined)] == [5, 3]
         assert joined.member_epoch == 1
+
+
+def test_a_request_counts_by_the_entries_of_its_topology() -> None:
+    parts = [beats.Subtopology(f"{number}", ["t"] * 10) for number in range(50)]
+    request = beats.StreamsGroupHeartbeatRequest("g", "m", 0, topology=beats.Topology(0, parts))
+    assert entries_in(request) == 500
+    assert requests_in(request, 10_000) == 5
+    assert entries_in(beats.StreamsGroupHeartbeatRequest("g", "m", 1)) == 0

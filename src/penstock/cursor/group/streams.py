@@ -115,11 +115,8 @@ class StreamsGroup(StreamsFold):
             return "NotReady"
         if self._value.epoch > self._target_epoch:
             return "Assigning"
-        is_settled = all(
-            current.state is MemberState.STABLE and current.epoch == self._target_epoch
-            for current in self._currents.values()
-        )
-        return "Stable" if is_settled else "Reconciling"
+        settled = self._states[MemberState.STABLE, self._target_epoch]
+        return "Stable" if settled == len(self._members) else "Reconciling"
 
     @property
     def counts(self) -> Mapping[str, int]:

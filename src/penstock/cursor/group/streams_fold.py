@@ -9,6 +9,7 @@ subtopology id in one text, and the partition. So an active task and a standby t
 number differ, and a member that changes from one to the other gives up first.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from penstock.cursor.group.assignors import Partitions, TopicPartition
@@ -82,6 +83,7 @@ class StreamsFold:
         self._since: dict[str, dict[Task, int]] = {}  # member → epochs of its active tasks
         # Derived from it.
         self._holders: dict[Task, set[tuple[str, str]]] = {}  # member, role
+        self._states: Counter[tuple[MemberState, int]] = Counter()  # members by state and epoch
 
     def apply(self, key: StreamsRowKey, value: StreamsRowValue | None) -> None:
         if isinstance(key, StreamsCurrentKey):
@@ -112,6 +114,9 @@ class StreamsFold:
     def _apply_current(self, member_id: str, value: StreamsCurrentValue | None) -> None:
         old = self._currents.pop(member_id, None)
         if old is not None:
+            self._states[old.state, old.epoch] -= 1
+            if not self._states[old.state, old.epoch]:
+                del self._states[old.state, old.epoch]
             for text, partition in old.assigned | old.revoking:
                 task = (text[1:], partition)
                 holders = self._holders[task]
@@ -129,6 +134,7 @@ class StreamsFold:
             _joined(value.revoking_active, value.revoking_standby),
         )
         self._currents[member_id] = new
+        self._states[new.state, new.epoch] += 1
         self._since[member_id] = {(part, p): epoch for part, p, epoch in value.since}
         for text, partition in new.assigned | new.revoking:
             self._holders.setdefault((text[1:], partition), set()).add((member_id, text[0]))
@@ -200,4 +206,5 @@ class StreamsFold:
             dict(sorted(self._currents.items())),
             dict(sorted(self._since.items())),
             {task: sorted(holders) for task, holders in sorted(self._holders.items())},
+            self._states,
         )
