@@ -167,9 +167,6 @@ class StreamsGroup(StreamsFold):
             return
         was_empty = not self._members
         before = None if request.member_epoch == JOIN else self._currents.get(member_id)
-        if request.member_epoch == JOIN and member_id in self._members:
-            # The member owns nothing any more, whatever it had: others may have it at once.
-            self._put_current(draft, member_id, Current())
         has_changed = self._update_member(request, draft)
         if self._topology is None:
             assert request.topology is not None, "a join has a topology"
@@ -182,8 +179,7 @@ class StreamsGroup(StreamsFold):
         if was_empty:
             self._assigns_from_ms = now_ms + self.times.delay_ms
         delayed = self._assign_in_time(draft, now_ms)
-        owned = request.owned if request.member_epoch != JOIN else frozenset()
-        current = self._reconcile(member_id, owned)
+        current = self._reconcile(member_id, request.owned)  # who joins has nothing
         self._put_current(draft, member_id, current)
         self._arm_session(member_id, now_ms)
         if current.state is not MemberState.UNREVOKED:
