@@ -1,6 +1,11 @@
 """Topologies: how many partitions internal topics get, and what is said of topics that differ."""
 
+from collections.abc import Mapping
+
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given as cases
+from hypothesis import settings
 from tests.unit.cursor_group.streams_topologies import COUNTING, internal, part, topology
 
 from penstock.cursor.group.records import Subtopology, TopologyValue
@@ -9,7 +14,8 @@ from penstock.cursor.group.topology import (
     StatusCode,
     check,
     configure,
-    subtopology_of,
+    read_by,
+    readers_of,
     topic_names,
 )
 from penstock.model.limits import STREAMS_TASKS_MAX
@@ -54,6 +60,78 @@ def test_counts_follow_through_a_chain_of_subtopologies() -> None:
     )
     check(chain)
     assert configure(chain, {"a": 5}).counts == {"r1": 5, "r2": 5, "c": 5}
+
+
+def test_a_subtopology_takes_what_is_known_by_its_turn() -> None:
+    """As in Kafka: the order of the subtopologies decides."""
+    first = topology(
+        part("0", "b", repartitions={"r": 0}, sinks=("s",)),
+        part("1", "a", sinks=("r",)),
+        part("2", repartitions={"s": 0}),
+    )
+    assert configure(first, {"a": 8, "b": 2}).counts == {"r": 8, "s": 2}
+    last = topology(
+        part("0", "a", sinks=("r",)),
+        part("1", "b", repartitions={"r": 0}, sinks=("s",)),
+        part("2", repartitions={"s": 0}),
+    )
+    assert configure(last, {"a": 8, "b": 2}).counts == {"r": 8, "s": 8}
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> TopologyValue:
+    count = draw(st.integers(1, 6))
+    parts = []
+    for number in range(count):
+        read = draw(st.sets(st.sampled_from([f"r{n}" for n in range(count)]), max_size=2))
+        sources = draw(st.sets(st.sampled_from("abc"), max_size=2))
+        parts.append(
+            part(
+                f"{number}",
+                *sorted(sources),
+                repartitions={name: draw(st.sampled_from([0, 0, 0, 5])) for name in sorted(read)},
+                sinks=(f"r{number}",),
+            )
+        )
+    return topology(*parts)
+
+
+def in_rounds(given: TopologyValue, sources: Mapping[str, int]) -> dict[str, int] | None:
+    """The same by going through all subtopologies until nothing changes; None: that fails."""
+    parts = given.subtopologies
+    counts = {
+        topic.name: topic.partition_count
+        for each in parts
+        for topic in each.repartition_sources
+        if topic.partition_count
+    }
+    is_new = True
+    while is_new:
+        is_new = False
+        for each in parts:
+            read = [*each.sources, *(topic.name for topic in each.repartition_sources)]
+            known = [counts.get(name) or sources.get(name) for name in read]
+            widths = [count for count in known if count]
+            for sink in each.repartition_sinks:
+                if widths and sink not in counts:
+                    counts[sink] = max(widths)
+                    is_new = True
+    needed = {sink for each in parts for sink in each.repartition_sinks}
+    needed |= {topic.name for each in parts for topic in each.repartition_sources}
+    return counts if needed <= counts.keys() else None
+
+
+@settings(max_examples=300)
+@cases(topologies())
+def test_counts_are_those_of_a_simple_iteration(given: TopologyValue) -> None:
+    sources = {"a": 2, "b": 3, "c": 4}
+    expected = in_rounds(given, sources)
+    if expected is None or any(not read_by(each) for each in given.subtopologies):
+        with pytest.raises(InvalidTopology):
+            check(given)
+    else:
+        check(given)
+        assert configure(given, sources).counts == expected
 
 
 def test_missing_sources_are_named() -> None:
@@ -166,5 +244,6 @@ def test_the_number_of_tasks_has_a_bound() -> None:
 
 def test_topics_are_found_by_name() -> None:
     assert topic_names(JOIN) == {"a", "b", "r", "c"}
-    assert subtopology_of(JOIN, "r") == JOIN.subtopologies[1]
-    assert subtopology_of(JOIN, "c") is None
+    assert readers_of(JOIN) == {"a": "0", "b": "1", "r": "1"}
+    shared = topology(part("0", "a"), part("1", "a"))
+    assert readers_of(shared) == {"a": "0"}

@@ -50,14 +50,14 @@ from penstock.cursor.group.streams_requests import (
     refuse,
     unsupported,
 )
-from penstock.cursor.group.task_assignor import StreamsMemberSpec, Task, Tasks, assign_sticky
+from penstock.cursor.group.task_assignor import StreamsMemberSpec, Tasks, assign_sticky
 from penstock.cursor.group.topology import (
     Configured,
     Status,
     StatusCode,
     configure,
     read_by,
-    subtopology_of,
+    readers_of,
     topic_names,
 )
 
@@ -408,29 +408,22 @@ class StreamsGroup(StreamsFold):
             self._endpoints = None
 
     def _all_endpoints(self) -> tuple[Endpoint, ...]:
+        assert self._topology is not None, "members come with a topology"
         if self._endpoints is None:
             found = []
+            counts = self.counts
+            read = {
+                part.subtopology_id: [(name, counts.get(name, 0)) for name in read_by(part)]
+                for part in self._topology.subtopologies
+            }
             for member_id, member in self._members.items():
                 current = self._currents.get(member_id)
                 if member.endpoint is not None and current is not None:
-                    active = self._partitions(of_role(ACTIVE, current.assigned))
-                    standby = self._partitions(of_role(STANDBY, current.assigned))
+                    active = _partitions(of_role(ACTIVE, current.assigned), read)
+                    standby = _partitions(of_role(STANDBY, current.assigned), read)
                     found.append(Endpoint(*member.endpoint, active, standby))
             self._endpoints = tuple(found)
         return self._endpoints
-
-    def _partitions(self, tasks: Tasks) -> PartitionMap:
-        """What the tasks read: topic name → partitions."""
-        assert self._topology is not None
-        counts = self.counts
-        by_part = to_map(tasks)
-        found: PartitionMap = {}
-        for part in self._topology.subtopologies:
-            numbers = by_part.get(part.subtopology_id)
-            if numbers is not None:
-                for name in read_by(part):
-                    found[name] = tuple(n for n in numbers if n < counts.get(name, 0))
-        return found
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(
@@ -454,17 +447,22 @@ class StreamsGroup(StreamsFold):
             return Code.NONE
         if epoch > current.epoch or not partitions:
             return stale
-        names = {topic_id: name for name, topic_id, _ in self._value.topics}
+        assert self._topology is not None, "members come with a topology"
+        readers = readers_of(self._topology)
+        parts = {topic_id: readers.get(name, "") for name, topic_id, _ in self._value.topics}
         since = self._since[member_id]
         for each in partitions:
-            task = self._task_of(names.get(each.topic_id), each.partition)
-            had_since = None if task is None else since.get(task)
+            had_since = since.get((parts.get(each.topic_id, ""), each.partition))
             if had_since is None or epoch < had_since:
                 return stale
         return Code.NONE
 
-    def _task_of(self, topic: str | None, partition: int) -> Task | None:
-        if topic is None or self._topology is None:
-            return None
-        part = subtopology_of(self._topology, topic)
-        return None if part is None else (part.subtopology_id, partition)
+
+def _partitions(tasks: Tasks, read: Mapping[str, Sequence[tuple[str, int]]]) -> PartitionMap:
+    """What the tasks read: topic name → partitions. ``read``: names of the topics of each
+    subtopology, with their numbers of partitions."""
+    return {
+        name: tuple(number for number in numbers if number < count)
+        for part, numbers in to_map(tasks).items()
+        for name, count in read.get(part, ())
+    }

@@ -9,6 +9,7 @@ partitions of one number in all topics of its subtopology.
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -78,9 +79,13 @@ def read_by(part: Subtopology) -> tuple[str, ...]:
     return (*part.sources, *(topic.name for topic in part.repartition_sources))
 
 
-def subtopology_of(topology: TopologyValue, topic: str) -> Subtopology | None:
-    """The subtopology that reads a topic."""
-    return next((part for part in topology.subtopologies if topic in read_by(part)), None)
+def readers_of(topology: TopologyValue) -> dict[str, str]:
+    """Topic → id of the first subtopology that reads it."""
+    return {
+        name: part.subtopology_id
+        for part in reversed(topology.subtopologies)
+        for name in read_by(part)
+    }
 
 
 def check(topology: TopologyValue) -> None:
@@ -130,7 +135,7 @@ def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, i
     counts = _repartition_counts(topology, known)
     _copartition(topology, counts, known)
     for part in topology.subtopologies:
-        width = max(_width_of(part, counts, known))
+        width = max(_widths_of(part, counts, known))
         counts.update({topic.name: width for topic in part.changelogs})
     return counts
 
@@ -145,24 +150,30 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
         for topic in part.repartition_sources
         if topic.partition_count
     }
-    has_gaps = True
-    while has_gaps:
-        has_gaps, has_progress = False, False
-        for part in parts:
-            for sink in part.repartition_sinks:
-                if sink in counts:
-                    continue
-                widths = list(_width_of(part, counts, sources))
-                if widths:
-                    counts[sink] = max(widths)
-                    has_progress = True
-                else:
-                    has_gaps = True
-        if has_gaps and not has_progress:
-            raise InvalidTopology(
-                "Failed to compute number of partitions for all repartition topics. There may be"
-                " loops in the topology that cannot be resolved."
-            )
+    readers: dict[str, list[int]] = {}
+    for index, part in enumerate(parts):
+        for topic in part.repartition_sources:
+            readers.setdefault(topic.name, []).append(index)
+    # Kafka goes through the subtopologies in rounds, and takes what it knows by then. So does
+    # this, but it looks only at subtopologies of which something has just become known.
+    queue = [
+        (0, index) for index, part in enumerate(parts) if any(_widths_of(part, counts, sources))
+    ]
+    seen = {index for _, index in queue}
+    while queue:
+        turn, index = heappop(queue)
+        width = max(_widths_of(parts[index], counts, sources))
+        for sink in parts[index].repartition_sinks:
+            if sink not in counts:
+                counts[sink] = width
+                for reader in set(readers.get(sink, ())) - seen:
+                    seen.add(reader)
+                    heappush(queue, (turn if reader > index else turn + 1, reader))
+    if any(sink not in counts for part in parts for sink in part.repartition_sinks):
+        raise InvalidTopology(
+            "Failed to compute number of partitions for all repartition topics. There may be"
+            " loops in the topology that cannot be resolved."
+        )
     for part in parts:
         if any(topic.name not in counts for topic in part.repartition_sources):
             raise InvalidTopology(
@@ -172,7 +183,7 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
     return counts
 
 
-def _width_of(
+def _widths_of(
     part: Subtopology, counts: Mapping[str, int], sources: Mapping[str, int]
 ) -> Iterable[int]:
     """Numbers of partitions of the topics a subtopology reads, as far as they are known."""
@@ -245,7 +256,7 @@ def _tasks(
     topology: TopologyValue, counts: Mapping[str, int], existing: Mapping[str, int]
 ) -> dict[str, int]:
     tasks = {
-        part.subtopology_id: max(_width_of(part, counts, existing))
+        part.subtopology_id: max(_widths_of(part, counts, existing))
         for part in topology.subtopologies
     }
     total = sum(tasks.values())
