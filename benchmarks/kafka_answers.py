@@ -146,6 +146,7 @@ class Client:
 def built(kind: Any, value: Any) -> Any:
     """A message from plain values. ``msgspec.convert`` does not take fields of bytes or views."""
     if isinstance(value, dict):
+        kind = next((one for one in get_args(kind) if isinstance(one, type)), kind)
         hints = get_type_hints(kind)
         return kind(**{name: built(hints[name], item) for name, item in value.items()})
     if isinstance(value, list):

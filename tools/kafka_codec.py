@@ -117,6 +117,8 @@ APIS = (
     "DescribeShareGroupOffsets",
     "AlterShareGroupOffsets",
     "DeleteShareGroupOffsets",
+    "StreamsGroupHeartbeat",
+    "StreamsGroupDescribe",
 )
 EMBEDDED = ("ConsumerProtocolSubscription", "ConsumerProtocolAssignment")
 
@@ -156,6 +158,7 @@ BOUNDS = {
     "ShareAcknowledge": {"*": PARTITIONS},
     "ShareFetch": {"*": PARTITIONS},
     "ShareGroupHeartbeat": {"*": PARTITIONS},
+    "StreamsGroupHeartbeat": {"source_topics": PARTITIONS, "topic_configs": PARTITIONS},
     "SyncGroup": {"assignments": ENTRIES},
     "TxnOffsetCommit": {"topics": PARTITIONS},
     "WriteTxnMarkers": {"topics": PARTITIONS},

@@ -58,6 +58,7 @@ _STORING: Final = frozenset(
         "OffsetCommit",
         "Produce",
         "ShareGroupHeartbeat",
+        "StreamsGroupHeartbeat",
         "TxnOffsetCommit",
     }
 )

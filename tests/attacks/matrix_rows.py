@@ -13,6 +13,7 @@ from tests.attacks.kit import EVERYTHING
 from tests.attacks.matrix import Holdings
 
 from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated.streams_group_heartbeat import Subtopology, Topology
 
 Given = Mapping[str, Any]
 Of = Callable[[Holdings], Any]
@@ -260,6 +261,23 @@ KAFKA: Mapping[str, KafkaRow] = {
         given={**_SHARE, "share_session_epoch": 1, "is_renew_ack": False},
         passes=frozenset({ErrorCode.SHARE_SESSION_NOT_FOUND}),
     ),
+    "StreamsGroupHeartbeat": KafkaRow(
+        On.GROUP,
+        given={
+            "group_id": lambda has: f"{has.group}-streams",
+            "member_id": MEMBER,
+            "topology": lambda has: Topology(0, [Subtopology("0", [has.queue])]),
+            "active_tasks": (),
+            "standby_tasks": (),
+            "warmup_tasks": (),
+            "client_tags": (),
+            "task_offsets": None,
+            "task_end_offsets": None,
+            "shutdown_application": False,
+        },
+        denied=TOPIC_DENIED,
+    ),
+    "StreamsGroupDescribe": KafkaRow(On.GROUP, passes=_NO_GROUP),
     "DescribeShareGroupOffsets": KafkaRow(On.GROUP, passes=_NO_GROUP),
     "AlterShareGroupOffsets": KafkaRow(On.GROUP, passes=_NO_GROUP),
     "DeleteShareGroupOffsets": KafkaRow(On.GROUP, passes=_NO_GROUP),

@@ -138,6 +138,8 @@ class _Filling:
             elif kind.startswith("[]"):
                 count = self._count if where == self._shape.path else 1
                 fields[name] = [self._element(inner, kind[2:], where) for _ in range(count)]
+            elif inner is not None and self._shape.path.startswith(f"{where}."):
+                fields[name] = self.made(inner, f"{where}.")
             elif inner is not None or (where not in self._values and not path):
                 continue  # a struct that may be absent, or a field of the request itself
             else:
@@ -343,6 +345,25 @@ KAFKA: dict[str, KafkaRow] = {
             "topics.partitions.acknowledgement_batches.acknowledge_types": 1,
         }
     ),
+    "StreamsGroupHeartbeat": KafkaRow(
+        ENTRIES_MAX,
+        bounds={
+            "topology.subtopologies.source_topics": PARTITIONS_MAX,
+            "topology.subtopologies.copartition_groups.source_topics": PARTITIONS_MAX,
+            "topology.subtopologies.state_changelog_topics.topic_configs": PARTITIONS_MAX,
+            "topology.subtopologies.repartition_source_topics.topic_configs": PARTITIONS_MAX,
+            "active_tasks.partitions": PARTITIONS_MAX,
+            "standby_tasks.partitions": PARTITIONS_MAX,
+            "warmup_tasks.partitions": PARTITIONS_MAX,
+        },
+        values={
+            "group_id": "streams",
+            "member_id": "A" * 22,
+            "rebalance_timeout_ms": 10_000,
+            "topology.subtopologies.state_changelog_topics.partitions": 0,
+        },
+    ),
+    "StreamsGroupDescribe": KafkaRow(ENTRIES_MAX),
     "DescribeShareGroupOffsets": KafkaRow(bounds={"groups": ENTRIES_MAX}),
     "AlterShareGroupOffsets": KafkaRow(values={"group_id": "share"}),
     "DeleteShareGroupOffsets": KafkaRow(values={"group_id": "share"}),

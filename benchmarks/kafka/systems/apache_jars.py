@@ -30,6 +30,9 @@ POM: Final = f"""<project>
   </dependency><dependency>
     <groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId>
     <version>{VERSION}</version>
+  </dependency><dependency>
+    <groupId>org.apache.kafka</groupId><artifactId>kafka-streams</artifactId>
+    <version>{VERSION}</version>
   </dependency></dependencies>
 </project>
 """

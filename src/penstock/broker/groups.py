@@ -19,6 +19,7 @@ from penstock.broker.coordinator import Coordinator
 from penstock.broker.coordinators import OtherCoordinators
 from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.group_log import RowUnreadable
+from penstock.broker.group_patterns import match_patterns
 from penstock.broker.group_topics import GroupTopics
 from penstock.broker.internal_topic import SEGMENT_BYTES, InternalTopic
 from penstock.cursor.group.assignors import TopicPartition
@@ -34,13 +35,13 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.describe import Description, Listing
-from penstock.cursor.group.groups import Groups
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
-from penstock.cursor.group.pattern_syntax import InvalidPattern
 from penstock.cursor.group.settings import GroupSettings, ShareSettings, share_settings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.tenants import FREE, TenantRooms
+from penstock.model.levels import LEVEL_MAX, STREAMS_GROUPS
 from penstock.model.limits import MINUTE_MS
 from penstock.model.names import split_share
 from penstock.model.partitioning import partition_of_group
@@ -64,13 +65,17 @@ _FAILED = Reply(_UNAVAILABLE)
 _LEAVE_FAILED = LeaveReply(_UNAVAILABLE)
 _CONSUMER_FAILED = ConsumerReply(_UNAVAILABLE, "The coordinator is not available.")
 _SHARE_FAILED = ShareReply(_UNAVAILABLE, "The coordinator is not available.")
+_STREAMS_FAILED = StreamsReply(_UNAVAILABLE, "The coordinator is not available.")
+_NO_STREAMS = StreamsReply(
+    Code.UNSUPPORTED_VERSION,
+    f"Streams groups need feature level {STREAMS_GROUPS}: upgrade all nodes, then run penstock"
+    " cluster upgrade.",
+)
 _COMMIT_FAILED = CommitReply(_UNAVAILABLE)
 _FETCH_FAILED = FetchReply(_UNAVAILABLE)
 _MOVES = frozenset((Code.NOT_COORDINATOR, Code.COORDINATOR_NOT_AVAILABLE))
 _NO_CONFIGS: tuple[Code, Mapping[str, str]] = (_UNAVAILABLE, {})
 _NOTHING_SET: Mapping[str, str] = {}
-_NO_PATTERNS: tuple[frozenset[str], str] = (frozenset(), "")
-SEEN_AT_ONCE = 32  # topics; each takes up to 50 µs to authorize
 _NOT_LISTED: tuple[Code, tuple[Listing, ...]] = (_UNAVAILABLE, ())
 
 
@@ -92,11 +97,14 @@ class GroupHost:
         others: OtherCoordinators | None = None,
         rooms: TenantRooms = FREE,
         configs: GroupConfigs | None = None,
+        level: Callable[[], int] = lambda: LEVEL_MAX,
     ) -> None:
         """In a cluster ``others`` coordinate what this node does not: groups are coordinated where
         their partition is led, of which ``led`` tells. ``rooms`` counts what tenants have.
-        ``configs``: of groups, in the metadata store; None: they are rows at any level."""
+        ``configs``: of groups, in the metadata store; None: they are rows at any level.
+        ``level``: the feature level in force."""
         self._configs = configs
+        self._level = level
         self._others = others
         self._rooms = rooms
         self._catalog = catalog
@@ -277,7 +285,13 @@ class GroupHost:
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat, *, sight: Sight | None = None
     ) -> ConsumerReply:
-        sight = await self._match(group_id, request, sight)
+        sight = await match_patterns(
+            self._at(group_id),
+            group_id,
+            request,
+            sight,
+            topics_of=lambda: self._topics.of(group_id),
+        )
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
         return await self._at(group_id).ask(
             _CONSUMER_FAILED,
@@ -292,53 +306,28 @@ class GroupHost:
             ),
         )
 
-    async def _match(
-        self, group_id: str, request: ConsumerHeartbeat, sight: Sight | None
-    ) -> Sight | None:
-        """Do what takes long in the decision to come: match the patterns of the group, and ask
-        which topics the member may see. Each step takes about a millisecond. Returns when there is
-        nothing left to do, with the same answers about topics in memory."""
-        seen: dict[str, bool] = {}
-        has_waited = True
-        while has_waited:
-            has_waited = False
-            topics = self._topics.of(group_id)
-            patterns, seen_by = self._at(group_id).peek(
-                _NO_PATTERNS,
-                partial(
-                    Groups.due_patterns,
-                    group_id=group_id,
-                    request=request,
-                    topics=topics,
-                    sight=sight,
-                ),
-            )
-            try:
-                for regex in patterns:
-                    for _ in topics.matches.catch_up(regex, topics.by_name, topics.epoch):
-                        await asyncio.sleep(0)
-                        has_waited = True
-                if sight is None or not seen_by or has_waited:
-                    continue
-                unseen = topics.matches.of(seen_by, topics.by_name, topics.epoch) - seen.keys()
-            except InvalidPattern:
-                break  # the decision says so
-            for number, name in enumerate(unseen, 1):
-                seen[name] = sight.may_see(name)
-                if number % SEEN_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                    has_waited = True
-        if sight is None or not seen:
-            return sight
-        ask = sight.may_see
-        return Sight(sight.turn, lambda name: seen[name] if name in seen else ask(name))
-
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         now_ms = self._clock.mono_ms()
         return await self._at(group_id).ask(
             _SHARE_FAILED,
             lambda groups, ticket: groups.share_heartbeat(
                 group_id, request, self._topics.of(group_id), ticket=ticket, now_ms=now_ms
+            ),
+        )
+
+    async def streams_heartbeat(self, group_id: str, request: StreamsHeartbeat) -> StreamsReply:
+        if self._level() < STREAMS_GROUPS:
+            return _NO_STREAMS  # older nodes could not read the rows of the group
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        return await self._at(group_id).ask(
+            _STREAMS_FAILED,
+            lambda groups, ticket: groups.streams_heartbeat(
+                group_id,
+                request,
+                self._topics.of(group_id),
+                ticket=ticket,
+                now_ms=now_ms,
+                wall_ms=wall_ms,
             ),
         )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.cli.kafka_client import Place
 
 _DESCRIBE_GROUPS, _LIST_GROUPS, _DELETE_GROUPS = 15, 16, 42
-_CONSUMER_GROUP_DESCRIBE, _SHARE_GROUP_DESCRIBE = 69, 77
+_CONSUMER_GROUP_DESCRIBE, _SHARE_GROUP_DESCRIBE, _STREAMS_GROUP_DESCRIBE = 69, 77, 89
 
 
 @click.group(cls=Noun)
@@ -136,7 +136,11 @@ Described = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def _described(session: Session, known: Known) -> Described:
-    describe = {"consumer": _consumer_group, "share": _share_group}.get(known.type, _classic_group)
+    describe = {
+        "consumer": _consumer_group,
+        "share": _share_group,
+        "streams": _streams_group,
+    }.get(known.type, _classic_group)
     return describe(session, known)
 
 
@@ -155,7 +159,8 @@ def _places(members: Iterable[Mapping[str, Any]]) -> Iterator["Place"]:
     for member in members:
         for text in member["assigned"]:
             topic, _, number = text.rpartition(":")
-            yield Place(topic, int(number))
+            if topic:  # tasks of a streams group have none
+                yield Place(topic, int(number))
 
 
 def _classic_group(session: Session, known: Known) -> Described:
@@ -212,6 +217,13 @@ def _share_group(session: Session, known: Known) -> Described:
     return _newer_group(session, known, _SHARE_GROUP_DESCRIBE, request)
 
 
+def _streams_group(session: Session, known: Known) -> Described:
+    from penstock.wire.kafka.generated.streams_group_describe import StreamsGroupDescribeRequest
+
+    request = StreamsGroupDescribeRequest(group_ids=[known.name])
+    return _newer_group(session, known, _STREAMS_GROUP_DESCRIBE, request)
+
+
 def _newer_group(session: Session, known: Known, key: int, request: Any) -> Described:
     """Groups whose members are assigned by the server are described alike."""
     from penstock.cli.kafka_client import check
@@ -224,11 +236,7 @@ def _newer_group(session: Session, known: Known, key: int, request: Any) -> Desc
             "instance_id": getattr(member, "instance_id", None),
             "client_id": member.client_id,
             "host": member.client_host.removeprefix("/"),
-            "assigned": sorted(
-                f"{each.topic_name}:{number}"
-                for each in member.assignment.topic_partitions
-                for number in each.partitions
-            ),
+            "assigned": _shares(member.assignment),
             "epoch": member.member_epoch,
         }
         for member in found.members
@@ -237,10 +245,19 @@ def _newer_group(session: Session, known: Known, key: int, request: Any) -> Desc
         "name": known.name,
         "type": known.type,
         "state": found.group_state,
-        "assignor": found.assignor_name,
+        "assignor": getattr(found, "assignor_name", "sticky"),
         "epoch": found.group_epoch,
     }
     return item, members
+
+
+def _shares(assignment: Any) -> list[str]:
+    """Partitions as TOPIC:NUMBER; active tasks of a streams group as SUBTOPOLOGY_NUMBER."""
+    tasks = getattr(assignment, "active_tasks", None)
+    if tasks is not None:
+        return sorted(f"{each.subtopology_id}_{n}" for each in tasks for n in each.partitions)
+    found = assignment.topic_partitions
+    return sorted(f"{each.topic_name}:{number}" for each in found for number in each.partitions)
 
 
 @group.command()

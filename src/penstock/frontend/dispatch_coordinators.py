@@ -31,6 +31,7 @@ from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import GroupSettings, ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.transactions import TopicPartition as Place
 from penstock.cursor.transactions import TxnReply, TxnValue
 from penstock.frontend.bulkhead import Bulkhead
@@ -151,6 +152,12 @@ class DispatchedGroups(_Behind):
             group_id,
             ShareReply(_AWAY, _WHY),
             lambda: self._calls.share_heartbeat(group_id, request),
+        )
+
+    async def streams_heartbeat(self, group_id: str, request: StreamsHeartbeat) -> StreamsReply:
+        failed = StreamsReply(_AWAY, _WHY, request.member_epoch)
+        return await self._ask(
+            group_id, failed, lambda: self._calls.streams_heartbeat(group_id, request)
         )
 
     async def make_share_group(self, group_id: str) -> Reply:

@@ -11,6 +11,7 @@ again as long as the level was not raised. It is never lowered.
 | 2 | a leader tells its followers where its logs end: they know how far they are behind |
 | 3 | configs of groups are in the metadata store, no longer rows in ``__groups`` |
 | 4 | the low watermark of a stream is a file of each replica, no longer an event in the log |
+| 5 | streams groups: rows of kinds 12 to 17 in ``__groups`` |
 | 6 | access rules (ACLs) and delegation tokens of Kafka are in the metadata store |
 | 7 | configs of brokers, client metrics and client quotas are in the metadata store |
 
@@ -27,6 +28,7 @@ LEVEL_MAX: Final = 7
 LEADERS_TELL_ENDS: Final = 2
 GROUP_CONFIGS_STORED: Final = 3
 LOW_WATERMARK_FILES: Final = 4
+STREAMS_GROUPS: Final = 5
 ACLS_STORED: Final = 6
 BROKER_CONFIGS_STORED: Final = 7
 

@@ -96,6 +96,14 @@ PATTERN_STATES_KEPT_MAX = 200_000
 KAFKA_USERS_MAX = 100  # whose passwords change in one request
 KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rate
 
+# ── Streams groups ───────────────────────────────────────────────────────────────────────────
+# Tasks of one group, standby tasks not counted. So many are assigned in about 15 ms, or 60 ms with
+# two standby copies each, once for every change of the group.
+STREAMS_TASKS_MAX = 5_000
+# Of a topology or a member as a row of the group's log. Topologies have about 1 KB for each topic.
+STREAMS_TOPOLOGY_BYTES_MAX = 1024 * 1024
+STREAMS_MEMBER_BYTES_MAX = 16 * 1024
+
 # ── Connections ──────────────────────────────────────────────────────────────────────────────
 HEADER_BYTES_MAX = 16 * KIB
 # A 1 MiB body can grow sixfold when every character is escaped in JSON, threefold in a form.

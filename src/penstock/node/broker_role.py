@@ -57,7 +57,7 @@ class BrokerRole:
             self.configs,
             account=basis.config.node.account,
             node=basis.config.cluster.node or 1,
-            level=self._level,
+            level=self.level,
             topic_names=TOPIC_NAMES,
         )
         self._surroundings = _surroundings(
@@ -132,10 +132,12 @@ class BrokerRole:
             settings=DEV_GROUPS if node.mode is Mode.DEV else GroupSettings(),
             others=others,
             rooms=self.rooms,
-            configs=GroupConfigs(self.configs, rooms=self.rooms, level=self._level),
+            configs=GroupConfigs(self.configs, rooms=self.rooms, level=self.level),
+            level=self.level,
         )
 
-    def _level(self) -> int:
+    def level(self) -> int:
+        """The feature level in force."""
         return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _configs_changed(self) -> None:

@@ -28,7 +28,6 @@ from penstock.frontend.kafka.share_sessions import ShareSessions
 from penstock.frontend.kafka.usage import KafkaUsage
 from penstock.frontend.pipeline import Frontend
 from penstock.metadata.dynamic_configs import DynamicConfigs
-from penstock.model.levels import LEVEL_MAX
 from penstock.net.http import HttpListener
 from penstock.net.kafka import STRANGER_FRAME_BYTES_MAX, KafkaListener
 from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
@@ -224,7 +223,7 @@ class Listeners:
             audit=facts.audit,
             nodes=self._kafka_nodes(role, config),
             joined=self._kafka_cluster(),
-            level=self._level,
+            level=role.level,
             volume=self._volume,
             dynamic=role.dynamic,
         )
@@ -242,9 +241,6 @@ class Listeners:
             seen=cluster.admin.seen,
             replica=cluster.replicators.find,
         )
-
-    def _level(self) -> int:
-        return LEVEL_MAX if self._cluster is None else self._cluster.level.in_force
 
     def _volume(self) -> tuple[int, int]:
         usage = shutil.disk_usage(self._basis.folder.path)

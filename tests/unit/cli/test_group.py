@@ -23,6 +23,7 @@ from penstock.wire.kafka.generated import list_offsets as offsets_api
 from penstock.wire.kafka.generated import offset_commit as commit_api
 from penstock.wire.kafka.generated import offset_fetch as fetch_api
 from penstock.wire.kafka.generated import share_group_describe as share_api
+from penstock.wire.kafka.generated import streams_group_describe as streams_api
 
 from .conftest import Cli
 from .kafka_endpoint import KafkaEndpoint
@@ -208,6 +209,20 @@ def test_a_share_group_stands_where_it_is_not_finished(
     assert [row["lag"] for row in shown["offsets"]] == [8, None]
     assert 65.0 <= shown["lag_s"] < 80.0
     assert [row["group"] for row in cli("group", "lag").lines] == ["g", "g", "n", "n", "s", "s"]
+
+
+def test_a_streams_group_is_shown_with_its_tasks(cli: Cli, kafka: KafkaEndpoint, log: Log) -> None:
+    owned = streams_api.Assignment(
+        [streams_api.TaskIds("0", [1, 0]), streams_api.TaskIds("1", [2])]
+    )
+    member = streams_api.Member("m", client_id="c", member_epoch=3, assignment=owned)
+    group = streams_api.DescribedGroup(0, None, "w", "Stable", 3, 3, None, [member])
+    kafka.groups["w"] = "Streams"
+    kafka.answers[89] = lambda _: streams_api.StreamsGroupDescribeResponse(groups=[group])
+    shown = cli("group", "show", "w").json
+    assert (shown["type"], shown["epoch"], shown["assignor"]) == ("streams", 3, "sticky")
+    assert shown["members"][0]["assigned"] == ["0_0", "0_1", "1_2"]
+    assert [(row["partition"], row["lag"]) for row in shown["offsets"]] == [(0, 8), (1, 0)]
 
 
 def test_lag_is_told_in_records_and_seconds(cli: Cli, kafka: KafkaEndpoint, log: Log) -> None:

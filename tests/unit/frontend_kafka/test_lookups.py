@@ -7,6 +7,7 @@ from tests.unit.frontend_kafka.rig import NOW_MS, Rig, batch
 
 from penstock.frontend.kafka.permissions import CLUSTER_OPERATIONS, TOPIC_OPERATIONS, UNASKED
 from penstock.model.errors import Overloaded
+from penstock.model.levels import STREAMS_GROUPS
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_replica_log_dirs import (
@@ -436,10 +437,29 @@ async def test_the_only_folder_of_a_node_is_the_one_it_has(version: int) -> None
 async def test_features_in_force_are_announced(version: int) -> None:
     found = await Rig().ask(API_VERSIONS, version, ApiVersionsRequest("me", "1"))
     levels = {one.name: one.max_version_level for one in found.finalized_features}
-    assert levels == {"group.version": 1, "share.version": 1, "transaction.version": 2}
+    assert levels == {
+        "group.version": 1,
+        "share.version": 1,
+        "streams.version": 1,
+        "transaction.version": 2,
+    }
     supported = {one.name: (one.min_version, one.max_version) for one in found.supported_features}
     assert {name: last for name, (_, last) in supported.items()} == levels
     assert all(first >= 1 for first, _ in supported.values()), "older clients fail at 0"
+
+
+async def test_streams_groups_are_announced_once_all_nodes_know_them() -> None:
+    rig = Rig()
+    epochs = []
+    levels = [0]
+    rig.context.level = lambda: levels[-1]
+    for level, is_announced in ((STREAMS_GROUPS - 1, False), (STREAMS_GROUPS, True)):
+        levels.append(level)
+        found = await rig.ask(API_VERSIONS, 4, ApiVersionsRequest("me", "1"))
+        for features in (found.finalized_features, found.supported_features):
+            assert ("streams.version" in {one.name for one in features}) == is_announced
+        epochs.append(found.finalized_features_epoch)
+    assert epochs[0] < epochs[1], "clients take the newer list"
 
 
 async def test_partitions_are_described_page_by_page() -> None:

@@ -59,6 +59,8 @@ from penstock.wire.kafka.generated import (
     offset_fetch,
     share_fetch,
     share_group_heartbeat,
+    streams_group_describe,
+    streams_group_heartbeat,
 )
 from penstock.wire.kafka.generated.consumer_group_describe import ConsumerGroupDescribeRequest
 from penstock.wire.kafka.generated.describe_topic_partitions import DescribeTopicPartitionsRequest
@@ -360,6 +362,74 @@ async def test_a_group_is_not_described_to_those_who_may_not_know_its_topics(
     for key, request in ((69, ConsumerGroupDescribeRequest), (77, ShareGroupDescribeRequest)):
         (found,) = (await client.ask(key, request(["c" if key == 69 else "s"]))).groups
         assert (found.error_code, len(found.members)) == (0, 1)
+
+
+def counting_of(topic: str) -> streams_group_heartbeat.Topology:
+    """A topology with one changelog."""
+    changelog = streams_group_heartbeat.TopicInfo("counts")
+    part = streams_group_heartbeat.Subtopology("0", [topic], state_changelog_topics=[changelog])
+    return streams_group_heartbeat.Topology(0, [part])
+
+
+async def test_internal_topics_of_streams_groups_are_created_by_those_who_may(
+    house: House,
+) -> None:
+    await house.topic()
+    rights = [
+        allow("kafka:Read", resource=GROUP),
+        allow("kafka:Describe", resource=topic_arn("*")),
+    ]
+    await house.user("ann", *rights)
+    client = await house.client("ann")
+    beat = streams_group_heartbeat.StreamsGroupHeartbeatRequest(
+        "g",
+        "m",
+        0,
+        rebalance_timeout_ms=1_000,
+        topology=counting_of("t"),
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+    )
+
+    async def missing() -> list[str]:
+        found = await client.ask(88, beat)
+        assert found.error_code == 0
+        return [each.status_detail for each in found.status if each.status_code == 3]
+
+    text = "Internal topics are missing: counts"
+    for _ in range(2):
+        assert await missing() == [f"{text}; Unauthorized to CREATE on topics counts."]
+    await house.let("ann", *rights, allow("kafka:Create", resource=topic_arn("counts")))
+    assert await missing() == [text]
+    assert await missing() == [], "it was created"
+
+
+async def test_a_streams_group_is_not_described_to_those_who_may_not_know_its_topics(
+    house: House,
+) -> None:
+    await house.topic()
+    root = await house.root()
+    beat = streams_group_heartbeat.StreamsGroupHeartbeatRequest(
+        "g",
+        "m",
+        0,
+        rebalance_timeout_ms=1_000,
+        topology=counting_of("t"),
+        active_tasks=[],
+        standby_tasks=[],
+        warmup_tasks=[],
+    )
+    assert (await root.ask(88, beat)).error_code == 0
+    rights = [allow("kafka:Describe", resource=GROUP), allow("kafka:Describe", resource=TOPIC)]
+    await house.user("ann", *rights)
+    client = await house.client("ann")
+    asked = streams_group_describe.StreamsGroupDescribeRequest(["g"])
+    (found,) = (await client.ask(89, asked)).groups
+    assert (found.error_code, found.topology, list(found.members)) == (NO_TOPIC, None, [])
+    await house.let("ann", *rights, allow("kafka:Describe", resource=topic_arn("counts")))
+    (found,) = (await client.ask(89, asked)).groups
+    assert (found.error_code, len(found.members)) == (0, 1)
 
 
 async def test_answers_about_everything_leave_out_topics_that_may_not_be_described(

@@ -3,6 +3,7 @@
     groups.py     all groups of one coordinator partition: the door to everything below
     classic.py    join, sync, heartbeat, leave: members agree, a leader among them assigns
     consumer.py   one heartbeat: the coordinator assigns, members follow epoch by epoch
+    streams.py    the same for the tasks of a Kafka Streams application
     share.py      one heartbeat as well: partitions may have several readers
     offsets.py    committed offsets, and those a transaction has not decided yet
     assignors.py  partitions to members, when the coordinator does it

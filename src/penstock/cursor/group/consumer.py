@@ -32,6 +32,7 @@ from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft, Reply
 from penstock.cursor.group.matches import Matches
 from penstock.cursor.group.pattern_syntax import InvalidPattern
+from penstock.cursor.group.reconcile import reconcile
 from penstock.cursor.group.records import (
     ConsumerKey,
     ConsumerValue,
@@ -454,30 +455,14 @@ class ConsumerGroup(ConsumerFold):
     # ── Reconciliation ───────────────────────────────────────────────────────────────────────
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
         """The member's next step towards its target."""
-        current = self._currents.get(member_id, Current())
-        if current.state is MemberState.UNREVOKED:
-            if owned is None or owned & current.revoking:
-                return current  # not given up yet
-            # Given up: the partitions are free from here on, and the member may move.
-        elif current.state is MemberState.STABLE and current.epoch == self._target_epoch:
-            return current
-        target = self._targets.get(member_id, frozenset())
-        keep = current.assigned & target
-        revoke = current.assigned - target
-        if revoke and (owned is None or owned & revoke):
-            # A first step down: the epoch stays, so that a lost answer shows.
-            is_settled = current.state is MemberState.UNREVOKED
-            epoch = current.epoch + 1 if is_settled else current.epoch
-            epoch = min(epoch, self._target_epoch)
-            previous = current.epoch if is_settled else current.previous_epoch
-            return Current(epoch, previous, MemberState.UNREVOKED, keep, revoke)
         mine = {None, member_id}
-        wanted = target - keep
-        taken = frozenset(p for p in wanted if self._owners.get(p) in mine)
-        state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
-        epoch = self._target_epoch
-        previous = current.epoch if epoch != current.epoch else current.previous_epoch
-        return Current(epoch, previous, state, keep | taken, frozenset())
+        return reconcile(
+            self._currents.get(member_id, Current()),
+            self._targets.get(member_id, frozenset()),
+            target_epoch=self._target_epoch,
+            owned=owned,
+            is_free=lambda partition: self._owners.get(partition) in mine,
+        )
 
     def _arm_session(self, member_id: str, now_ms: int) -> None:
         self._deadlines.set((_SESSION, member_id), now_ms + self.times.session_ms)

@@ -1,5 +1,7 @@
 """Groups as people and tools see them: one shape for all kinds, frozen at the time of asking."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.cursor.group.assignors import Partitions
@@ -7,15 +9,18 @@ from penstock.cursor.group.classic import ClassicGroup
 from penstock.cursor.group.classic_state import State
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerGroup
-from penstock.cursor.group.records import MemberValue
+from penstock.cursor.group.records import MemberValue, StreamsMemberValue, TopologyValue
 from penstock.cursor.group.share import ASSIGNOR, ShareGroup
+from penstock.cursor.group.streams import StreamsGroup
+from penstock.cursor.group.streams_fold import ACTIVE, STANDBY, of_role
+from penstock.cursor.group.task_assignor import Tasks
 
 
 class Listing(msgspec.Struct, frozen=True):
     group_id: str
     protocol_type: str
     state: str
-    kind: str  # classic, consumer, share
+    kind: str  # classic, consumer, share, streams
 
 
 class ClassicMemberDescription(msgspec.Struct, frozen=True):
@@ -45,6 +50,16 @@ class ShareMemberDescription(msgspec.Struct, frozen=True):
     assigned: Partitions
 
 
+class StreamsMemberDescription(msgspec.Struct, frozen=True):
+    member_id: str
+    member_epoch: int
+    metadata: StreamsMemberValue
+    active: Tasks
+    standby: Tasks
+    target_active: Tasks
+    target_standby: Tasks
+
+
 class Description(msgspec.Struct, frozen=True):
     code: Code
     group_id: str
@@ -56,13 +71,17 @@ class Description(msgspec.Struct, frozen=True):
     generation: int = 0
     leader: str = ""
     classic_members: tuple[ClassicMemberDescription, ...] = ()
-    # Of a consumer group or a share group.
+    # Of a consumer group, a share group or a streams group.
     epoch: int = 0
     target_epoch: int = 0
     assignor: str = ""
     consumer_members: tuple[ConsumerMemberDescription, ...] = ()
     share_members: tuple[ShareMemberDescription, ...] = ()
     subscribed: frozenset[str] = frozenset()  # topics by name, of a share group
+    streams_members: tuple[StreamsMemberDescription, ...] = ()
+    topology: TopologyValue | None = None
+    # Partitions of the topology's topics by name; empty until all of them exist.
+    partition_counts: Mapping[str, int] = {}
 
 
 def describe_classic(group_id: str, group: ClassicGroup | None) -> Description:
@@ -134,4 +153,30 @@ def describe_share(group: ShareGroup) -> Description:
             for m in group.members()
         ),
         subscribed=group.subscribed(),
+    )
+
+
+def describe_streams(group: StreamsGroup) -> Description:
+    return Description(
+        Code.NONE,
+        group.group_id,
+        kind="streams",
+        state=group.state,
+        protocol_type="streams",
+        epoch=group.value.epoch,
+        target_epoch=group.target_epoch,
+        streams_members=tuple(
+            StreamsMemberDescription(
+                member_id,
+                current.epoch,
+                metadata,
+                of_role(ACTIVE, current.assigned),
+                of_role(STANDBY, current.assigned),
+                of_role(ACTIVE, target),
+                of_role(STANDBY, target),
+            )
+            for member_id, metadata, current, target in group.members()
+        ),
+        topology=group.topology,
+        partition_counts=group.counts if group.value.is_ready else {},
     )

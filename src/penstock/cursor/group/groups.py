@@ -1,10 +1,10 @@
 """All groups of one coordinator partition: every request of the group protocols comes in here.
 
 A request comes with a ticket and leaves as a ``Decision``. A group is of one kind at a time:
-classic, consumer (assigned by the coordinator), or share. An empty group changes between the first
-two when a member of the other kind comes; its offsets stay. A group whose consumers assign
-partitions by themselves has offsets only, and counts as classic. A share group has no offsets and
-never becomes one of the others, nor they one of it.
+classic, consumer or streams (assigned by the coordinator), or share. An empty group changes between
+classic and consumer, and between classic and streams, when a member of the other kind comes; its
+offsets stay. A group whose consumers assign partitions by themselves has offsets only, and counts
+as classic. A share group has no offsets and never becomes one of the others, nor they one of it.
 
 Reads (``fetch``, ``list_groups``, ``describe``) show what memory knows: the shell holds their
 answers, as all others marked so, until what was appended before is committed.
@@ -23,7 +23,6 @@ from penstock.cursor.group.classic_state import (
     SyncRequest,
 )
 from penstock.cursor.group.codes import Code
-from penstock.cursor.group.configured import ConfiguredGroups
 from penstock.cursor.group.consumer import (
     JOIN,
     ConsumerGroup,
@@ -38,16 +37,16 @@ from penstock.cursor.group.describe import (
     describe_classic,
     describe_consumer,
     describe_share,
+    describe_streams,
 )
+from penstock.cursor.group.heartbeat_groups import HeartbeatGroups
 from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply, Offsets
-from penstock.cursor.group.settings import share_settings
-from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
 from penstock.cursor.group.table import Group
 from penstock.model.quotas import OFFSET_BYTES
 
 
-class Groups(ConfiguredGroups):
+class Groups(HeartbeatGroups):
     # ── The classic protocol ─────────────────────────────────────────────────────────────────
     def join(
         self, group_id: str, request: JoinRequest, *, ticket: int, now_ms: int, wall_ms: int
@@ -56,10 +55,11 @@ class Groups(ConfiguredGroups):
         group, code = self._find_or_create(group_id, may_create=not request.member_id)
         if group is not None and group.share is not None:
             group, code = None, Code.INCONSISTENT_GROUP_PROTOCOL
-        if group is not None and group.consumer is not None:
-            if group.consumer.is_empty:
-                group.consumer.erase(draft)
-                group.consumer = None
+        assigned = None if group is None else group.consumer or group.streams
+        if group is not None and assigned is not None:
+            if assigned.is_empty:
+                assigned.erase(draft)
+                group.consumer = group.streams = None
             else:
                 group, code = None, Code.INCONSISTENT_GROUP_PROTOCOL
         if group is None:
@@ -136,8 +136,7 @@ class Groups(ConfiguredGroups):
         draft = Draft()
         group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
         if group is not None and group.consumer is None:
-            is_idle = group.share is None and (group.classic is None or group.classic.is_idle)
-            if request.member_epoch == JOIN and is_idle:
+            if request.member_epoch == JOIN and self._is_idle_classic(group):
                 self._erase_classic(group, draft)
             else:
                 group, code = None, Code.GROUP_ID_NOT_FOUND
@@ -168,44 +167,6 @@ class Groups(ConfiguredGroups):
             consumer = ConsumerGroup(group_id, self._settings)
         return consumer.due_patterns(request, topics, sight)
 
-    # ── Share groups ─────────────────────────────────────────────────────────────────────────
-    def share_heartbeat(
-        self,
-        group_id: str,
-        request: ShareHeartbeat,
-        topics: Topics,
-        *,
-        ticket: int,
-        now_ms: int,
-    ) -> Decision:
-        draft = Draft()
-        group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
-        if group is not None and group.share is None and not group.is_blank:
-            group, code = None, Code.GROUP_ID_NOT_FOUND
-        if group is None:
-            text = self._no_group(group_id, code, "share")
-            draft.answer(ticket, ShareReply(code, text, request.member_epoch))
-            return draft.decide(self._wakes.next_ms())
-        share = group.share or ShareGroup(group_id, self._settings)
-        settings = share_settings(self.configs(group_id))
-        share.heartbeat(request, topics, settings, draft, ticket=ticket, now_ms=now_ms)
-        if share.epoch:  # a refused first join leaves no group behind
-            group.share = share
-        return self._finish(group, draft)
-
-    def make_share(self, group_id: str, *, ticket: int) -> Decision:
-        """A share group without members, unless it is there. GROUP_ID_NOT_FOUND if a group of
-        another kind has the name."""
-        draft = Draft()
-        group, code = self._find_or_create(group_id, may_create=True)
-        if group is not None and group.share is None and not group.is_blank:
-            group, code = None, Code.GROUP_ID_NOT_FOUND
-        if group is not None and group.share is None:
-            group.share = ShareGroup(group_id, self._settings)
-            group.share.begin(draft)
-        draft.answer(ticket, Reply(code), after_commit=group is not None)
-        return draft.decide(self._wakes.next_ms()) if group is None else self._finish(group, draft)
-
     # ── Offsets ──────────────────────────────────────────────────────────────────────────────
     def commit(
         self, group_id: str, request: CommitRequest, *, ticket: int, now_ms: int, wall_ms: int
@@ -218,6 +179,15 @@ class Groups(ConfiguredGroups):
                     return Code.UNKNOWN_MEMBER_ID
                 return group.consumer.check_commit(
                     request.member_id, request.generation, stale=Code.STALE_MEMBER_EPOCH
+                )
+            if group.streams is not None:
+                if not request.knows_epochs and not group.streams.is_empty:
+                    return Code.UNSUPPORTED_VERSION
+                return group.streams.check_commit(
+                    request.member_id,
+                    request.generation,
+                    request.partitions,
+                    stale=Code.STALE_MEMBER_EPOCH,
                 )
             return self._check_classic(group, request, now_ms, is_transactional=False)
 
@@ -247,6 +217,14 @@ class Groups(ConfiguredGroups):
             if group.consumer is not None:
                 return group.consumer.check_commit(
                     request.member_id, request.generation, stale=Code.ILLEGAL_GENERATION
+                )
+            if group.streams is not None:
+                return group.streams.check_commit(
+                    request.member_id,
+                    request.generation,
+                    request.partitions,
+                    is_transactional=True,
+                    stale=Code.ILLEGAL_GENERATION,
                 )
             return self._check_classic(group, request, now_ms, is_transactional=True)
 
@@ -335,10 +313,9 @@ class Groups(ConfiguredGroups):
             return nothing.fetch(partitions, requires_stable=requires_stable)
         if group.share is not None:
             return FetchReply(Code.GROUP_ID_NOT_FOUND)
-        if group.consumer is not None and member_id is not None and member_epoch >= 0:
-            code = group.consumer.check_commit(
-                member_id, member_epoch, stale=Code.STALE_MEMBER_EPOCH
-            )
+        assigned = group.consumer or group.streams
+        if assigned is not None and member_id is not None and member_epoch >= 0:
+            code = assigned.check_commit(member_id, member_epoch, stale=Code.STALE_MEMBER_EPOCH)
             if code:
                 return FetchReply(code)
         return group.offsets.fetch(partitions, requires_stable=requires_stable)
@@ -372,6 +349,8 @@ class Groups(ConfiguredGroups):
             return frozenset()
         if group.share is not None:
             return group.share.subscribed()
+        if group.streams is not None:
+            return group.streams.subscribed()
         if group.consumer is not None:
             return group.consumer.subscribed() if not group.consumer.is_empty else frozenset()
         return frozenset() if group.classic is None else group.classic.subscribed()
@@ -397,9 +376,8 @@ class Groups(ConfiguredGroups):
         wanted_kinds = {kind.lower() for kind in kinds}
         found = []
         for group in self._groups.values():
-            kind = protocol_type = "consumer" if group.share is None else "share"
-            if group.consumer is None and group.share is None:
-                kind = "classic"
+            kind = protocol_type = group.kind
+            if kind == "classic":
                 protocol_type = "" if group.classic is None else group.classic.protocol_type
             if wanted_states and group.state.lower() not in wanted_states:
                 continue
@@ -415,6 +393,8 @@ class Groups(ConfiguredGroups):
             return Description(Code.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
         if group.share is not None:
             return describe_share(group.share)
+        if group.streams is not None:
+            return describe_streams(group.streams)
         if group.consumer is not None:
             return describe_consumer(group.consumer)
         return describe_classic(group_id, group.classic)
@@ -436,6 +416,8 @@ class Groups(ConfiguredGroups):
                 group.classic.tick(draft, now_ms=now_ms, wall_ms=wall_ms)
             if group.consumer is not None:
                 group.consumer.tick(draft, now_ms=now_ms, wall_ms=wall_ms)
+            if group.streams is not None:
+                group.streams.tick(draft, now_ms=now_ms, wall_ms=wall_ms)
             if group.share is not None:
                 group.share.tick(draft, now_ms=now_ms)
             self._arm(group)
@@ -466,6 +448,8 @@ class Groups(ConfiguredGroups):
         emptied_at_ms = None  # offsets only: each by its own age
         if group.consumer is not None:
             emptied_at_ms = group.consumer.changed_at_ms
+        elif group.streams is not None:
+            emptied_at_ms = group.streams.value.changed_at_ms
         elif group.classic is not None and group.classic.row is not None:
             emptied_at_ms = group.classic.row.changed_at_ms
         if emptied_at_ms is None or emptied_at_ms < bound_ms:

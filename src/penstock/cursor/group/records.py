@@ -13,9 +13,16 @@
     9     Current     group, member              partitions the member has, or gives up
     10    Share       group                      epoch; that it is a share group, members or not
     11    Configs     group                      settings by name; below feature level 3 only
+    12    Streams     group                      epoch, topics in use; that it is a streams group
+    13    Topology    group                      subtopologies as the first member brought them
+    14    StreamsMember  group, member           process, endpoint, time-outs
+    15    StreamsTarget  group                   epoch of the target assignment
+    16    StreamsTargetOf  group, member         tasks the member shall have
+    17    StreamsCurrent  group, member          tasks the member has, or gives up
 
+Kinds 12 to 17 are written from feature level 5 on: older nodes cannot read them.
 A group that only has offsets, because its consumers assign partitions themselves, has no other
-rows. ``rows.py`` says rows are encoded and how a layout is changed.
+rows. ``rows.py`` says how rows are encoded and how a layout is changed.
 """
 
 from typing import Final, TypeAlias
@@ -158,6 +165,92 @@ class ConfigsValue(msgspec.Struct, frozen=True, array_like=True):
     configs: dict[str, str]
 
 
+class StreamsKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+
+
+class StreamsValue(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    topics: tuple[tuple[str, str, int], ...]  # name, id, partitions; sorted by name
+    is_ready: bool  # all topics exist and are partitioned as the topology requires
+    standbys: int  # ``streams.num.standby.replicas`` at the last change
+    changed_at_ms: int  # wall clock; when there are no members: since when
+
+
+class TopologyKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+
+
+class InternalTopic(msgspec.Struct, frozen=True, array_like=True, order=True):
+    name: str
+    partition_count: int  # 0: follows from the topics the subtopology reads
+    replicas: int  # 0: the cluster's default
+    configs: tuple[tuple[str, str], ...]  # sorted by name
+
+
+class Subtopology(msgspec.Struct, frozen=True, array_like=True):
+    """All tuples are sorted, so that equal topologies are equal values."""
+
+    subtopology_id: str
+    sources: tuple[str, ...]  # topics that somebody else creates
+    repartition_sources: tuple[InternalTopic, ...]
+    repartition_sinks: tuple[str, ...]
+    changelogs: tuple[InternalTopic, ...]
+    copartitions: tuple[tuple[str, ...], ...]  # topics with the same number of partitions
+
+
+class TopologyValue(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    subtopologies: tuple[Subtopology, ...]  # sorted by id
+
+
+class StreamsMemberKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+    member_id: str
+
+
+class StreamsMemberValue(msgspec.Struct, frozen=True, array_like=True):
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_ms: int
+    topology_epoch: int
+    process_id: str
+    endpoint: tuple[str, int] | None  # host and port for interactive queries
+    client_tags: tuple[tuple[str, str], ...]
+
+
+class StreamsTargetKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+
+
+class StreamsTargetOfKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+    member_id: str
+
+
+class StreamsTargetOfValue(msgspec.Struct, frozen=True, array_like=True):
+    active: PartitionMap  # subtopology id → ascending partitions
+    standby: PartitionMap
+
+
+class StreamsCurrentKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    group_id: str
+    member_id: str
+
+
+class StreamsCurrentValue(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    previous_epoch: int
+    state: int  # consumer_fold.MemberState
+    active: PartitionMap
+    standby: PartitionMap
+    revoking_active: PartitionMap
+    revoking_standby: PartitionMap
+    # Subtopology id, partition, epoch in which the member got the active task.
+    since: tuple[tuple[str, int, int], ...]
+
+
 GroupKey: TypeAlias = (
     OffsetKey
     | PendingKey
@@ -170,6 +263,12 @@ GroupKey: TypeAlias = (
     | CurrentKey
     | ShareKey
     | ConfigsKey
+    | StreamsKey
+    | TopologyKey
+    | StreamsMemberKey
+    | StreamsTargetKey
+    | StreamsTargetOfKey
+    | StreamsCurrentKey
 )
 GroupValue: TypeAlias = (
     OffsetValue
@@ -183,6 +282,11 @@ GroupValue: TypeAlias = (
     | CurrentValue
     | ShareValue
     | ConfigsValue
+    | StreamsValue
+    | TopologyValue
+    | StreamsMemberValue
+    | StreamsTargetOfValue
+    | StreamsCurrentValue
 )
 
 CODEC: RowCodec[GroupKey, GroupValue] = RowCodec(
@@ -198,5 +302,11 @@ CODEC: RowCodec[GroupKey, GroupValue] = RowCodec(
         9: (CurrentKey, CurrentValue),
         10: (ShareKey, ShareValue),
         11: (ConfigsKey, ConfigsValue),
+        12: (StreamsKey, StreamsValue),
+        13: (TopologyKey, TopologyValue),
+        14: (StreamsMemberKey, StreamsMemberValue),
+        15: (StreamsTargetKey, TargetValue),
+        16: (StreamsTargetOfKey, StreamsTargetOfValue),
+        17: (StreamsCurrentKey, StreamsCurrentValue),
     }
 )

@@ -84,6 +84,27 @@ def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> Con
     )
 
 
+class StreamsSettings(msgspec.Struct, frozen=True, gc=False):
+    """Of one streams group: what is set for it, and the node's defaults for the rest."""
+
+    session_ms: int
+    heartbeat_ms: int
+    delay_ms: int  # how long an empty group waits for more members after the first
+    assignment_ms: int = 0  # at least so long between two assignments
+    standbys: int = 0  # copies of each task with state
+
+
+def streams_settings(configs: Mapping[str, str], default: GroupSettings) -> StreamsSettings:
+    """``configs`` have been checked before they were stored."""
+    return StreamsSettings(
+        session_ms=int(configs.get(STREAMS_SESSION, default.consumer_session_ms)),
+        heartbeat_ms=int(configs.get(STREAMS_HEARTBEAT, default.consumer_heartbeat_ms)),
+        delay_ms=int(configs.get(STREAMS_DELAY, default.initial_delay_ms)),
+        assignment_ms=int(configs.get(STREAMS_ASSIGNMENT, 0)),
+        standbys=int(configs.get(STREAMS_STANDBYS, 0)),
+    )
+
+
 class ShareSettings(msgspec.Struct, frozen=True, gc=False):
     """Of one share group: what is set for it, and defaults for the rest."""
 

@@ -34,6 +34,7 @@ from penstock.cursor.group.records import (
     PendingValue,
     ShareKey,
     ShareValue,
+    StreamsKey,
     TargetKey,
     TargetOfKey,
     TargetOfValue,
@@ -43,18 +44,22 @@ from penstock.cursor.group.settings import (
     GROUP_ID_CHARS_MAX,
     ConsumerSettings,
     GroupSettings,
+    StreamsSettings,
     consumer_settings,
+    streams_settings,
 )
 from penstock.cursor.group.share import ShareGroup
+from penstock.cursor.group.streams import StreamsGroup
+from penstock.cursor.group.streams_fold import StreamsRowKey, StreamsRowValue
 from penstock.cursor.tenants import FREE, Held
 from penstock.model.quotas import GROUP_CONFIGS, GROUPS
 
 
 class Group:
-    """One group. At most one of ``classic``, ``consumer`` and ``share`` is set; none: offsets
-    only."""
+    """One group. At most one of ``classic``, ``consumer``, ``share`` and ``streams`` is set; none:
+    offsets only."""
 
-    __slots__ = ("account", "classic", "consumer", "id", "offsets", "share")
+    __slots__ = ("account", "classic", "consumer", "id", "offsets", "share", "streams")
 
     def __init__(self, group_id: str, open_groups: dict[int, set[str]], held: Held) -> None:
         self.id = group_id
@@ -63,13 +68,21 @@ class Group:
         self.classic: ClassicGroup | None = None
         self.consumer: ConsumerGroup | None = None
         self.share: ShareGroup | None = None
+        self.streams: StreamsGroup | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.share is not None:
+            return "share"
+        if self.streams is not None:
+            return "streams"
+        return "classic" if self.consumer is None else "consumer"
 
     @property
     def state(self) -> str:
-        if self.share is not None:
-            return self.share.state
-        if self.consumer is not None:
-            return self.consumer.state
+        coordinated = self.share or self.consumer or self.streams
+        if coordinated is not None:
+            return coordinated.state
         return State.EMPTY if self.classic is None else self.classic.state
 
     @property
@@ -79,7 +92,7 @@ class Group:
     @property
     def is_blank(self) -> bool:
         """Nothing about it is written down, and nobody is on the way in."""
-        if self.consumer is not None or self.share is not None or len(self.offsets):
+        if self.kind != "classic" or len(self.offsets):
             return False
         return self.classic is None or (self.classic.row is None and self.classic.is_idle)
 
@@ -132,10 +145,12 @@ class GroupTable:
         elif isinstance(decoded, ShareKey):
             assert body is None or isinstance(body, ShareValue)
             group.share = None if body is None else ShareGroup(group.id, self._settings, body)
+        elif isinstance(decoded, StreamsRowKey):
+            assert body is None or isinstance(body, StreamsRowValue)
+            self._replay_streams(group, decoded, body)
         else:
-            assert not isinstance(
-                body,
-                OffsetValue | PendingValue | FenceValue | ClassicValue | ShareValue | ConfigsValue,
+            assert body is None or isinstance(
+                body, ConsumerValue | MemberValue | TargetValue | TargetOfValue | CurrentValue
             )
             self._replay_consumer(group, decoded, body)
         if group.is_blank:
@@ -163,6 +178,17 @@ class GroupTable:
         if isinstance(key, ConsumerKey) and value is None:
             group.consumer = None  # its tombstone is the last one written
 
+    def _replay_streams(
+        self, group: Group, key: StreamsRowKey, value: StreamsRowValue | None
+    ) -> None:
+        if group.streams is None:
+            if value is None:
+                return
+            group.streams = StreamsGroup(group.id, self._settings)
+        group.streams.apply(key, value)
+        if isinstance(key, StreamsKey) and value is None:
+            group.streams = None  # its tombstone is the last one written
+
     def _apply_configs(self, key: ConfigsKey, value: ConfigsValue | None) -> None:
         account = self._held.account_of(key.group_id)
         change = (value is not None) - (key.group_id in self._configs)
@@ -183,12 +209,18 @@ class GroupTable:
     def _times(self, group_id: str) -> ConsumerSettings:
         return consumer_settings(self.configs(group_id), self._settings)
 
+    def _streams_times(self, group_id: str) -> StreamsSettings:
+        return streams_settings(self.configs(group_id), self._settings)
+
     def loaded(self, *, now_ms: int) -> Decision:
         """The end of the topic is reached: every timer begins now."""
         for group in self._groups.values():
             if group.consumer is not None:
                 group.consumer.times = self._times(group.id)
                 group.consumer.arm(now_ms=now_ms)
+            if group.streams is not None:
+                group.streams.times = self._streams_times(group.id)
+                group.streams.arm(now_ms=now_ms)
             self._arm(group)
         return Draft().decide(self._wakes.next_ms())
 
@@ -234,7 +266,7 @@ class GroupTable:
         return draft.decide(self._wakes.next_ms())
 
     def _arm(self, group: Group) -> None:
-        member = group.share or group.consumer or group.classic
+        member = group.share or group.consumer or group.streams or group.classic
         at_ms = None if member is None else member.next_wake_ms()
         if at_ms is None:
             self._wakes.drop(group.id)
@@ -260,6 +292,9 @@ class GroupTable:
         if group.share is not None:
             draft.rows.append(CODEC.encode(ShareKey(group.id), None))
             group.share = None
+        if group.streams is not None:
+            group.streams.erase(draft)
+            group.streams = None
         self._remove(group)
         self._wakes.drop(group.id)
 
@@ -270,7 +305,8 @@ class GroupTable:
             row = None if group.classic is None else group.classic.row
             members = None if group.consumer is None else group.consumer.view()
             share = None if group.share is None else group.share.value
-            rows = (row, members, share)
+            streams = None if group.streams is None else group.streams.view()
+            rows = (row, members, share, streams)
             if any(each is not None for each in rows) or len(group.offsets):
                 found[f"group {group_id}"] = (*rows, group.offsets.view())
         if self._configs:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.features import FEATURES
+from penstock.frontend.kafka.features import features
 from penstock.wire.kafka.apis import API_VERSIONS, APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.api_versions import (
@@ -22,27 +22,26 @@ from penstock.wire.kafka.generated.api_versions import (
 _SOFTWARE_FROM = 3  # version in which clients say what they are
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?\Z")
 _SOFTWARE_CHARS_MAX = 128
-_FEATURES_EPOCH = 0  # they never change while the node runs
-
-_SUPPORTED = tuple(SupportedFeatureKey(name, *levels) for name, levels in FEATURES.items())
-_FINALIZED = tuple(
-    FinalizedFeatureKey(name, levels.level, levels.level) for name, levels in FEATURES.items()
-)
 
 
 async def run(
-    _context: KafkaContext, call: KafkaCall, asked: ApiVersionsRequest
+    context: KafkaContext, call: KafkaCall, asked: ApiVersionsRequest
 ) -> ApiVersionsResponse:
     if call.version >= _SOFTWARE_FROM:
         software = (asked.client_software_name, asked.client_software_version)
         if not all(map(_is_software, software)):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST, api_keys=served())
         call.connection.session["software"] = software
+    found = features(context)
     return ApiVersionsResponse(
         api_keys=served(),
-        supported_features=_SUPPORTED,
-        finalized_features_epoch=_FEATURES_EPOCH,
-        finalized_features=_FINALIZED,
+        supported_features=[SupportedFeatureKey(name, *levels) for name, levels in found.items()],
+        finalized_features_epoch=len(
+            found
+        ),  # features are added while the node runs, never removed
+        finalized_features=[
+            FinalizedFeatureKey(name, levels.level, levels.level) for name, levels in found.items()
+        ],
     )
 
 

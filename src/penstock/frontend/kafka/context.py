@@ -119,9 +119,9 @@ class KafkaContext:
     share_releases: set[asyncio.Task[None]] = field(default_factory=set)  # under way
     nodes: Brokers | None = None  # None: this node is the only one
     joined: KafkaCluster | None = None  # the cluster of this node; None: it is by itself
-    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     dynamic: DynamicConfigs = field(default_factory=DynamicConfigs.detached)
     volume: Callable[[], tuple[int, int]] = lambda: (-1, -1)  # bytes of the disk, and of it free
+    level: Callable[[], int] = lambda: LEVEL_MAX  # the feature level in force
     login_seed: bytes = b""  # for users that are not there; empty: drawn with each start
     defaults: TopicDefaults = field(init=False)  # of topics that set no value
     brokers: Brokers = field(init=False)

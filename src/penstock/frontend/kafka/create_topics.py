@@ -13,13 +13,18 @@ from penstock.frontend.kafka.assignments import check_lists, invalid
 from penstock.frontend.kafka.configs import entries_of
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_not_repeated, check_topic, repeated
-from penstock.frontend.kafka.new_topic import check_partition_count, new_stream
+from penstock.frontend.kafka.new_topic import (
+    check_partition_count,
+    check_replicas,
+    new_stream,
+    with_replicas,
+)
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.topics import find_name
 from penstock.model.errors import TopicExists
 from penstock.model.names import OFFSETS_TOPIC, OPERATOR_NAMES
-from penstock.model.replication import MANUAL, PLACEMENT, REPLICATION_FACTOR, factor_of
+from penstock.model.replication import MANUAL, PLACEMENT, factor_of
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.create_topics import (
@@ -72,11 +77,10 @@ async def _create(context: KafkaContext, wanted: CreatableTopic, *, is_dry: bool
         context, wanted.name, _partition_count(context, wanted), _configs(wanted.configs)
     )
     replicas = len(places[0]) if places else _replicas(context, wanted)
-    if replicas is not None and context.joined is not None:
-        configs = {**topic.configs, REPLICATION_FACTOR: str(replicas)}
-        if places:
-            configs[PLACEMENT] = MANUAL
-        topic = msgspec.structs.replace(topic, configs=configs)
+    if replicas is not None:
+        topic = with_replicas(context, topic, replicas)
+    if places and context.joined is not None:
+        topic = msgspec.structs.replace(topic, configs={**topic.configs, PLACEMENT: MANUAL})
     if context.catalog.find(topic.account, topic.region, topic.name) is not None:
         raise TopicExists(wanted.name)
     if is_dry:
@@ -115,19 +119,9 @@ def _partition_count(context: KafkaContext, wanted: CreatableTopic) -> int:
 
 def _replicas(context: KafkaContext, wanted: CreatableTopic) -> int | None:
     """None: the cluster's default."""
-    nodes = len(context.cluster.nodes)
     if wanted.replication_factor == DEFAULT:
         return None
-    if not 1 <= wanted.replication_factor <= nodes:
-        there_are = "there is one node" if nodes == 1 else f"there are {nodes} nodes"
-        raise Refusal(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"The replication factor must be 1 to {nodes}, for {there_are}; it is "
-            f"{wanted.replication_factor}."
-            if nodes > 1
-            else f"The replication factor must be 1, for {there_are}; it is "
-            f"{wanted.replication_factor}.",
-        )
+    check_replicas(context, wanted.replication_factor)
     return wanted.replication_factor
 
 

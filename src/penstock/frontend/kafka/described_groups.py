@@ -8,6 +8,7 @@ from penstock.cursor.group.assignors import Partitions
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer_fold import to_map
 from penstock.cursor.group.describe import Description
+from penstock.cursor.group.topology import topic_names
 from penstock.frontend.kafka.context import KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import (
     UNASKED,
@@ -77,6 +78,8 @@ async def _is_told(context: KafkaContext, call: KafkaCall, group: Description) -
     async for sharer in call.slices.each(group.share_members):
         names.update(sharer.topic_names)
         names.update(_names(context, (sharer.assigned,)))
+    if group.topology is not None:
+        names.update(topic_names(group.topology))
     async for name in call.slices.each(names):
         if not on_topic(context, call, Operation.DESCRIBE, name):
             return False

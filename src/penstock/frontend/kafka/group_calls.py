@@ -27,6 +27,7 @@ from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 
 
 class GroupCalls(Protocol):
@@ -57,6 +58,10 @@ class GroupCalls(Protocol):
         ...
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply: ...
+
+    async def streams_heartbeat(self, group_id: str, request: StreamsHeartbeat) -> StreamsReply:
+        """UNSUPPORTED_VERSION below feature level 5."""
+        ...
 
     async def make_share_group(self, group_id: str) -> Reply:
         """Make a share group without members. Nothing if it exists; GROUP_ID_NOT_FOUND if there is

@@ -1,8 +1,7 @@
 """The configs of groups: one table row each, as those of topics have.
 
 What is set for a group is kept apart from the group, and may be set before the group exists: where
-a share group begins is decided when its first member comes. ``streams.*`` is kept and shown; there
-are no streams groups yet."""
+a share group begins is decided when its first member comes."""
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType

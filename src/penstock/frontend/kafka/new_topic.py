@@ -6,10 +6,13 @@ Used where topics are made on purpose (create_topics.py) and where a client mere
 import re
 from collections.abc import Mapping
 
+import msgspec
+
 from penstock.frontend.kafka.context import PARTITIONS_MAX, KafkaContext
 from penstock.frontend.kafka.named import check_not_internal
 from penstock.frontend.kafka.reconfigure import with_configs
 from penstock.frontend.kafka.refusal import Refusal
+from penstock.model.replication import REPLICATION_FACTOR
 from penstock.model.topic import Kind, Topic
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -64,3 +67,22 @@ def new_stream(
     )
     defaults = context.defaults.configs
     return with_configs(topic, configs or {}, now_ms=now_ms, defaults=defaults)
+
+
+def check_replicas(context: KafkaContext, replicas: int) -> None:
+    nodes = len(context.cluster.nodes)
+    if not 1 <= replicas <= nodes:
+        allowed = "1, for there is one node" if nodes == 1 else f"1 to {nodes}, the number of nodes"
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor must be {allowed}; it is {replicas}.",
+        )
+
+
+def with_replicas(context: KafkaContext, topic: Topic, replicas: int) -> Topic:
+    """A node by itself has no replicas to speak of."""
+    if context.joined is None:
+        return topic
+    return msgspec.structs.replace(
+        topic, configs={**topic.configs, REPLICATION_FACTOR: str(replicas)}
+    )

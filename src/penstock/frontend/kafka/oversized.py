@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from penstock.model.limits import KAFKA_ENTRIES_PER_REQUEST
 from penstock.wire.kafka.apis import FETCH, PRODUCE, SHARE_FETCH, Api
@@ -30,6 +30,9 @@ def requests_in(asked: Any, frame_bytes: int) -> int:
 def entries_in(message: Message) -> int:
     """The elements of all arrays of a message that do not contain arrays themselves."""
     total = 0
+    for name in _structs_of(type(message)):
+        inner = getattr(message, name)
+        total += 0 if inner is None else entries_in(inner)
     for name in _arrays_of(type(message)):
         elements = getattr(message, name)
         if not elements:
@@ -58,6 +61,19 @@ def _entries_in(messages: Sequence[Message]) -> int:
 def _arrays_of(kind: type[Message]) -> tuple[str, ...]:
     notes = kind.__annotations__
     return tuple(name for name in kind.__struct_fields__ if "Sequence[" in str(notes.get(name)))
+
+
+@cache
+def _structs_of(kind: type[Message]) -> tuple[str, ...]:
+    """Fields that are one struct each, such as a topology."""
+    return tuple(
+        name
+        for name, hint in get_type_hints(kind).items()
+        if any(
+            isinstance(one, type) and issubclass(one, Message) for one in (hint, *get_args(hint))
+        )
+        and name not in _arrays_of(kind)
+    )
 
 
 def rejection(api: Api, version: int, message: str) -> Any:

@@ -25,6 +25,7 @@ from penstock.cursor.group.offsets import CommitReply, CommitRequest, FetchReply
 from penstock.cursor.group.settings import ShareSettings
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
 from penstock.cursor.group.sight import Sight
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.transactions import TopicPartition as Place
 from penstock.cursor.transactions import TxnReply, TxnValue
 from penstock.frontend.kafka.group_calls import GroupCalls
@@ -80,6 +81,9 @@ class ScopedGroups(_Scope):
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> ShareReply:
         return await self._calls.share_heartbeat(self._in(group_id), request)
+
+    async def streams_heartbeat(self, group_id: str, request: StreamsHeartbeat) -> StreamsReply:
+        return await self._calls.streams_heartbeat(self._in(group_id), request)
 
     async def make_share_group(self, group_id: str) -> Reply:
         return await self._calls.make_share_group(self._in(group_id))

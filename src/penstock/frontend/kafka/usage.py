@@ -62,6 +62,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "ShareAcknowledge": READ,
     "ShareFetch": READ,
     "ShareGroupHeartbeat": READ,
+    "StreamsGroupHeartbeat": READ,
     "SyncGroup": READ,
     "TxnOffsetCommit": READ,
     "UnregisterBroker": _ALTER,

@@ -138,6 +138,8 @@ _ROWS: tuple[tuple[int, str, int, int, int | None], ...] = (
     (77, "ShareGroupDescribe", 1, 1, 0),
     (78, "ShareFetch", 1, 2, 0),
     (79, "ShareAcknowledge", 1, 2, 0),
+    (88, "StreamsGroupHeartbeat", 0, 0, 0),
+    (89, "StreamsGroupDescribe", 0, 0, 0),
     (90, "DescribeShareGroupOffsets", 0, 1, 0),
     (91, "AlterShareGroupOffsets", 0, 0, 0),
     (92, "DeleteShareGroupOffsets", 0, 0, 0),

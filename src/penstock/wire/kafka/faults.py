@@ -139,6 +139,9 @@ class ErrorCode(IntEnum):
     FENCED_STATE_EPOCH = 124, _FINAL, "The share group's state has a newer owner."
     INVALID_REGULAR_EXPRESSION = 128, _FINAL, "The pattern is not a regular expression."
     REBOOTSTRAP_REQUIRED = 129, _FINAL, "Begin again from the bootstrap servers."
+    STREAMS_INVALID_TOPOLOGY = 130, _FINAL, "The topology cannot work."
+    STREAMS_INVALID_TOPOLOGY_EPOCH = 131, _FINAL, "The epoch of the topology is not valid."
+    STREAMS_TOPOLOGY_FENCED = 132, _FINAL, "The group has a newer topology."
     SHARE_SESSION_LIMIT_REACHED = 133, _AGAIN, "There are as many share sessions as there may be."
 
 

@@ -1,0 +1,40 @@
+"""One step of a member towards its target assignment. Consumer groups move partitions, streams
+groups move tasks; the rule is the same: give up first, then take what nobody else has.
+"""
+
+from collections.abc import Callable
+
+from penstock.cursor.group.assignors import Partitions, TopicPartition
+from penstock.cursor.group.consumer_fold import Current, MemberState
+
+
+def reconcile(
+    current: Current,
+    target: Partitions,
+    *,
+    target_epoch: int,
+    owned: Partitions | None,
+    is_free: Callable[[TopicPartition], bool],
+) -> Current:
+    """``owned``: what the member says it has; None: it says nothing. ``is_free``: whether the
+    member may take something now, because no other member has it."""
+    if current.state is MemberState.UNREVOKED:
+        if owned is None or owned & current.revoking:
+            return current  # not given up yet
+        # Given up: the partitions are free from here on, and the member may move.
+    elif current.state is MemberState.STABLE and current.epoch == target_epoch:
+        return current
+    keep = current.assigned & target
+    revoke = current.assigned - target
+    if revoke and (owned is None or owned & revoke):
+        # A first step down: the epoch stays, so that a lost answer shows.
+        is_settled = current.state is MemberState.UNREVOKED
+        epoch = current.epoch + 1 if is_settled else current.epoch
+        epoch = min(epoch, target_epoch)
+        previous = current.epoch if is_settled else current.previous_epoch
+        return Current(epoch, previous, MemberState.UNREVOKED, keep, revoke)
+    wanted = target - keep
+    taken = frozenset(filter(is_free, wanted))
+    state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
+    previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
+    return Current(target_epoch, previous, state, keep | taken, frozenset())

@@ -1,0 +1,244 @@
+"""StreamsGroupHeartbeat: everything a member of a streams group says (KIP-1071), and which tasks it
+is told to run.
+
+The coordinator says which internal topics the topology lacks, and they are created here with the
+rights of the caller. The reply still says that they are missing; the member's next heartbeat finds
+them."""
+
+from collections.abc import Iterable, Sequence
+
+from penstock.cursor.group.consumer import LEAVE
+from penstock.cursor.group.consumer_fold import to_map
+from penstock.cursor.group.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.group.task_assignor import Tasks
+from penstock.cursor.group.topology import StatusCode, topic_names
+from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
+from penstock.frontend.kafka.new_topic import (
+    check_replicas,
+    is_topic_name,
+    new_stream,
+    with_replicas,
+)
+from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
+from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
+from penstock.model.errors import TopicExists
+from penstock.model.names import is_internal
+from penstock.wire.kafka.faults import ErrorCode
+from penstock.wire.kafka.generated import streams_group_heartbeat as wire
+
+KEY = 88
+_FAILURES_SHOWN = 3  # as in Kafka
+
+
+async def run(
+    context: KafkaContext, call: KafkaCall, asked: wire.StreamsGroupHeartbeatRequest
+) -> wire.StreamsGroupHeartbeatResponse:
+    try:
+        if not on_group(context, call, Operation.READ, asked.group_id):
+            raise Refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        if not asked.group_id:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+        topology = None
+        if asked.topology is not None:
+            topology = await _topology(call, asked.topology)
+            await _check_names(context, call, topology)
+    except Refusal as refusal:
+        return _refused(refusal.code, refusal.message)
+    reply = await context.groups.streams_heartbeat(asked.group_id, _request(call, asked, topology))
+    if reply.code:
+        return _refused(ErrorCode(reply.code), reply.message)
+    note = ""
+    if reply.missing and asked.member_epoch != LEAVE:
+        note = await _create(context, call, reply.missing)
+    return _response(asked, reply, note)
+
+
+async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
+    """Sorted, so that equal topologies are equal values. Raises Refusal."""
+    parts = [_part(each) async for each in call.slices.each(given.subtopologies)]
+    parts.sort(key=lambda part: part.subtopology_id)
+    if len({part.subtopology_id for part in parts}) < len(parts):
+        text = "Two subtopologies have the same id."
+        raise Refusal(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+    return TopologyValue(given.epoch, tuple(parts))
+
+
+def _part(given: wire.Subtopology) -> Subtopology:
+    copartitions = []
+    for group in given.copartition_groups:
+        try:
+            names = {
+                *(given.source_topics[index] for index in _checked(group.source_topics)),
+                *(
+                    given.repartition_source_topics[index].name
+                    for index in _checked(group.repartition_source_topics)
+                ),
+            }
+        except IndexError:
+            text = f"A copartition group of subtopology {given.subtopology_id} has a wrong index."
+            raise Refusal(ErrorCode.STREAMS_INVALID_TOPOLOGY, text) from None
+        copartitions.append(tuple(sorted(names)))
+    return Subtopology(
+        given.subtopology_id,
+        _sorted(given.source_topics),
+        _internal(given.repartition_source_topics),
+        _sorted(given.repartition_sink_topics),
+        _internal(given.state_changelog_topics),
+        tuple(sorted(copartitions)),
+    )
+
+
+def _checked(indexes: Sequence[int]) -> Sequence[int]:
+    if any(index < 0 for index in indexes):
+        raise IndexError
+    return indexes
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(names)))
+
+
+def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
+    found = {
+        topic.name: InternalTopic(
+            topic.name,
+            max(topic.partitions, 0),
+            max(topic.replication_factor, 0),
+            tuple(sorted((config.key, config.value) for config in topic.topic_configs)),
+        )
+        for topic in given
+    }
+    return tuple(found[name] for name in sorted(found))
+
+
+async def _check_names(context: KafkaContext, call: KafkaCall, topology: TopologyValue) -> None:
+    """Raises Refusal if the topology has a topic that there cannot be, or that the caller may not
+    know of."""
+    names = sorted(topic_names(topology))
+    owned = [name for name in names if is_internal(name)]
+    if owned:
+        text = f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
+        raise Refusal(ErrorCode.STREAMS_INVALID_TOPOLOGY, f"{text} prohibited.")
+    wrong = [name for name in names if not is_topic_name(name)]
+    if wrong:
+        text = f"Topic names {','.join(wrong)} are not valid topic names."
+        raise Refusal(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
+    for name in names:
+        if call.slices.is_over:
+            await call.slices.next()
+        if not on_topic(context, call, Operation.DESCRIBE, name):
+            raise Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+
+def _request(
+    call: KafkaCall, asked: wire.StreamsGroupHeartbeatRequest, topology: TopologyValue | None
+) -> StreamsHeartbeat:
+    parts = () if asked.topology is None else asked.topology.subtopologies
+    endpoint, tags = asked.user_endpoint, asked.client_tags
+    return StreamsHeartbeat(
+        member_id=asked.member_id,
+        member_epoch=asked.member_epoch,
+        endpoint_epoch=asked.endpoint_information_epoch,
+        instance_id=asked.instance_id,
+        rack_id=asked.rack_id,
+        rebalance_ms=asked.rebalance_timeout_ms,
+        topology=topology,
+        active=_tasks(asked.active_tasks),
+        standby=_tasks(asked.standby_tasks),
+        warmup=_tasks(asked.warmup_tasks),
+        process_id=asked.process_id,
+        endpoint=None if endpoint is None else (endpoint.host, endpoint.port),
+        client_tags=None if tags is None else tuple(sorted((t.key, t.value) for t in tags)),
+        has_patterns=any(part.source_topic_regex for part in parts),
+        has_offsets=asked.task_offsets is not None,
+        has_end_offsets=asked.task_end_offsets is not None,
+        is_shutdown=asked.shutdown_application,
+        client_id=call.client_id,
+        client_host=call.client_host,
+    )
+
+
+def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> Tasks | None:
+    if given is None:
+        return None
+    return frozenset((each.subtopology_id, index) for each in given for index in each.partitions)
+
+
+async def _create(context: KafkaContext, call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
+    """Returns what to add to the text of the status, for people."""
+    if not on_cluster(context, call, Operation.CREATE):
+        names = [topic.name for topic in missing]
+        denied = [name for name in names if not on_topic(context, call, Operation.CREATE, name)]
+        if denied:
+            return f"; Unauthorized to CREATE on topics {', '.join(denied)}."
+    failures = []
+    async for topic in call.slices.each(missing):
+        try:
+            made = new_stream(context, topic.name, topic.partition_count, dict(topic.configs))
+            if topic.replicas:
+                check_replicas(context, topic.replicas)
+                made = with_replicas(context, made, topic.replicas)
+            await context.catalog.create(made)
+        except TopicExists:  # another member was faster
+            continue
+        except REFUSALS as error:
+            failures.append(f"{topic.name} ({refusal_of(error).message})")
+    if not failures:
+        return ""
+    left = len(failures) - _FAILURES_SHOWN
+    more = f" and {left} more" if left > 0 else ""
+    return f"; Creation failed: {', '.join(failures[:_FAILURES_SHOWN])}{more}."
+
+
+def _refused(code: ErrorCode, message: str | None) -> wire.StreamsGroupHeartbeatResponse:
+    return wire.StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=None)
+
+
+def _response(
+    asked: wire.StreamsGroupHeartbeatRequest, reply: StreamsReply, note: str
+) -> wire.StreamsGroupHeartbeatResponse:
+    active, standby = reply.assignment or (None, None)
+    endpoints = reply.endpoints
+    return wire.StreamsGroupHeartbeatResponse(
+        member_id=asked.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_ms,
+        status=[
+            wire.Status(
+                each.code,
+                each.detail + (note if each.code is StatusCode.MISSING_INTERNAL_TOPICS else ""),
+            )
+            for each in reply.statuses
+        ],
+        active_tasks=_task_ids(active),
+        standby_tasks=_task_ids(standby),
+        warmup_tasks=None if reply.assignment is None else (),
+        endpoint_information_epoch=reply.endpoint_epoch,
+        partitions_by_user_endpoint=None
+        if endpoints is None
+        else [
+            wire.EndpointToPartitions(
+                wire.StreamsGroupHeartbeatResponseEndpoint(each.host, each.port),
+                _partitions(each.active),
+                _partitions(each.standby),
+            )
+            for each in endpoints
+        ],
+    )
+
+
+def _task_ids(tasks: Tasks | None) -> list[wire.StreamsGroupHeartbeatResponseTaskIds] | None:
+    if tasks is None:
+        return None
+    return [
+        wire.StreamsGroupHeartbeatResponseTaskIds(part, indexes)
+        for part, indexes in to_map(tasks).items()
+    ]
+
+
+def _partitions(topics: PartitionMap) -> list[wire.TopicPartition]:
+    return [wire.TopicPartition(name, indexes) for name, indexes in topics.items()]
+
+
+ACTION = KafkaAction(KEY, run)

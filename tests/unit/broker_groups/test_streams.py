@@ -1,0 +1,49 @@
+"""Streams groups at their host: what a restart of the node finds, and what it needs."""
+
+from pathlib import Path
+
+from tests.unit.broker_groups.hosting import hosting
+from tests.unit.cursor_group.streams_topologies import COUNTING
+
+from penstock.cursor.group.codes import Code
+from penstock.cursor.group.streams_requests import StreamsHeartbeat
+from penstock.cursor.group.topology import StatusCode
+from penstock.model.levels import STREAMS_GROUPS
+
+NOTHING: frozenset[tuple[str, int]] = frozenset()
+JOIN = StreamsHeartbeat(
+    "m",
+    0,
+    rebalance_ms=60_000,
+    topology=COUNTING,
+    active=NOTHING,
+    standby=NOTHING,
+    warmup=NOTHING,
+    process_id="p",
+)
+
+
+async def test_a_group_and_its_members_outlive_a_restart(tmp_path: Path) -> None:
+    async with hosting(tmp_path) as before:
+        joined = await before.host.streams_heartbeat("g", JOIN)
+        assert (joined.code, joined.member_epoch) == (Code.NONE, 2)
+        assert [each.code for each in joined.statuses] == [StatusCode.MISSING_SOURCE_TOPICS]
+        told = await before.host.describe("g")
+    async with hosting(tmp_path) as after:
+        assert await after.host.describe("g") == told
+        again = await after.host.streams_heartbeat("g", StreamsHeartbeat("m", 2))
+        assert (again.code, again.member_epoch, again.assignment) == (Code.NONE, 2, None)
+        code, listed = await after.host.list_groups(states=(), kinds=("streams",))
+        assert (code, [each.group_id for each in listed]) == (Code.NONE, ["g"])
+
+
+async def test_nothing_is_written_below_its_feature_level(tmp_path: Path) -> None:
+    async with hosting(tmp_path) as one:
+        level = [STREAMS_GROUPS - 1]
+        one.host._level = lambda: level[0]
+        refused = await one.host.streams_heartbeat("g", JOIN)
+        assert refused.code is Code.UNSUPPORTED_VERSION
+        assert not one.between.appended, "an older node could not read it"
+        level[0] = STREAMS_GROUPS
+        assert (await one.host.streams_heartbeat("g", JOIN)).code is Code.NONE
+        assert one.between.appended
