@@ -10,6 +10,7 @@ from typing import cast
 
 from penstock.frontend.pipeline import Frontend, FrontendConfig
 from penstock.frontend.quotas import TenantQuotas
+from penstock.model.acls import AclIndex
 from penstock.model.errors import NotLeased, TopicExists, TopicNotFound
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
 from penstock.model.message import Appended, Claim, Delivery, Message, Record
@@ -272,6 +273,9 @@ class MemoryIdentities:
 
     def iteration_counts(self, mechanism: str) -> Mapping[str, Mapping[int, int]]:
         raise AssertionError("no HTTP client has a password")
+
+    def acls(self, account: str) -> AclIndex | None:
+        raise AssertionError("only the Kafka view looks at access rules")
 
     def note_used(self, key: AccessKey, *, now_ms: int) -> None:
         self.used.append((key.key_id, now_ms))
