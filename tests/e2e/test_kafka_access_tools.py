@@ -1,18 +1,14 @@
-"""Apache Kafka's tools for access rules and delegation tokens, and clients that are bound by the
-rules or log in by a token, on one node and on three: both are made at the first node and hold at
-the last. Skipped unless the tools' jars are there; ``python -m benchmarks.kafka`` has Maven fetch
-them."""
+"""Apache Kafka's tools for access rules and delegation tokens, on one node and on three. Rules and
+tokens are created at the first node; clients of the last node are bound by the rules and log in by
+token. Skipped without the tools' jars, like ``test_kafka_tools.py``."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.kafka.systems.apache import LIB, TOOLS_JAR
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from tests.attacks.frames import Wire
@@ -21,6 +17,7 @@ from tests.attacks.test_batches import batch
 from tests.e2e.test_cluster_cli import penstock
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
+from tests.harness.kafka_tools import KafkaTools
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 from tests.unit.frontend_kafka_access.stage import codes
@@ -31,16 +28,8 @@ from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequ
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.compat,
-    pytest.mark.skipif(
-        shutil.which("java") is None or not (LIB / TOOLS_JAR).exists(),
-        reason="needs java and Kafka's jars in benchmarks/.cache",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.compat]
 NEEDS_ETCD = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-TOOL_SECONDS_MAX = 120
 SECONDS_MAX = 60
 FELT_SECONDS_MAX = 10
 DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
@@ -58,27 +47,14 @@ def auth_env(folder: Path) -> dict[str, str]:
 
 
 class Place:
-    """One node, or three."""
+    """One node or three, with the tools. Tools ask the first node unless a test names another."""
 
-    def __init__(self, nodes: Sequence[Server], folder: Path) -> None:
+    def __init__(self, nodes: Sequence[Server], folder: Path, tools: KafkaTools) -> None:
         self.first, self.last = nodes[0], nodes[-1]
         self.operator = Operator(self.first)
         self._folder = folder
+        self._tools = tools
         self._topics = 0
-
-    def properties(self, login: Mapping[str, str]) -> Path:
-        """A file for tools."""
-        file = self._folder / f"{login['sasl.username'].replace('/', '-')}.properties"
-        module = (
-            "org.apache.kafka.common.security.scram.ScramLoginModule required"
-            f' username="{login["sasl.username"]}" password="{login["sasl.password"]}"'
-            f"{' tokenauth=true' if 'token' in login else ''};"
-        )
-        file.write_text(
-            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\n"
-            f"sasl.jaas.config={module}\n"
-        )
-        return file
 
     def tool(
         self,
@@ -87,21 +63,21 @@ class Place:
         login: Mapping[str, str],
         code: int | None = 0,
         at: Server | None = None,
+        is_token: bool = False,
     ) -> str:
-        """What a tool prints, asked of the first node unless said otherwise."""
-        command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", f"org.apache.kafka.tools.{name}"]
-        command += ["--bootstrap-server", (at or self.first).kafka]
-        command += ["--command-config", str(self.properties(login))]
-        done = subprocess.run(
-            [*command, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=TOOL_SECONDS_MAX,
+        """Return the output of a tool that logs in. ``is_token``: by a delegation token."""
+        module = (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required"
+            f' username="{login["sasl.username"]}" password="{login["sasl.password"]}"'
+            f"{' tokenauth=true' if is_token else ''};"
         )
-        said = done.stdout + done.stderr
-        assert code is None or done.returncode == code, said
-        return said
+        file = self._folder / "client.properties"
+        file.write_text(
+            f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-512\n"
+            f"sasl.jaas.config={module}\n"
+        )
+        config = ("--command-config", str(file))
+        return self._tools.run(name, *arguments, *config, at=(at or self.first).kafka, code=code)
 
     def acls(self, *arguments: str, code: int = 0) -> str:
         return self.tool("AclCommand", *arguments, login=ROOT_LOGIN, code=code)
@@ -114,7 +90,7 @@ class Place:
         eventually(
             lambda: is_let_in(self.last, login),
             seconds=FELT_SECONDS_MAX,
-            what="the last node knows",
+            what="the user can log in at the last node",
         )
         return login
 
@@ -138,7 +114,7 @@ def login_of(name: str, password: str) -> dict[str, str]:
 ROOT_LOGIN = login_of(str(ROOT.access_key), str(ROOT.secret_key))
 
 
-def config(server: Server, login: Mapping[str, str]) -> dict[str, str]:
+def config(server: Server, login: Mapping[str, str]) -> dict[str, str | int | float | bool]:
     return {"bootstrap.servers": server.kafka, **login}
 
 
@@ -152,31 +128,34 @@ def is_let_in(server: Server, login: Mapping[str, str]) -> bool:
 
 @pytest.fixture(scope="module", params=["one", pytest.param("three", marks=NEEDS_ETCD)])
 def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    kafka_tools: KafkaTools,
 ) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp(request.param)
     env = auth_env(folder)
     if request.param == "one":
         with Server(folder / "data", kafka_port=0, env=env) as server:
-            yield Place([server], folder)
+            yield Place([server], folder, kafka_tools)
     else:
         with PenstockCluster(folder, fsync="never", env=env) as cluster:
-            yield Place(list(cluster.nodes.values()), folder)
+            yield Place(list(cluster.nodes.values()), folder, kafka_tools)
 
 
-# ── What clients are told ────────────────────────────────────────────────────────────────────
+# ── Clients ──────────────────────────────────────────────────────────────────────────────────
 
 
 def produced(producer: Producer, topic: str) -> int | None:
-    told: list[int | None] = []
-    producer.produce(topic, b"x", on_delivery=lambda error, _: told.append(error and error.code()))
+    """Return the error code of one record; None if the record was written."""
+    errors: list[KafkaError | None] = []
+    producer.produce(topic, b"x", on_delivery=lambda error, _: errors.append(error))
     producer.flush(SECONDS_MAX)
-    assert told, "no delivery report"
-    return told[0]
+    (error,) = errors
+    return None if error is None else error.code()
 
 
 def denied_of(server: Server, login: Mapping[str, str], topic: str) -> set[str]:
-    """The requests about a topic that a node denies."""
+    """Return the names of the requests about a topic that a node denies."""
     partition = ProducePartition(0, memoryview(batch()))
     requests: Mapping[str, tuple[int, Any]] = {
         "Metadata": (12, MetadataRequest([MetadataRequestTopic(name=topic)])),
@@ -199,7 +178,7 @@ def denied_of(server: Server, login: Mapping[str, str], topic: str) -> set[str]:
 
 
 def felt(place: Place, login: Mapping[str, str], topic: str, denied: set[str]) -> None:
-    """The last node denies these requests and no others."""
+    """Wait until the last node denies these requests and no others."""
     eventually(
         lambda: denied_of(place.last, login, topic) == denied,
         seconds=SECONDS_MAX,
@@ -306,22 +285,26 @@ def test_a_java_client_logs_in_by_a_token_until_the_token_ends(place: Place) -> 
     topic = place.topic()
     login = place.user("driver")
     other = place.user("other")
-    said = token_tool(place, "--create", "--max-life-time-period", "3600000", login=login)
+    create = ("--create", "--max-life-time-period", "3600000")
+    said = token_tool(place, *create, "--renewer-principal", "User:renewer", login=login)
     token_id, hmac = next(
         line.split()[:2] for line in said.splitlines() if "User:driver" in line.split()
     )
-    by_token = {**login_of(token_id, hmac), "token": "true"}
+    by_token = login_of(token_id, hmac)
 
-    def listed(code: int | None = 0) -> str:
-        return place.tool("TopicCommand", "--list", login=by_token, code=code, at=place.last)
+    def topics_listed() -> str:
+        return place.tool(
+            "TopicCommand", "--list", login=by_token, code=None, at=place.last, is_token=True
+        )
 
+    def is_shown() -> bool:
+        return token_id in token_tool(place, "--describe", login=login)
+
+    eventually(is_shown, seconds=SECONDS_MAX, what="the token is shown")
     eventually(
-        lambda: token_id in token_tool(place, "--describe", login=login),
-        seconds=SECONDS_MAX,
-        what="the token is shown",
+        lambda: topic in topics_listed().split(), seconds=SECONDS_MAX, what="the client logs in"
     )
-    assert topic in listed().split()
-    refused = token_tool(place, "--describe", login=by_token, code=1)
+    refused = token_tool(place, "--describe", login=by_token, code=1, is_token=True)
     assert "Delegation Token requests are not allowed" in refused
     assert token_id not in token_tool(place, "--describe", login=other)
     period = ("--renew", "--renew-time-period", "60000", "--hmac", hmac)
@@ -329,17 +312,20 @@ def test_a_java_client_logs_in_by_a_token_until_the_token_ends(place: Place) -> 
     mismatch = token_tool(place, *period, login=other, code=1)
     assert "Specified Principal is not valid Owner/Renewer" in mismatch
     token_tool(place, "--expire", "--expiry-time-period", "-1", "--hmac", hmac, login=login)
-    assert token_id not in token_tool(place, "--describe", login=login)
+    eventually(lambda: not is_shown(), seconds=SECONDS_MAX, what="the token is gone")
     eventually(
-        lambda: "SaslAuthenticationException" in listed(code=None),
+        lambda: "SaslAuthenticationException" in topics_listed(),
         seconds=SECONDS_MAX,
         what="the token is refused",
     )
 
 
-def token_tool(place: Place, *arguments: str, login: Mapping[str, str], code: int = 0) -> str:
-    renewers = ("--renewer-principal", "User:renewer") if "--create" in arguments else ()
-    return place.tool("DelegationTokenCommand", *arguments, *renewers, login=login, code=code)
+def token_tool(
+    place: Place, *arguments: str, login: Mapping[str, str], code: int = 0, is_token: bool = False
+) -> str:
+    return place.tool(
+        "DelegationTokenCommand", *arguments, login=login, code=code, is_token=is_token
+    )
 
 
 # ── From the version before ──────────────────────────────────────────────────────────────────
@@ -349,11 +335,11 @@ SETTING = "PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX"
 
 @NEEDS_ETCD
 def test_rules_of_the_version_before_hold_while_and_after_the_level_is_raised(
-    tmp_path: Path,
+    kafka_tools: KafkaTools, tmp_path: Path
 ) -> None:
     env = {**auth_env(tmp_path), SETTING: str(ACLS_STORED - 1)}
     with PenstockCluster(tmp_path, fsync="never", env=env) as cluster:
-        place = Place(list(cluster.nodes.values()), tmp_path)
+        place = Place(list(cluster.nodes.values()), tmp_path, kafka_tools)
         topic = place.topic()
         login = place.user("ann", is_allowed=False)
         about = ("--add", "--topic", topic)
@@ -366,7 +352,7 @@ def test_rules_of_the_version_before_hold_while_and_after_the_level_is_raised(
             assert node.stop() == 0
             del node.env[SETTING]
             node.start(seconds=SECONDS_MAX)
-        place = Place(list(cluster.nodes.values()), tmp_path)
+        place = Place(list(cluster.nodes.values()), tmp_path, kafka_tools)
         felt(place, login, topic, set())
         operator = {
             "PENSTOCK_KEY_ID": str(ROOT.access_key),
