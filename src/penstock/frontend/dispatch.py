@@ -159,6 +159,7 @@ class DispatchedCatalog:
         self.topics = catalog.topics
         self.all_topics = catalog.all_topics
         self.recently_deleted = catalog.recently_deleted
+        self.tombstone = catalog.tombstone
         self.on_change = catalog.on_change
 
     async def create(self, topic: Topic) -> Topic:

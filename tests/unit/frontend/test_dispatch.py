@@ -442,6 +442,23 @@ async def frontend_over(folder: Path, callees: Callees) -> AsyncIterator[tuple[R
         await store.close()
 
 
+async def test_a_deleted_topic_is_found_by_its_id(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.sqlite3")
+    stored = StoredCatalog(store)
+    await stored.start()
+    quotas = TenantQuotas(MemoryIdentities(), stored)
+    catalog = DispatchedCatalog(stored, Callees(MemoryClock()), quotas)
+    made = await catalog.create(topic_of("gone"))
+    assert catalog.tombstone(made.topic_id) is None
+    await catalog.delete(made.account, made.region, made.name, now_ms=1)
+    assert catalog.find_id(made.topic_id) is None
+    tombstone = catalog.tombstone(made.topic_id)
+    assert tombstone is not None
+    assert (tombstone.name, tombstone.deleted_at_ms) == ("gone", 1)
+    await stored.stop()
+    await store.close()
+
+
 async def test_metadata_that_hangs_stops_changes_and_nothing_else_and_recovers_by_itself(
     tmp_path: Path,
 ) -> None:

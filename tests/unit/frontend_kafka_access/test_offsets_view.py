@@ -73,9 +73,10 @@ def parsed(key: bytes, value: bytes | None) -> Commit:
         (size,) = struct.unpack_from(">h", key, at)
         texts.append(key[at + 2 : at + 2 + size].decode())
         at += 2 + size
+    group, topic = texts
     (partition,) = struct.unpack(">i", key[at:])
     if value is None:
-        return Commit(*texts, partition, None)
+        return Commit(group, topic, partition, None)
     version, offset, epoch = struct.unpack_from(">hqi", value)
     assert version == 4
     size = value[14] - 1
@@ -83,7 +84,7 @@ def parsed(key: bytes, value: bytes | None) -> Commit:
     (at_ms,) = struct.unpack_from(">q", value, 15 + size)
     tagged = value[23 + size :]
     assert tagged[:3] == b"\x01\x00\x10"  # one field, tag 0, 16 bytes
-    return Commit(*texts, partition, offset, epoch, text, tagged[3:], at_ms)
+    return Commit(group, topic, partition, offset, epoch, text, tagged[3:], at_ms)
 
 
 async def fetched(
