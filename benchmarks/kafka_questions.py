@@ -6,7 +6,7 @@ asked where the group is coordinated. A number: this node is asked.
 
 In fields, ``Id("t")`` stands for the id of topic ``t``, which differs from system to system."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from penstock.record.batch import encode_batch
@@ -332,7 +332,12 @@ def _configs(nodes: int) -> Iterator[Question]:
 
 
 def _quotas() -> Iterator[Question]:
-    def alter(note: str, entity: Fields, dry: bool = False, **ops: float | None) -> Question:
+    def alter(note: str, entity: Fields, **ops: float | None) -> Question:
+        return changed(note, entity, ops)
+
+    def changed(
+        note: str, entity: Fields, ops: Mapping[str, float | None], *, dry: bool = False
+    ) -> Question:
         changes = [
             {"key": key, "value": value or 0.0, "remove": value is None}
             for key, value in ops.items()
@@ -355,7 +360,7 @@ def _quotas() -> Iterator[Question]:
     yield alter("user and client", {**ann, "client-id": "app"}, consumer_byte_rate=1e6)
     yield alter("default user", {"user": None}, request_percentage=50.0)
     yield alter("address", {"ip": "127.0.0.1"}, connection_creation_rate=1e6)
-    yield alter("only checked", {"user": "bob"}, dry=True, producer_byte_rate=1.0)
+    yield changed("only checked", {"user": "bob"}, {"producer_byte_rate": 1.0}, dry=True)
     yield alter("unknown key", ann, no_such=1.0)
     yield alter("key of addresses", ann, connection_creation_rate=1.0)
     yield alter("unknown type", {"group": "g"}, producer_byte_rate=1.0)
@@ -381,7 +386,7 @@ def _quotas() -> Iterator[Question]:
         ({"user": None}, "request_percentage"),
         ({"ip": "127.0.0.1"}, "connection_creation_rate"),
     ):
-        yield alter("remove", entity, **{key: None})
+        yield changed("remove", entity, {key: None})
     yield describe("all, after removing")
 
 

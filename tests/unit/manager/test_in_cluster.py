@@ -187,6 +187,7 @@ class TestPartitions:
         for wanted, expected in ((1, 1), (3, 3), (None, 2)):
             cluster.policy.topics_in_sync_min = wanted
             for node in cluster.nodes.values():
+                assert node.manager is not None
                 node.manager.policy_changed()
             await until(partial(_has_in_sync_min, cluster, expected))
             assert all(row.in_sync_min == 2 for row in cluster.rows("b")), "a value of its own"
