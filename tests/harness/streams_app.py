@@ -1,6 +1,5 @@
-"""A Kafka Streams application under a test's control: ``StreamsApp.java``, compiled with the JDK
-that is there, on the jars in ``benchmarks/.cache`` (``python -m benchmarks.kafka`` has Maven fetch
-them)."""
+"""A Kafka Streams application that a test starts, kills and restarts: ``StreamsApp.java``, compiled
+with the machine's JDK. Maven fetches the jars once into ``benchmarks/.cache``."""
 
 from __future__ import annotations
 
@@ -12,48 +11,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.kafka.systems.apache_jars import LIB
+from benchmarks.kafka.systems.apache_jars import LIB, fetch_jars
+from benchmarks.server import NotAvailable
 from tests.harness.patience import eventually
 
 SOURCE = Path(__file__).with_name("StreamsApp.java")
 COMPILE_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 60
-TOOL_SECONDS_MAX = 120
 HEAP = "-Xmx256m"
-ANY = -1  # as an exit code
 
 
-def lacking() -> str | None:
-    """Why the application cannot run here."""
-    for tool in ("java", "javac"):
-        if shutil.which(tool) is None:
-            return f"needs {tool}"
-    for jar in (STREAMS_JAR, TOOLS_JAR):
-        if not (LIB / jar).exists():
-            return f"needs {jar} in benchmarks/.cache"
-    return None
-
-
-def compiled(folder: Path) -> Path:
-    """The folder with the classes."""
+def compile_app(folder: Path) -> None:
+    """Write the application's classes into a folder. Raises NotAvailable if there is no JDK or if
+    Maven does not get the jars."""
+    if shutil.which("javac") is None:
+        raise NotAvailable("needs a JDK")
+    fetch_jars()
     command = ["javac", "-d", str(folder), "-cp", f"{LIB}/*", str(SOURCE)]
     subprocess.run(command, check=True, timeout=COMPILE_SECONDS_MAX)
-    return folder
-
-
-def tool(bootstrap: str, *arguments: str, code: int = 0) -> str:
-    """What ``kafka-streams-groups`` prints, on both outputs."""
-    name = "org.apache.kafka.tools.streams.StreamsGroupCommand"
-    done = subprocess.run(
-        ["java", HEAP, "-cp", f"{LIB}/*", name, "--bootstrap-server", bootstrap, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TOOL_SECONDS_MAX,
-    )
-    said = done.stdout + done.stderr
-    assert code in (ANY, done.returncode), said
-    return said
 
 
 class StreamsApp:
