@@ -17,6 +17,7 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import ConsumerHeartbeat
 from penstock.cursor.group.offsets import CommitRequest
 from penstock.cursor.group.share import ShareHeartbeat
+from penstock.cursor.group.streams_requests import StreamsHeartbeat
 from penstock.frontend.breaker import FAILURES_MAX, OPEN_MS_MIN, BreakerState
 from penstock.frontend.bulkhead import Bulkhead
 from penstock.frontend.callees import Callees
@@ -153,6 +154,7 @@ async def test_every_call_has_an_answer_for_a_coordinator_that_is_away() -> None
         await calls.leave("g", (("m", None),)),
         await calls.consumer_heartbeat("g", ConsumerHeartbeat("m", 0)),
         await calls.share_heartbeat("g", ShareHeartbeat("m", 0)),
+        await calls.streams_heartbeat("g", StreamsHeartbeat("m", 0)),
         await calls.make_share_group("g"),
         await calls.change_configs("g", {}),
         await calls.commit("g", COMMIT),
