@@ -117,11 +117,16 @@ class FollowedLog:
     def topic(self) -> Topic:
         return self._owner.topic
 
-    def producers(self) -> Sequence[ProducerSeen] | None:
-        """Producers that the committed part of the log tells of; None while it is being read."""
-        if self.fold is None or self._is_read_in_thread:
-            return None
-        return self.fold.producers()
+    async def producers(self) -> Sequence[ProducerSeen] | None:
+        """Return the producers of the committed part of the log; None if it cannot be read now."""
+        up_to = self._owner.replica.high_watermark
+        if self.fold is None and self._work is None:
+            self._go_on()  # otherwise the log is read with the next answer of the leader
+        while (fold := self.fold) is None or fold.offset < up_to or self._is_read_in_thread:
+            if self._work is None:
+                return None
+            await asyncio.wait([self._work])
+        return fold.producers()
 
     # ── Questions and answers ────────────────────────────────────────────────────────────────
 

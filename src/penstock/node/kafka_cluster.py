@@ -119,11 +119,11 @@ class ClusterChanges:
         found = self._replica(PartitionKey(topic.topic_id, index))
         return None if found is None else ReplicaHere(found.log.size_bytes, found.behind_count)
 
-    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
+    async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
         found = self._replica(PartitionKey(topic.topic_id, index))
         if found is None or found.replica.role is not Role.FOLLOWER:
             return None
-        return found.followed.producers()
+        return await found.followed.producers()
 
     # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 

@@ -15,6 +15,7 @@ from penstock.model.ports import LeaseRequest, Marker
 from penstock.model.topic import Fsync, Kind, Topic
 from penstock.record.batch import ATTR_TRANSACTIONAL, check, split_batches
 from penstock.record.record import iter_records
+from penstock.replication.replica import Role
 
 COMPACTED = {
     "cleanup.policy": "compact",
@@ -120,6 +121,33 @@ async def test_a_node_compacts_what_it_follows_without_being_asked(tmp_path: Pat
         topic, key = await compacted(on)
         await fill(on, 1, topic, count=100)
         await until(lambda: all(len(rows(on, node, key)) < 40 for node in (1, 2, 3)))
+
+
+async def test_followers_know_the_producers_of_a_partition(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic("t", kind=Kind.STREAM)
+
+        async def seen(node: int) -> list[tuple[int, int]] | None:
+            found = await on.nodes[node].replica(key).followed.producers()
+            if found is None:
+                return None
+            return [(one.producer_id, one.transaction_start) for one in found]
+
+        assert await seen(2) == [], "nothing was ever sent"
+        open_transaction = batch(("k", "v"), producer=(7, 0, 0), attributes=ATTR_TRANSACTIONAL)
+        await settles(on.nodes[1].broker.append_batches(topic, 0, [open_transaction], acks=-1))
+        await committed(on, key, 2, 3)
+        assert await seen(2) == await seen(3) == [(7, 0)]
+        await on.elect(key, 2)
+        first = on.nodes[1].replica(key)
+        await until(lambda: first.replica.role is Role.FOLLOWER)
+        assert await seen(1) == [(7, 0)], "nothing has come since it led"
+        third = on.nodes[3]
+        await third.kill()
+        await third.start()
+        async with asyncio.timeout(10):
+            while await seen(3) != [(7, 0)]:
+                await asyncio.sleep(0.01)
 
 
 async def configured(on: Cluster, topic: Topic, **configs: str) -> None:

@@ -74,7 +74,7 @@ class KafkaCluster(Protocol):
         """This node's replica; None if it has none."""
         ...
 
-    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
+    async def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:
         """Producers that this node's replica knows of; None where it leads or has none."""
         ...
 
@@ -130,7 +130,11 @@ class SoleNode:
         except PenstockError:
             return None  # deleted meanwhile, or not readable
 
-    def followed_producers(self, topic: Topic, index: int) -> Sequence[ProducerSeen] | None:  # noqa: ARG002
+    async def followed_producers(
+        self,
+        topic: Topic,  # noqa: ARG002
+        index: int,  # noqa: ARG002
+    ) -> Sequence[ProducerSeen] | None:
         return None
 
     async def stopped(self) -> Sequence[BrokerAt]:

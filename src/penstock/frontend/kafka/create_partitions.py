@@ -80,7 +80,8 @@ def _check_growth(topic: Topic, count: int) -> None:
     if count <= topic.partition_count:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"{topic.name} has {topic.partition_count} partitions, and {count} are not more.",
+            f"The topic {topic.name} currently has {topic.partition_count} partition(s);"
+            f" {count} would not be an increase.",
         )
     check_partition_count(count)
     if topic.is_queue and count > QUEUE_PARTITIONS_MAX:

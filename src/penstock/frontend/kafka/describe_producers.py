@@ -66,7 +66,7 @@ async def _producers(context: KafkaContext, topic: Topic, index: int) -> Sequenc
     try:
         return await context.streams.producers(topic, index)
     except NotLeader:
-        found = context.cluster.followed_producers(topic, index)
+        found = await context.cluster.followed_producers(topic, index)
         if found is None:
             raise
         return found
