@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.cursor_group.harness import Shell, topics_of
+from tests.unit.cursor_group.streams_topologies import ALL_TASKS
+from tests.unit.cursor_group.streams_topologies import beat as streams_beat
 
 from penstock.broker.group_log import (
     BATCH_ROWS_BYTES_MAX,
@@ -13,13 +16,10 @@ from penstock.broker.group_log import (
     encode_rows,
     portions,
 )
-from penstock.cursor.group.classic_state import JoinReply, JoinRequest, SyncRequest
-from penstock.cursor.group.consumer import ConsumerHeartbeat, ConsumerReply, Topics
-from penstock.cursor.group.decision import Decision
 from penstock.cursor.group.groups import Groups
-from penstock.cursor.group.offsets import CommitRequest, PartitionCommit
 from penstock.cursor.group.rows import Row
-from penstock.cursor.group.settings import GroupSettings
+from penstock.cursor.group.settings import STREAMS_DELAY, STREAMS_STANDBYS, GroupSettings
+from penstock.cursor.group.share import ShareHeartbeat
 from penstock.model.limits import BATCH_BYTES_MAX
 from penstock.record.batch import check
 from penstock.record.compression import Codec
@@ -88,80 +88,67 @@ def test_a_decision_beyond_the_largest_batch_is_refused(monkeypatch: pytest.Monk
 
 # ── Compaction ───────────────────────────────────────────────────────────────────────────────
 
-TOPICS = Topics(1, {"a": ("aa", 4), "b": ("bb", 2)})
+TOPICS = topics_of(a=4, b=2)
 
 
-class Scene:
-    """A coordinator's decisions, with all their rows in a list."""
-
-    def __init__(self) -> None:
-        self.groups = Groups(GroupSettings(initial_delay_ms=0))
-        self.log: list[tuple[Row, ...]] = []
-
-    def take(self, decision: Decision) -> object:
-        if decision.rows:
-            self.log.append(decision.rows)
-        return decision.answers[-1].reply if decision.answers else None
-
-    def beat(self, group: str, member: str, epoch: int, **fields: object) -> ConsumerReply:
-        if not epoch:
-            fields.setdefault("owned", frozenset())
-        request = ConsumerHeartbeat(member, epoch, rebalance_ms=60_000, **fields)  # type: ignore[arg-type]
-        reply = self.take(
-            self.groups.consumer_heartbeat(group, request, TOPICS, ticket=1, now_ms=1, wall_ms=1)
-        )
-        assert isinstance(reply, ConsumerReply)
-        assert not reply.code
-        return reply
-
-    def commit(self, group: str, partition: int, offset: int, producer: int | None = None) -> None:
-        request = CommitRequest((PartitionCommit("aa", partition, offset),))
-        if producer is None:
-            decision = self.groups.commit(group, request, ticket=1, now_ms=1, wall_ms=1)
-        else:
-            decision = self.groups.commit_in_transaction(
-                group,
-                request,
-                producer_id=producer,
-                producer_epoch=0,
-                ticket=1,
-                now_ms=1,
-                wall_ms=1,
-            )
-        self.take(decision)
-
-
-def lived() -> Scene:
-    """Groups of both kinds that were made, changed, changed over and deleted."""
-    scene = Scene()
-    request = JoinRequest(
-        "", "m1", 10_000, 10_000, "consumer", (("range", b"x"),), confirms_id=False
-    )
-    joined = scene.take(scene.groups.join("classic", request, ticket=1, now_ms=1, wall_ms=1))
-    assert isinstance(joined, JoinReply)
-    sync = SyncRequest("m1", joined.generation, assignments=(("m1", b"share"),))
-    scene.take(scene.groups.sync("classic", sync, ticket=1, now_ms=1, wall_ms=1))
+def lived() -> list[Row]:
+    """Rows of groups of all kinds that were made, changed, changed over and deleted."""
+    shell = Shell()
+    first = shell.join("classic")
+    shell.sync(first.member_id, first.generation, {first.member_id: b"share"}, group="classic")
     for name in ("modern", "gone"):
-        one = scene.beat(name, "m1", 0, topic_names=("a",), owned=frozenset())
-        two = scene.beat(name, "m2", 0, topic_names=("a", "b"), owned=frozenset())
+        one = shell.beat(TOPICS, "m1", 0, group=name, names=("a",), owned=frozenset())
+        two = shell.beat(TOPICS, "m2", 0, group=name, names=("a", "b"), owned=frozenset())
         assert one.assignment is not None
-        told = scene.beat(name, "m1", one.member_epoch, owned=one.assignment)
+        told = shell.beat(TOPICS, "m1", one.member_epoch, group=name, owned=one.assignment)
         kept = told.assignment if told.assignment is not None else one.assignment
-        scene.beat(name, "m1", told.member_epoch, owned=kept)
-        scene.beat(name, "m2", two.member_epoch, owned=two.assignment)
-    for n in range(4):
-        scene.commit("plain", n % 2, n)
-    scene.commit("plain", 3, 9, producer=5)
-    scene.commit("open", 0, 9, producer=6)
-    scene.take(scene.groups.complete_transaction(5, 0, is_commit=True, ticket=1, wall_ms=1))
+        shell.beat(TOPICS, "m1", told.member_epoch, group=name, owned=kept)
+        shell.beat(TOPICS, "m2", two.member_epoch, group=name, owned=two.assignment)
+    for number in range(4):
+        shell.commit({("t", number % 2): number}, group="plain")
+    shell.commit({("t", 3): 9}, group="plain", producer=(5, 0))
+    shell.commit({("t", 0): 9}, group="open", producer=(6, 0))
+    shell.end_transaction((5, 0), is_commit=True)
     for member in ("m1", "m2"):
-        scene.beat("gone", member, -1)
-    scene.take(scene.groups.delete_group("gone", ticket=1))
-    # From assigned here to classic.
-    scene.beat("over", "m1", 0, topic_names=("b",), owned=frozenset())
-    scene.beat("over", "m1", -1)
-    scene.take(scene.groups.join("over", request, ticket=1, now_ms=1, wall_ms=1))
-    return scene
+        shell.beat(TOPICS, member, -1, group="gone")
+    shell.take(shell.groups.delete_group("gone", ticket=shell.ticket()))
+    # From a consumer group to a classic one.
+    shell.beat(TOPICS, "m1", 0, group="over", names=("b",), owned=frozenset())
+    shell.beat(TOPICS, "m1", -1, group="over")
+    shell.join("over")
+    share(shell, "shared", "m1", 0)
+    share(shell, "shared", "m1", -1)
+    share(shell, "shared", "m2", 0)
+    stream(shell)
+    return shell.log
+
+
+def share(shell: Shell, group: str, member: str, epoch: int) -> None:
+    request = ShareHeartbeat(member, epoch, None, ("a",), "", "")
+    shell.take(
+        shell.groups.share_heartbeat(group, request, TOPICS, ticket=shell.ticket(), now_ms=0)
+    )
+
+
+def stream(shell: Shell) -> None:
+    """Streams groups with tasks that are given up, and with standby tasks; one is deleted, and a
+    classic group takes its name."""
+    for name, value in ((STREAMS_DELAY, "0"), (STREAMS_STANDBYS, "1")):
+        shell.take(shell.groups.change_configs("tasks", {name: value}, ticket=shell.ticket()))
+    for group in ("tasks", "reused"):
+        streams_beat(shell, "m1", 0, group=group)
+        streams_beat(shell, "m2", 0, group=group)
+        asked = streams_beat(shell, "m1", 2, group=group)
+        assert asked.assignment is not None
+        active, standby = asked.assignment
+        assert not active >= ALL_TASKS
+        streams_beat(shell, "m1", 2, group=group, active=active, standby=standby)
+        streams_beat(shell, "m2", 3, group=group)
+    shell.commit({("t", 0): 4}, group="tasks", member="m2", generation=3)
+    for member in ("m1", "m2"):
+        streams_beat(shell, member, -1, group="reused")
+    shell.take(shell.groups.delete_group("reused", ticket=shell.ticket()))
+    assert not shell.join("reused").code
 
 
 def folded(rows: list[Row]) -> dict[str, object]:
@@ -184,9 +171,10 @@ def compacted(rows: Sequence[Row], *, keeps_tombstones: bool) -> list[Row]:
 
 @pytest.mark.parametrize("keeps_tombstones", [True, False])
 def test_however_far_the_log_is_compacted_it_says_the_same(keeps_tombstones: bool) -> None:
-    rows = [row for decision in lived().log for row in decision]
+    rows = lived()
+    assert {row.key[0] for row in rows} == set(range(1, 18)), "all kinds"
     expected = folded(rows)
-    assert len(expected) >= 5
+    assert len(expected) >= 7
     for end in range(1, len(rows) + 1):
         clean = compacted(rows[:end], keeps_tombstones=keeps_tombstones)
         assert folded(clean + rows[end:]) == expected
