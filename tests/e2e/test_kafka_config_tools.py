@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from tests.e2e.test_kafka_tools import Site
-from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
-from tests.harness.kafka_tools import KafkaTools
+from tests.harness.kafka_site import Site
 from tests.harness.patience import eventually
 
 pytestmark = [
@@ -17,12 +13,6 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 CONFIGS = "ConfigCommand"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, kafka_tools: KafkaTools) -> Iterator[Site]:
-    with PenstockCluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield Site(cluster, kafka_tools)
 
 
 def described(site: Site, *of: str, at: int = 1) -> str:

@@ -5,16 +5,15 @@ are skipped where their jars cannot be had."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, ShareConsumer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
-from tests.harness.cluster import PenstockCluster
+from confluent_kafka import Consumer, KafkaException, ShareConsumer, TopicPartition
+from tests.compat.kafka.confluent import kinds
 from tests.harness.etcd import LACKING
-from tests.harness.kafka_tools import KafkaTools
+from tests.harness.kafka_site import NOBODY, SECONDS_MAX, Site, rows
 from tests.harness.patience import eventually
 
 from penstock.wire.kafka.apis import APIS
@@ -27,80 +26,7 @@ pytestmark = [
 GROUPS = "consumer.group.ConsumerGroupCommand"
 SHARE_GROUPS = "consumer.group.ShareGroupCommand"
 REASSIGN = "reassign.ReassignPartitionsCommand"
-SECONDS_MAX = 30
-
-
-class Site:
-    """The cluster with the tools, and an admin client of another make."""
-
-    def __init__(self, cluster: PenstockCluster, tools: KafkaTools) -> None:
-        self.cluster = cluster
-        self.bootstrap = cluster.bootstrap
-        self._tools = tools
-        self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-
-    def tool(self, name: str, *arguments: str, at: int = 1, code: int | None = 0) -> str:
-        """What a tool prints, asked of one node."""
-        return self._tools.run(name, *arguments, at=self.cluster.nodes[at].kafka, code=code)
-
-    def topic(self, name: str, *, partitions: int = 1, replicas: int = 3) -> None:
-        (made,) = self.admin.create_topics([NewTopic(name, partitions, replicas)]).values()
-        made.result(SECONDS_MAX)
-        eventually(
-            lambda: NOBODY not in self.leaders(name).values(), seconds=30, what=f"{name} is led"
-        )
-
-    def replicas(self, topic: str) -> dict[int, list[int]]:
-        """By partition; empty if there is no such topic."""
-        found = self.admin.list_topics(timeout=10).topics
-        partitions = found[topic].partitions if topic in found else {}
-        return {index: one.replicas for index, one in partitions.items()}
-
-    def leaders(self, topic: str) -> dict[int, int]:
-        found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
-        return {index: one.leader for index, one in found.items()}
-
-    def send(self, topic: str, count: int, *, partition: int = 0, **config: Any) -> Producer:
-        producer = Producer({"bootstrap.servers": self.bootstrap, **config})
-        if "transactional.id" in config:
-            producer.init_transactions(SECONDS_MAX)
-            producer.begin_transaction()
-        for number in range(count):
-            producer.produce(topic, f"{number}".encode(), partition=partition)
-        assert producer.flush(SECONDS_MAX) == 0
-        return producer
-
-    def ends(self, topic: str, partition: int = 0) -> tuple[int, int]:
-        place = TopicPartition(topic, partition)
-        found = []
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
-            (one,) = self.admin.list_offsets({place: spec}).values()
-            found.append(one.result(SECONDS_MAX).offset)
-        return found[0], found[1]
-
-    def committed(self, group: str, topic: str) -> dict[int, int]:
-        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
-        count = len(self.leaders(topic))
-        found = consumer.committed([TopicPartition(topic, i) for i in range(count)], SECONDS_MAX)
-        consumer.close()
-        return {one.partition: one.offset for one in found if one.offset >= 0}
-
-
-NOBODY = -1
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, kafka_tools: KafkaTools) -> Iterator[Site]:
-    with PenstockCluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield Site(cluster, kafka_tools)
-
-
-def rows(said: str, first: str) -> list[dict[str, str]]:
-    """The table that a tool prints, the heading of which begins with a word."""
-    lines = [line.split() for line in said.splitlines() if line.strip()]
-    at = next(n for n, line in enumerate(lines) if line[0] == first)
-    heading = lines[at]
-    return [dict(zip(heading, line, strict=False)) for line in lines[at + 1 :]]
+FOLLOWER = "follower.replication.throttled"
 
 
 def written(file: Path, content: Mapping[str, Any]) -> str:
@@ -134,15 +60,18 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
     site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "3", at=3)
     eventually(lambda: len(site.replicas("made")) == 3, seconds=30, what="it has grown")
     said = site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "1", code=1)
-    assert "InvalidPartitionsException" in said
+    assert "The topic made currently has 3 partition(s); 1 would not be an increase." in said
     site.tool("TopicCommand", "--delete", "--topic", "made", at=2)
     eventually(lambda: not site.replicas("made"), seconds=30, what="it is gone")
     assert "does not exist" in site.tool("TopicCommand", "--describe", "--topic", "made", code=1)
 
 
-def configs(site: Site, kind: ConfigResource.Type, name: str) -> dict[str, str]:
-    (found,) = site.admin.describe_configs([ConfigResource(kind, name)]).values()
-    return {each.name: each.value for each in found.result(SECONDS_MAX).values()}
+def config(site: Site, kind: str, of: str, name: str) -> str | None:
+    """Value of one config, None if it is not set; as another client sees it."""
+    (found,) = site.admin.describe_configs([kinds.ConfigResource(kind, of)]).values()
+    entry = found.result(SECONDS_MAX).get(name)
+    value: str | None = None if entry is None else entry.value
+    return value
 
 
 def test_configs_of_topics_and_groups_are_changed(site: Site) -> None:
@@ -150,12 +79,12 @@ def test_configs_of_topics_and_groups_are_changed(site: Site) -> None:
     of_topic = ("--entity-type", "topics", "--entity-name", "configured")
     change = ("--alter", "--add-config", "retention.ms=5000,cleanup.policy=[compact,delete]")
     site.tool("ConfigCommand", *of_topic, *change)
-    shown = configs(site, ConfigResource.Type.TOPIC, "configured")
-    assert (shown["retention.ms"], shown["cleanup.policy"]) == ("5000", "compact,delete")
+    assert config(site, "topic", "configured", "retention.ms") == "5000"
+    assert config(site, "topic", "configured", "cleanup.policy") == "compact,delete"
     said = site.tool("ConfigCommand", *of_topic, "--describe", at=2)
     assert "retention.ms=5000 sensitive=false" in said
     site.tool("ConfigCommand", *of_topic, "--alter", "--delete-config", "retention.ms", at=3)
-    assert configs(site, ConfigResource.Type.TOPIC, "configured")["retention.ms"] == "604800000"
+    assert config(site, "topic", "configured", "retention.ms") == "604800000"
     wrong = ("--alter", "--add-config", "retention.ms=soon")
     assert "InvalidConfigurationException" in site.tool("ConfigCommand", *of_topic, *wrong, code=1)
 
@@ -191,6 +120,7 @@ def test_consumer_groups_are_shown_reset_and_deleted(site: Site, protocol: str) 
         offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 1, 7)], asynchronous=False
     )
     assert group in site.tool(GROUPS, "--list").split()
+    assert site.groups(at=2)[group] == (protocol.title(), "consumer")
     shown = rows(site.tool(GROUPS, "--describe", "--group", group, at=2), "GROUP")
     assert {(row["PARTITION"], row["CURRENT-OFFSET"], row["LAG"]) for row in shown} == {
         ("0", "4", "6"),
@@ -221,6 +151,7 @@ def test_consumer_groups_are_shown_reset_and_deleted(site: Site, protocol: str) 
     assert "was successful" in said
     assert site.committed(group, topic) == {}
     assert group not in site.tool(GROUPS, "--list", at=3).split()
+    assert group not in site.groups()
 
 
 def test_share_groups_are_shown_reset_and_deleted(site: Site) -> None:
@@ -229,9 +160,10 @@ def test_share_groups_are_shown_reset_and_deleted(site: Site) -> None:
     reset = ("--reset-offsets", "--group", "shares", "--topic", "shared", "--to-earliest")
     site.tool(SHARE_GROUPS, *reset, "--execute")
     assert "shares" in site.tool(SHARE_GROUPS, "--list", at=2).split()
+    assert site.groups("--share", at=3) == {"shares": ("Share", "share")}
     member = ShareConsumer({"bootstrap.servers": site.bootstrap, "group.id": "shares"})
     member.subscribe(["shared"])
-    got: list[bytes] = []
+    got: list[bytes | None] = []
 
     def read() -> bool:
         got.extend(message.value() for message in member.poll(0.2))
@@ -255,6 +187,7 @@ def test_share_groups_are_shown_reset_and_deleted(site: Site) -> None:
     assert "Successful" in site.tool(SHARE_GROUPS, *gone, at=3)
     site.tool(SHARE_GROUPS, "--delete", "--group", "shares")
     assert "shares" not in site.tool(SHARE_GROUPS, "--list", at=2).split()
+    assert "shares" not in site.groups()
 
 
 # ── Transactions ─────────────────────────────────────────────────────────────────────────────
@@ -262,7 +195,7 @@ def test_share_groups_are_shown_reset_and_deleted(site: Site) -> None:
 
 def test_transactions_are_shown_and_aborted(site: Site) -> None:
     site.topic("transacted")
-    first = site.send("transacted", 2, **{"transactional.id": "tx"})
+    producer = site.send("transacted", 2, transactional_id="tx")
     (row,) = rows(site.tool("TransactionsCommand", "list"), "TransactionalId")
     assert (row["TransactionalId"], row["TransactionState"]) == ("tx", "Ongoing")
     describe = ("describe", "--transactional-id", "tx")
@@ -270,31 +203,34 @@ def test_transactions_are_shown_and_aborted(site: Site) -> None:
     assert "Ongoing" in said
     assert "transacted-0" in said
     place = ("--topic", "transacted", "--partition", "0")
-    (producer,) = rows(
+    (shown,) = rows(
         site.tool("TransactionsCommand", "describe-producers", *place, at=3), "ProducerId"
     )
-    assert producer["ProducerId"] == row["ProducerId"]
-    assert producer["CurrentTransactionStartOffset"] == "0"
+    assert shown["ProducerId"] == row["ProducerId"]
+    assert shown["CurrentTransactionStartOffset"] == "0"
     for node in site.cluster.nodes:  # leaders and followers
         said = site.tool("TransactionsCommand", "find-hanging", "--broker-id", str(node))
         assert "transacted" not in said
     # The producer's own coordinator is told nothing: an abort of one partition is the last resort.
     abort = ("abort", *place, "--start-offset", "0")
     site.tool("TransactionsCommand", *abort)
-    reader = Consumer(
-        {
-            "bootstrap.servers": site.bootstrap,
-            "group.id": "r",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    reader.assign([TopicPartition("transacted", 0, 0)])
-    message = eventually(lambda: reader.poll(0.2), seconds=30, what="the reader gets there")
-    assert message.error() is not None  # the end: both records are aborted
-    assert message.offset() == site.ends("transacted")[1] == 3
-    reader.close()
-    del first
+    assert site.ends("transacted") == (0, 3)
+    assert site.first_committed("transacted") == 3  # the end: both records are aborted
+    del producer
+
+
+def test_a_transaction_is_ended_by_its_id(site: Site) -> None:
+    site.topic("ended")
+    producer = site.send("ended", 2, transactional_id="forced")
+    terminate = ("forceTerminateTransaction", "--transactionalId", "forced")
+    site.tool("TransactionsCommand", *terminate, at=2)
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(SECONDS_MAX)
+    assert refused.value.args[0].fatal()
+    assert site.ends("ended") == (0, 3)
+    assert site.first_committed("ended") == 3
+    said = site.tool("TransactionsCommand", "describe", "--transactional-id", "forced", at=3)
+    assert "Empty" in said
 
 
 # ── Records ──────────────────────────────────────────────────────────────────────────────────
@@ -345,7 +281,7 @@ def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
         "--reassignment-json-file",
         written(tmp_path / "plan.json", {"version": 1, "partitions": partitions}),
     )
-    said = site.tool(REASSIGN, *file, "--execute", at=2)
+    said = site.tool(REASSIGN, *file, "--execute", "--throttle", "50000000", at=2)
     assert "Successfully started partition reassignments for moved-0,moved-1" in said
 
     def is_complete() -> bool:
@@ -356,10 +292,21 @@ def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
     assert site.replicas("moved") == wanted
     assert "No partition reassignments found." in site.tool(REASSIGN, "--list")
     assert site.ends("moved") == (0, 10)
-    # Without --preserve-throttles, throttles of brokers and topics are cleared at the end.
+    # Without --preserve-throttles, the throttles that --execute has set are cleared at the end.
+    of_broker, of_topic = (
+        ("broker", "1", f"{FOLLOWER}.rate"),
+        ("topic", "moved", f"{FOLLOWER}.replicas"),
+    )
+    assert config(site, *of_broker) == "50000000"
+    assert config(site, *of_topic) == "0:1,1:2"
     said = site.tool(REASSIGN, *file, "--verify", at=2)
     assert "Clearing broker-level throttles on brokers 1,2,3" in said
     assert "Clearing topic-level throttles on topic moved" in said
+    eventually(
+        lambda: not config(site, *of_broker) and not config(site, *of_topic),
+        seconds=30,
+        what="the throttles are cleared",
+    )
 
 
 def test_leaders_are_elected(site: Site, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from tests.compat.kafka.locked import Operator, allow, locked_server
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
@@ -48,25 +49,25 @@ def committed(bootstrap: str, commits: Sequence[Commit], **config: str) -> list[
             consumers[group] = Consumer({**settings, "enable.auto.commit": False})
         assert offset is not None
         where = [TopicPartition(topic, partition, offset)]
-        eventually(
-            lambda where=where, group=group: _commit(consumers[group], where),
-            seconds=30,
-            what="the offset is committed",
-        )
+        commit(consumers[group], where)
     for consumer in consumers.values():
         consumer.close()
     return list(commits)
 
 
-def _commit(consumer: Consumer, where: list[TopicPartition]) -> bool:
-    """False: nothing was committed. After any other error that is not known."""
-    try:
-        consumer.commit(offsets=where, asynchronous=False)
-    except KafkaException as error:
-        if error.args[0].name() not in ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE"):
-            raise
-        return False
-    return True
+def commit(consumer: Consumer, where: list[TopicPartition]) -> None:
+    """Commit once: the commit is repeated only after errors that say that nothing was done."""
+
+    def is_committed() -> bool:
+        try:
+            consumer.commit(offsets=where, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].name() not in ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE"):
+                raise
+            return False
+        return True
+
+    eventually(is_committed, seconds=30, what="the offsets are committed")
 
 
 def printed(tools: KafkaTools, at: str, *more: str) -> list[Commit]:
@@ -101,8 +102,8 @@ def _parsed(each: Mapping[str, Any]) -> Commit:
     return Commit(key["data"]["group"], key["data"]["topic"], key["data"]["partition"], offset)
 
 
-def create(bootstrap: str, *, partitions: int = 2, **config: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap, **config})
+def create(bootstrap: str, *, partitions: int = 2, login: Mapping[str, str] | None = None) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap, **(login or {})})
     for made in admin.create_topics([NewTopic("t", partitions)]).values():
         made.result(30)
 
@@ -145,7 +146,7 @@ def test_two_tenants_see_their_own_groups(kafka_tools: KafkaTools, tmp_path: Pat
                 "sasl.username": f"{tenant}/{user}",
                 "sasl.password": PASSWORD,
             }
-            create(server.kafka, **sasl)
+            create(server.kafka, login=sasl)
             sent[tenant] = committed(server.kafka, rounds(2 + number), **sasl)
             login[tenant] = tmp_path / f"{tenant}.properties"
             login[tenant].write_text(
@@ -180,16 +181,18 @@ class Follower:
             [TopicPartition(OFFSETS_TOPIC, index, 0) for index in range(self._count)]
         )
         self._ended: set[int] = set()
-        self.read: dict[tuple[int, int], tuple[bytes, bytes | None]] = {}
+        self.read: dict[tuple[int, int], tuple[bytes | None, bytes | None]] = {}
 
     def _read_some(self) -> None:
         for message in self._consumer.consume(1_000, 0.2):
-            error = message.error()
+            partition, offset, error = message.partition(), message.offset(), message.error()
+            assert partition is not None
+            assert offset is not None
             if error is not None:
                 assert error.code() == KafkaError._PARTITION_EOF, error
-                self._ended.add(message.partition())
+                self._ended.add(partition)
                 continue
-            place = (message.partition(), message.offset())
+            place = (partition, offset)
             assert place not in self.read
             self.read[place] = (message.key(), message.value())
 
@@ -271,9 +274,7 @@ def test_compaction_leaves_the_last_commit_of_each_partition(tmp_path: Path) -> 
         for number in range(count):
             texts = [b85encode(chance.randbytes(3_000)).decode() for _ in range(partitions)]
             where = [TopicPartition("t", index, number, text) for index, text in enumerate(texts)]
-            eventually(
-                lambda where=where: _commit(consumer, where), seconds=30, what="it is committed"
-            )
+            commit(consumer, where)
         live.read_to(count * partitions)
 
         def is_compacted() -> Follower | None:
@@ -285,6 +286,7 @@ def test_compaction_leaves_the_last_commit_of_each_partition(tmp_path: Path) -> 
             return None
 
         fresh = eventually(is_compacted, seconds=60, what="the log is compacted")
+        assert fresh is not None
         # The same records at the same offsets, the last of each key among them; and who has read
         # them all before gets none again.
         assert fresh.read.items() <= live.read.items()

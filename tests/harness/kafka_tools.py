@@ -3,6 +3,8 @@
     with KafkaTools() as tools:
         said = tools.run("TopicCommand", "--list", at=node.kafka)
 
+The programs in ``tests/compat/java`` run in the same JVM.
+
 The jars are those that benchmarks use: Maven fetches them once into ``benchmarks/.cache``, with the
 machine's own Maven settings. Raises ``NotAvailable`` where there is no JDK, no Maven, or Maven does
 not get them.
@@ -15,6 +17,7 @@ import selectors
 import shutil
 import struct
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +26,13 @@ from typing import Final
 from benchmarks.kafka.systems.apache_jars import LIB, fetch_jars
 from benchmarks.server import NotAvailable
 
-DRIVER: Final = Path(__file__).parents[1] / "compat" / "java" / "KafkaTools.java"
+SOURCES: Final = Path(__file__).parents[1] / "compat" / "java"
 PACKAGE: Final = "org.apache.kafka.tools"
 CALL_SECONDS_MAX: Final = 120.0
+COMPILE_SECONDS_MAX: Final = 120.0
+# A tool runs for less than a second, most of it in code that is used once.
+BRIEF: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+COMPILER: Final = ("-proc:none", *(f"-J{option}" for option in BRIEF))
 # Tools whose options come after a verb, before which they take the address.
 _SERVER_FIRST: Final = {"FeatureCommand", "MetadataQuorumCommand", "TransactionsCommand"}
 # Classes that are not in the package of most tools.
@@ -39,10 +46,16 @@ class KafkaTools:
         if shutil.which("javac") is None:
             raise NotAvailable("needs a JDK")
         fetch_jars()
-        # A tool runs for less than a second, most of it in code that is used once.
-        options = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*"]
+        self._classes = tempfile.TemporaryDirectory()
+        sources = map(str, SOURCES.glob("*.java"))
+        subprocess.run(
+            ["javac", *COMPILER, "-d", self._classes.name, "-cp", f"{LIB}/*", *sources],
+            check=True,
+            timeout=COMPILE_SECONDS_MAX,
+        )
+        options = ["-Xmx512m", *BRIEF, "-cp", f"{self._classes.name}:{LIB}/*"]
         self._process = subprocess.Popen(
-            ["java", *options, str(DRIVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ["java", *options, "KafkaTools"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def __enter__(self) -> KafkaTools:
@@ -56,6 +69,7 @@ class KafkaTools:
     ) -> None:
         self._process.kill()
         self._process.communicate()
+        self._classes.cleanup()
 
     def run(self, name: str, *arguments: str, at: str, code: int | None = 0) -> str:
         """What a tool prints that is told to ask the server ``at`` an address. ``code``: the exit

@@ -16,7 +16,10 @@ import org.apache.kafka.common.utils.Exit;
  * (int), the size of what the tool printed (int), and that.
  */
 public final class KafkaTools {
-    /** Thrown where a tool ends the process. Tools may catch it, so the first code counts. */
+    /**
+     * Thrown where a tool ends the process. Tools may catch it, so the first code counts, and what is
+     * printed afterwards is dropped.
+     */
     private static final class Exited extends RuntimeException {
         private static final long serialVersionUID = 1;
 
@@ -25,7 +28,9 @@ public final class KafkaTools {
         }
     }
 
+    private static final ByteArrayOutputStream said = new ByteArrayOutputStream();
     private static Integer code;
+    private static int size;
 
     private KafkaTools() {}
 
@@ -41,14 +46,14 @@ public final class KafkaTools {
             } catch (EOFException e) {
                 return;
             }
-            ByteArrayOutputStream said = new ByteArrayOutputStream();
+            said.reset();
             PrintStream printed = new PrintStream(said, true, "UTF-8");
             System.setOut(printed);
             System.setErr(printed);
-            int status = run(words);
-            out.writeInt(status);
-            out.writeInt(said.size());
-            said.writeTo(out);
+            out.writeInt(run(words));
+            size = code == null ? said.size() : size;
+            out.writeInt(size);
+            out.write(said.toByteArray(), 0, size);
             out.flush();
         }
     }
@@ -56,6 +61,7 @@ public final class KafkaTools {
     private static void exit(int status) {
         if (code == null) {
             code = status;
+            size = said.size();
         }
         throw new Exited();
     }

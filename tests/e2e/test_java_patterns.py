@@ -1,46 +1,33 @@
-"""A Java consumer with a pattern that the server evaluates. Skipped unless Kafka's jars are there;
-``python -m benchmarks.kafka`` has Maven fetch them."""
+"""A Java consumer with a pattern that the server evaluates. Skipped where Kafka's jars
+cannot be had."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks.kafka.systems.apache import LIB, MAIN_JAR
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
+from tests.harness.kafka_tools import KafkaTools
 from tests.harness.server import Server
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.compat,
-    pytest.mark.skipif(
-        shutil.which("javac") is None or not (LIB / MAIN_JAR).exists(),
-        reason="needs a JDK and Kafka's jars in benchmarks/.cache",
-    ),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.compat]
 SECONDS_MAX = 60
 TOPICS = ("orders-eu", "orders-us", "other")
 COUNT = 20
 
 
-def read_by_pattern(servers: str, pattern: str, *, count: int) -> list[tuple[str, str]]:
-    program = Path(__file__).with_name("PatternConsumer.java")
-    command = ["java", "-Xmx256m", "-cp", f"{LIB}/*", str(program)]
-    done = subprocess.run(
-        [*command, servers, "patterns", pattern, str(count), str(SECONDS_MAX)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX * 2,
-    )
-    assert done.returncode == 0, done.stderr
-    return [(line.split()[0], line.split()[1]) for line in done.stdout.splitlines()]
+def read_by_pattern(
+    tools: KafkaTools, servers: str, pattern: str, *, count: int
+) -> list[tuple[str, str]]:
+    arguments = (servers, "patterns", pattern, str(count), str(SECONDS_MAX))
+    code, said = tools.call("PatternConsumer", *arguments)
+    assert code == 0, said
+    lines = [line.split() for line in said.splitlines()]
+    return [(line[0], line[1]) for line in lines if line[0] in TOPICS]
 
 
 def fill(servers: str) -> set[tuple[str, str]]:
@@ -57,16 +44,18 @@ def fill(servers: str) -> set[tuple[str, str]]:
     return {(topic, f"{topic}-{n}") for topic in TOPICS[:2] for n in range(COUNT)}
 
 
-def test_a_pattern_finds_every_record_on_one_node(tmp_path: Path) -> None:
+def test_a_pattern_finds_every_record_on_one_node(kafka_tools: KafkaTools, tmp_path: Path) -> None:
     with Server(tmp_path, fsync="never", kafka_port=0) as server:
         sent = fill(server.kafka)
-        found = read_by_pattern(server.kafka, "orders-(eu|us)", count=len(sent))
+        found = read_by_pattern(kafka_tools, server.kafka, "orders-(eu|us)", count=len(sent))
     assert sorted(found) == sorted(sent)
 
 
 @pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-def test_a_pattern_finds_every_record_on_three_nodes(tmp_path: Path) -> None:
+def test_a_pattern_finds_every_record_on_three_nodes(
+    kafka_tools: KafkaTools, tmp_path: Path
+) -> None:
     with PenstockCluster(tmp_path) as cluster:
         sent = fill(cluster.bootstrap)
-        found = read_by_pattern(cluster.bootstrap, "^orders-.*$", count=len(sent))
+        found = read_by_pattern(kafka_tools, cluster.bootstrap, "^orders-.*$", count=len(sent))
     assert sorted(found) == sorted(sent)
