@@ -17,6 +17,7 @@ from functools import partial
 
 from penstock.broker.coordinator import Coordinator
 from penstock.broker.coordinators import OtherCoordinators
+from penstock.broker.group_assignments import TaskAssignments
 from penstock.broker.group_configs import GroupConfigs
 from penstock.broker.group_log import RowUnreadable
 from penstock.broker.group_patterns import match_patterns
@@ -127,6 +128,7 @@ class GroupHost:
         self._is_draining = False
         self._job: asyncio.Task[None] | None = None
         self._topics = GroupTopics(account, region)
+        self._assignments = TaskAssignments()
 
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +178,7 @@ class GroupHost:
         if self._job is not None:
             self._job.cancel()
             await asyncio.gather(self._job, return_exceptions=True)
+        await self._assignments.stop()
         for coordinator in self._coordinators:
             await coordinator.stop()
 
@@ -319,7 +322,8 @@ class GroupHost:
         if self._level() < STREAMS_GROUPS:
             return _NO_STREAMS  # older nodes could not read the rows of the group
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
-        return await self._at(group_id).ask(
+        coordinator = self._at(group_id)
+        reply = await coordinator.ask(
             _STREAMS_FAILED,
             lambda groups, ticket: groups.streams_heartbeat(
                 group_id,
@@ -330,6 +334,8 @@ class GroupHost:
                 wall_ms=wall_ms,
             ),
         )
+        self._assignments.begin(coordinator, group_id)
+        return reply
 
     async def make_share_group(self, group_id: str) -> Reply:
         return await self._at(group_id).ask(

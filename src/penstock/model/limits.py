@@ -97,9 +97,13 @@ KAFKA_USERS_MAX = 100  # whose passwords change in one request
 KAFKA_ENTRIES_PER_REQUEST = 100  # counted as one request against a tenant's rate
 
 # ── Streams groups ───────────────────────────────────────────────────────────────────────────
-# Tasks of one group, standby tasks not counted. So many are assigned in about 15 ms, or 60 ms with
-# two standby copies each, once for every change of the group.
-STREAMS_TASKS_MAX = 5_000
+# Tasks of one group, standby tasks not counted. At this size one heartbeat of a member that has all
+# tasks keeps the event loop busy for about 10 ms.
+STREAMS_TASKS_MAX = 2_000
+# Tasks that the event loop assigns itself, standby tasks and members counted: about 4 ms. A thread
+# assigns more: the largest group takes about 80 ms.
+STREAMS_TASKS_AT_ONCE_MAX = 500
+STREAMS_TOPICS_MAX = 1_000  # of one topology, internal ones as well: checked in about 5 ms
 # Of a topology or a member as a row of the group's log. Topologies have about 1 KB for each topic.
 STREAMS_TOPOLOGY_BYTES_MAX = 1024 * 1024
 STREAMS_MEMBER_BYTES_MAX = 16 * 1024

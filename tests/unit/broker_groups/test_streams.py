@@ -1,12 +1,16 @@
 """Streams groups at their host: what a restart of the node finds, and what it needs."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
 from tests.unit.broker_groups.hosting import hosting
-from tests.unit.cursor_group.streams_topologies import COUNTING
+from tests.unit.cursor_group.streams_topologies import ALL_TASKS, COUNTING
 
+from penstock.broker.groups import GroupHost
+from penstock.cursor.group import streams_assignment
 from penstock.cursor.group.codes import Code
-from penstock.cursor.group.streams_requests import StreamsHeartbeat
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.topology import StatusCode
 from penstock.model.levels import STREAMS_GROUPS
 
@@ -47,3 +51,26 @@ async def test_nothing_is_written_below_its_feature_level(tmp_path: Path) -> Non
         level[0] = STREAMS_GROUPS
         assert (await one.host.streams_heartbeat("g", JOIN)).code is Code.NONE
         assert one.between.appended
+
+
+async def test_a_thread_assigns_the_tasks_of_a_large_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    async with hosting(tmp_path) as one:
+        for name in ("lines", "by-word", "counts"):
+            await one.stage.topic(name, partitions=3)
+        joined = await one.host.streams_heartbeat("g", JOIN)
+        assert joined.assignment == (NOTHING, NOTHING)
+        told = await until_assigned(one.host, joined.member_epoch)
+        assert (told.member_epoch, told.assignment) == (2, (ALL_TASKS, NOTHING))
+
+
+async def until_assigned(host: GroupHost, epoch: int) -> StreamsReply:
+    async with asyncio.timeout(10):
+        while True:
+            reply = await host.streams_heartbeat("g", StreamsHeartbeat("m", epoch))
+            assert reply.code is Code.NONE
+            if reply.member_epoch > epoch:
+                return reply
+            await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from tests.unit.cursor_group.streams_topologies import (
     topology,
 )
 
+from penstock.cursor.group import streams_assignment
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.decision import Reply
 from penstock.cursor.group.offsets import CommitReply
@@ -25,10 +26,16 @@ from penstock.cursor.group.settings import (
     GroupSettings,
 )
 from penstock.cursor.group.share import ShareHeartbeat, ShareReply
-from penstock.cursor.group.streams_requests import Endpoint, StreamsHeartbeat, StreamsReply
+from penstock.cursor.group.streams_assignment import Work, work_out
+from penstock.cursor.group.streams_fold import ACTIVE, with_role
+from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.task_assignor import Tasks
 from penstock.cursor.group.topology import StatusCode
-from penstock.model.limits import STREAMS_MEMBER_BYTES_MAX, STREAMS_TOPOLOGY_BYTES_MAX
+from penstock.model.limits import (
+    STREAMS_MEMBER_BYTES_MAX,
+    STREAMS_TASKS_AT_ONCE_MAX,
+    STREAMS_TOPOLOGY_BYTES_MAX,
+)
 
 NOTHING: Tasks = frozenset()
 
@@ -322,6 +329,87 @@ def test_assignments_keep_their_distance() -> None:
     assert codes(beat(shell, "b", second.member_epoch)) == []
 
 
+# ── Large groups ─────────────────────────────────────────────────────────────────────────────
+@pytest.fixture
+def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+
+
+def settle(shell: Shell) -> None:
+    """What the thread of a coordinator does."""
+    work = shell.groups.due_work("g")
+    assert work is not None
+    shell.take(shell.groups.take_assignment(work_out(work)))
+
+
+def test_a_group_is_large_by_its_tasks_with_copies_or_by_its_members() -> None:
+    most = STREAMS_TASKS_AT_ONCE_MAX
+    one = ("m", "p", None)
+    assert not Work("g", 1, {"0": most - 1}, frozenset(), 0, (one,)).is_large
+    assert Work("g", 1, {"0": most}, frozenset(), 0, (one,)).is_large
+    assert Work("g", 1, {"0": most // 2}, frozenset(), 1, (one,)).is_large
+    assert Work("g", 1, {}, frozenset(), 0, (one,) * (most + 1)).is_large
+    held = with_role(ACTIVE, [("0", number) for number in range(most)])
+    assert Work("g", 1, {}, frozenset(), 0, (("m", "p", held),)).is_large
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_members_of_a_large_group_get_tasks_with_the_next_heartbeat() -> None:
+    shell = Shell()
+    first = beat(shell, "a", 0)
+    assert (first.member_epoch, first.assignment) == (1, (NOTHING, NOTHING))
+    assert codes(first) == [StatusCode.ASSIGNMENT_DELAYED]
+    assert shell.groups.describe("g").state == "Assigning"
+    settle(shell)
+    assert shell.groups.due_work("g") is None
+    second = beat(shell, "a", 1)
+    assert (second.member_epoch, second.assignment, codes(second)) == (2, (ALL_TASKS, NOTHING), [])
+    shell.check_replay()
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_an_assignment_under_way_is_not_begun_anew_and_counts_for_its_epoch() -> None:
+    shell = Shell()
+    beat(shell, "a", 0)
+    work = shell.groups.due_work("g")
+    assert work is not None
+    assert codes(beat(shell, "b", 0)) == [StatusCode.ASSIGNMENT_DELAYED]
+    assert shell.groups.due_work("g") is work
+    shell.take(shell.groups.take_assignment(work_out(work)))
+    # The first assignment does not know b: the next heartbeat begins another one.
+    assert beat(shell, "b", 1).assignment is None
+    settle(shell)
+    assert len(shell.groups.describe("g").streams_members[1].target_active) == 3
+    shell.check_replay()
+
+
+@pytest.mark.usefixtures("all_are_large")
+def test_an_assignment_counts_only_for_members_and_topics_that_are_still_there() -> None:
+    shell = Shell()
+    beat(shell, "a", 0)
+    beat(shell, "b", 0)
+    settle(shell)
+    beat(shell, "a", 1)
+    work = shell.groups.due_work("g")
+    assert work is not None
+    beat(shell, "b", -1)
+    shell.take(shell.groups.take_assignment(work_out(work)))
+    assert [one.member_id for one in shell.groups.describe("g").streams_members] == ["a"]
+    shell.check_replay()
+    old = shell.groups.describe("g").target_epoch
+    beat(shell, "a", 2, topics=COUNTED)
+    work = shell.groups.due_work("g")
+    assert work is not None
+    beat(shell, "a", 2, topics=topics_of(2, lines=3))
+    shell.take(shell.groups.take_assignment(work_out(work)))
+    assert shell.groups.describe("g").target_epoch == old, "the internal topics are gone"
+    assert delete_group(shell) == Code.NON_EMPTY_GROUP
+    beat(shell, "a", -1)
+    assert delete_group(shell) == Code.NONE
+    shell.take(shell.groups.take_assignment(work_out(work)))
+    assert shell.groups.describe("g").code == Code.GROUP_ID_NOT_FOUND
+
+
 def test_standby_tasks_follow_their_config_and_are_in_another_process() -> None:
     shell = Shell()
     beat(shell, "a", 0)
@@ -379,9 +467,11 @@ def test_a_member_that_leaves_can_ask_for_a_shutdown() -> None:
 def test_endpoints_are_told_when_they_change() -> None:
     shell = Shell()
     first = beat(shell, "a", 0, endpoint=("here", 80))
+    assert first.endpoints is not None
+    (here,) = first.endpoints
     numbers = (0, 1, 2)
-    here = Endpoint("here", 80, {"lines": numbers, "by-word": numbers}, {})
-    assert first.endpoints == (here,)
+    assert (here.host, here.port) == ("here", 80)
+    assert here.partitions() == ({"lines": numbers, "by-word": numbers}, {})
     same = beat(shell, "a", 2, endpoint_epoch=first.endpoint_epoch)
     assert same.endpoints is None
     beat(shell, "b", 0)
@@ -389,7 +479,7 @@ def test_endpoints_are_told_when_they_change() -> None:
     given_up = beat(shell, "a", 2, endpoint_epoch=first.endpoint_epoch)
     assert given_up.endpoint_epoch > first.endpoint_epoch
     assert given_up.endpoints is not None
-    assert given_up.endpoints[0].active != here.active
+    assert given_up.endpoints[0].partitions() != here.partitions()
     beat(shell, "a", -1)
     gone = beat(shell, "b", 3, endpoint_epoch=given_up.endpoint_epoch)
     assert gone.endpoints == ()

@@ -142,6 +142,10 @@ async def test_the_replication_factor_is_checked() -> None:
         ),
         ([beats.Subtopology("0", ["a/b"])], "Topic names a/b are not valid topic names."),
         (
+            [beats.Subtopology("0", [f"t-{number}" for number in range(1_001)])],
+            "The topology has 1,001 topics, at most 1,000 are allowed: split the application.",
+        ),
+        (
             [beats.Subtopology("0", ["a"]), beats.Subtopology("0", ["b"])],
             "Two subtopologies have the same id.",
         ),

@@ -54,10 +54,24 @@ class StreamsMemberDescription(msgspec.Struct, frozen=True):
     member_id: str
     member_epoch: int
     metadata: StreamsMemberValue
-    active: Tasks
-    standby: Tasks
-    target_active: Tasks
-    target_standby: Tasks
+    assigned: Partitions  # tasks with their role, as in ``streams_fold``
+    target: Partitions
+
+    @property
+    def active(self) -> Tasks:
+        return of_role(ACTIVE, self.assigned)
+
+    @property
+    def standby(self) -> Tasks:
+        return of_role(STANDBY, self.assigned)
+
+    @property
+    def target_active(self) -> Tasks:
+        return of_role(ACTIVE, self.target)
+
+    @property
+    def target_standby(self) -> Tasks:
+        return of_role(STANDBY, self.target)
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -166,15 +180,7 @@ def describe_streams(group: StreamsGroup) -> Description:
         epoch=group.value.epoch,
         target_epoch=group.target_epoch,
         streams_members=tuple(
-            StreamsMemberDescription(
-                member_id,
-                current.epoch,
-                metadata,
-                of_role(ACTIVE, current.assigned),
-                of_role(STANDBY, current.assigned),
-                of_role(ACTIVE, target),
-                of_role(STANDBY, target),
-            )
+            StreamsMemberDescription(member_id, current.epoch, metadata, current.assigned, target)
             for member_id, metadata, current, target in group.members()
         ),
         topology=group.topology,

@@ -7,6 +7,7 @@ from penstock.cursor.group.decision import Decision, Draft, Reply
 from penstock.cursor.group.settings import share_settings
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.streams import StreamsGroup
+from penstock.cursor.group.streams_assignment import Assignment, Work
 from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.table import Group
 
@@ -45,6 +46,19 @@ class HeartbeatGroups(ConfiguredGroups):
         if streams.topology is not None:  # a refused first join leaves no group behind
             self._erase_classic(group, draft)
             group.streams = streams
+        return self._finish(group, draft)
+
+    def due_work(self, group_id: str) -> Work | None:
+        """The assignment that a large streams group needs: ``take_assignment`` gets the result."""
+        group = self._groups.get(group_id)
+        return None if group is None or group.streams is None else group.streams.work
+
+    def take_assignment(self, assignment: Assignment) -> Decision:
+        draft = Draft()
+        group = self._groups.get(assignment.work.group_id)
+        if group is None or group.streams is None:
+            return draft.decide(self._wakes.next_ms())
+        group.streams.take_assignment(assignment, draft)
         return self._finish(group, draft)
 
     # ── Share groups ─────────────────────────────────────────────────────────────────────────

@@ -22,13 +22,12 @@ import msgspec
 from penstock.cursor.group.assignors import Partitions
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import JOIN, LEAVE, Topics
-from penstock.cursor.group.consumer_fold import Current, MemberState, to_map
+from penstock.cursor.group.consumer_fold import Current, MemberState
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft
 from penstock.cursor.group.offsets import PartitionCommit
 from penstock.cursor.group.reconcile import reconcile
 from penstock.cursor.group.records import (
-    PartitionMap,
     StreamsKey,
     StreamsMemberKey,
     StreamsMemberValue,
@@ -39,7 +38,8 @@ from penstock.cursor.group.records import (
     TopologyValue,
 )
 from penstock.cursor.group.settings import GroupSettings, streams_settings
-from penstock.cursor.group.streams_fold import ACTIVE, STANDBY, StreamsFold, of_role
+from penstock.cursor.group.streams_assignment import Assignment, Work, work_out
+from penstock.cursor.group.streams_fold import StreamsFold
 from penstock.cursor.group.streams_requests import (
     Endpoint,
     StreamsHeartbeat,
@@ -50,7 +50,6 @@ from penstock.cursor.group.streams_requests import (
     refuse,
     unsupported,
 )
-from penstock.cursor.group.task_assignor import StreamsMemberSpec, Tasks, assign_sticky
 from penstock.cursor.group.topology import (
     Configured,
     Status,
@@ -63,6 +62,9 @@ from penstock.cursor.group.topology import (
 
 _SESSION = "session"
 _REVOKE = "revoke"
+_BEING_ASSIGNED = Status(
+    StatusCode.ASSIGNMENT_DELAYED, "Assignment delayed: the group's tasks are being assigned."
+)
 
 
 class StreamsGroup(StreamsFold):
@@ -72,6 +74,7 @@ class StreamsGroup(StreamsFold):
         self.times = streams_settings({}, settings)  # set anew before each heartbeat
         # This node's own.
         self._assigned_at_ms: int | None = None
+        self._work: Work | None = None  # an assignment under way
         self._assigns_from_ms = 0  # the first assignment waits for more members
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._seen_topics: int | None = None  # epoch of the topics last looked at
@@ -79,7 +82,8 @@ class StreamsGroup(StreamsFold):
         self._rows: tuple[tuple[str, str, int], ...] = ()  # of its topics that exist
         self._shut_down_by: str | None = None  # the member that wants the application to stop
         self._endpoint_epoch = 0
-        self._endpoints: tuple[Endpoint, ...] | None = None  # of this epoch, if worked out
+        # Topics that each subtopology reads with their numbers of partitions, if asked for.
+        self._read: dict[str, list[tuple[str, int]]] | None = None
 
     def arm(self, *, now_ms: int) -> None:
         """After replay: everyone has its full time once more."""
@@ -154,7 +158,8 @@ class StreamsGroup(StreamsFold):
         now_ms: int,
         wall_ms: int,
     ) -> None:
-        refusal = unsupported(request) or malformed(request) or self._refusal(request)
+        owned = request.owned
+        refusal = unsupported(request) or malformed(request) or self._refusal(request, owned)
         if refusal is not None:
             draft.answer(ticket, refusal)
             return
@@ -179,7 +184,7 @@ class StreamsGroup(StreamsFold):
         if was_empty:
             self._assigns_from_ms = now_ms + self.times.delay_ms
         delayed = self._assign_in_time(draft, now_ms)
-        current = self._reconcile(member_id, request.owned)  # who joins has nothing
+        current = self._reconcile(member_id, owned)  # who joins has nothing
         self._put_current(draft, member_id, current)
         self._arm_session(member_id, now_ms)
         if current.state is not MemberState.UNREVOKED:
@@ -188,12 +193,13 @@ class StreamsGroup(StreamsFold):
             self._arm_revoke(member_id, now_ms)
         if before is None or before.assigned != current.assigned:
             self._endpoints_changed(member_id)
-        reply = self._reply(request, before, current, delayed)
+        reply = self._reply(request, owned, before, current, delayed)
         draft.answer(ticket, reply, after_commit=True)
 
     def _reply(
         self,
         request: StreamsHeartbeat,
+        owned: Partitions | None,
         before: Current | None,
         current: Current,
         delayed: Status | None,
@@ -203,15 +209,14 @@ class StreamsGroup(StreamsFold):
             before is None
             or before.assigned != current.assigned
             or request.member_epoch != before.epoch
-            or request.owned not in (None, current.assigned)
+            or owned not in (None, current.assigned)
         )
-        assigned = (of_role(ACTIVE, current.assigned), of_role(STANDBY, current.assigned))
         has_endpoints = request.endpoint_epoch == self._endpoint_epoch
         return StreamsReply(
             member_epoch=current.epoch,
             heartbeat_ms=self.times.heartbeat_ms,
             statuses=self._statuses(request.member_id, delayed),
-            assignment=assigned if is_news else None,
+            assigned=current.assigned if is_news else None,
             endpoint_epoch=self._endpoint_epoch,
             endpoints=None if has_endpoints else self._all_endpoints(),
             missing=self._configured.missing,
@@ -236,7 +241,7 @@ class StreamsGroup(StreamsFold):
             found.append(Status(StatusCode.SHUTDOWN_APPLICATION, text))
         return tuple(status for status in found if status is not None)
 
-    def _refusal(self, request: StreamsHeartbeat) -> StreamsReply | None:
+    def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> StreamsReply | None:
         """Whether the member is known, at the epoch it should be at, with the group's topology."""
         epoch = request.member_epoch
         if epoch == JOIN:
@@ -253,7 +258,6 @@ class StreamsGroup(StreamsFold):
             return refuse(request, Code.UNKNOWN_MEMBER_ID, text)
         if epoch > 0 and epoch != current.epoch:
             # One step behind is fine if the member cannot have missed a revocation.
-            owned = request.owned
             has_lost_answer = (
                 epoch == current.previous_epoch < current.epoch
                 and owned is not None
@@ -303,7 +307,6 @@ class StreamsGroup(StreamsFold):
         self._put(draft, StreamsMemberKey(self.group_id, request.member_id), new)
         if old is not None and old.endpoint != new.endpoint:
             self._endpoint_epoch += 1
-            self._endpoints = None
         return True
 
     # ── Leaving ──────────────────────────────────────────────────────────────────────────────
@@ -334,7 +337,8 @@ class StreamsGroup(StreamsFold):
             self._configured = configure(
                 self._topology, {name: count for name, _, count in self._rows}
             )
-            self._endpoints = None
+            self._read = None
+            self._work = None  # it may be for tasks that are not there any more
         value = StreamsValue(
             self._value.epoch,
             self._rows,
@@ -353,33 +357,49 @@ class StreamsGroup(StreamsFold):
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         if self._value.epoch <= self._target_epoch:
             return None
+        if self._work is not None:
+            return _BEING_ASSIGNED
         assigned_at_ms = self._assigned_at_ms
         if assigned_at_ms is not None and now_ms < assigned_at_ms + self.times.assignment_ms:
             text = "Assignment delayed due to the configured assignment interval."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
         self._assigned_at_ms = now_ms
-        self._assign(draft)
+        work = self._work = self._new_work()
+        if work.is_large:
+            return _BEING_ASSIGNED
+        self.take_assignment(work_out(work), draft)
         return None
 
-    def _assign(self, draft: Draft) -> None:
+    def _new_work(self) -> Work:
         assert self._topology is not None
-        specs = []
-        for member_id, member in self._members.items():
-            target = self._targets.get(member_id, frozenset())
-            active, standby = of_role(ACTIVE, target), of_role(STANDBY, target)
-            specs.append(StreamsMemberSpec(member_id, member.process_id, active, standby))
-        is_ready = self._configured.is_ready
-        shares = assign_sticky(
-            specs,
-            self._configured.tasks if is_ready else {},
-            stateful={
+        return Work(
+            self.group_id,
+            self._value.epoch,
+            self._configured.tasks if self._configured.is_ready else {},
+            frozenset(
                 part.subtopology_id for part in self._topology.subtopologies if part.changelogs
-            },
-            standbys=self.times.standbys,
+            ),
+            self.times.standbys,
+            tuple(
+                (member_id, member.process_id, self._targets.get(member_id))
+                for member_id, member in self._members.items()
+            ),
         )
-        for member_id, share in shares.items():
-            self._put_target(draft, member_id, share.active, share.standby)
-        self._put(draft, StreamsTargetKey(self.group_id), TargetValue(self._value.epoch))
+
+    @property
+    def work(self) -> Work | None:
+        """The assignment that is due, if the group is too large to have made it at once."""
+        return self._work
+
+    def take_assignment(self, assignment: Assignment, draft: Draft) -> None:
+        """Take over the targets, unless they are for topics that have changed since."""
+        if assignment.work is not self._work:
+            return
+        self._work = None
+        for target in assignment.targets:
+            if target.member_id in self._members:  # a member may have left since
+                self._put_target(draft, target.member_id, target.tasks, target.row)
+        self._put(draft, StreamsTargetKey(self.group_id), TargetValue(assignment.work.epoch))
 
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
         """The member's next step towards its target."""
@@ -405,25 +425,20 @@ class StreamsGroup(StreamsFold):
     def _endpoints_changed(self, member_id: str) -> None:
         if self._members[member_id].endpoint is not None:
             self._endpoint_epoch += 1
-            self._endpoints = None
 
     def _all_endpoints(self) -> tuple[Endpoint, ...]:
         assert self._topology is not None, "members come with a topology"
-        if self._endpoints is None:
-            found = []
+        if self._read is None:
             counts = self.counts
-            read = {
+            self._read = {
                 part.subtopology_id: [(name, counts.get(name, 0)) for name in read_by(part)]
                 for part in self._topology.subtopologies
             }
-            for member_id, member in self._members.items():
-                current = self._currents.get(member_id)
-                if member.endpoint is not None and current is not None:
-                    active = _partitions(of_role(ACTIVE, current.assigned), read)
-                    standby = _partitions(of_role(STANDBY, current.assigned), read)
-                    found.append(Endpoint(*member.endpoint, active, standby))
-            self._endpoints = tuple(found)
-        return self._endpoints
+        return tuple(
+            Endpoint(*member.endpoint, self._currents[member_id].assigned, self._read)
+            for member_id, member in self._members.items()
+            if member.endpoint is not None and member_id in self._currents
+        )
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(
@@ -456,13 +471,3 @@ class StreamsGroup(StreamsFold):
             if had_since is None or epoch < had_since:
                 return stale
         return Code.NONE
-
-
-def _partitions(tasks: Tasks, read: Mapping[str, Sequence[tuple[str, int]]]) -> PartitionMap:
-    """What the tasks read: topic name → partitions. ``read``: names of the topics of each
-    subtopology, with their numbers of partitions."""
-    return {
-        name: tuple(number for number in numbers if number < count)
-        for part, numbers in to_map(tasks).items()
-        for name, count in read.get(part, ())
-    }

@@ -31,6 +31,7 @@ from penstock.cursor.group.records import (
     TopologyKey,
     TopologyValue,
 )
+from penstock.cursor.group.rows import Row
 from penstock.cursor.group.task_assignor import Task, Tasks
 
 ACTIVE = "a"
@@ -59,11 +60,19 @@ _NOTHING = StreamsValue(_EPOCH_FIRST, (), False, 0, 0)
 
 
 def with_role(role: str, tasks: Iterable[Task]) -> Partitions:
-    return frozenset((role + part, partition) for part, partition in tasks)
+    return frozenset([(role + part, partition) for part, partition in tasks])
 
 
 def of_role(role: str, held: Iterable[TopicPartition]) -> Tasks:
-    return frozenset((text[1:], partition) for text, partition in held if text[0] == role)
+    return frozenset([(text[1:], partition) for text, partition in held if text[0] == role])
+
+
+def maps_by_role(held: Iterable[TopicPartition]) -> tuple[PartitionMap, PartitionMap]:
+    """Active and standby tasks: subtopology id → ascending partitions."""
+    active, standby = {}, {}
+    for text, numbers in to_map(held).items():
+        (active if text[0] == ACTIVE else standby)[text[1:]] = numbers
+    return active, standby
 
 
 def _joined(active: PartitionMap, standby: PartitionMap) -> Partitions:
@@ -111,7 +120,10 @@ class StreamsFold:
             assert value is None or isinstance(value, StreamsValue)
             self._value = _NOTHING if value is None else value
 
-    def _apply_current(self, member_id: str, value: StreamsCurrentValue | None) -> None:
+    def _apply_current(
+        self, member_id: str, value: StreamsCurrentValue | None, new: Current | None = None
+    ) -> None:
+        """``new``: the meaning of ``value``, if it is known already."""
         old = self._currents.pop(member_id, None)
         if old is not None:
             self._states[old.state, old.epoch] -= 1
@@ -126,13 +138,14 @@ class StreamsFold:
         self._since.pop(member_id, None)
         if value is None:
             return
-        new = Current(
-            value.epoch,
-            value.previous_epoch,
-            MemberState(value.state),
-            _joined(value.active, value.standby),
-            _joined(value.revoking_active, value.revoking_standby),
-        )
+        if new is None:
+            new = Current(
+                value.epoch,
+                value.previous_epoch,
+                MemberState(value.state),
+                _joined(value.active, value.standby),
+                _joined(value.revoking_active, value.revoking_standby),
+            )
         self._currents[member_id] = new
         self._states[new.state, new.epoch] += 1
         self._since[member_id] = {(part, p): epoch for part, p, epoch in value.since}
@@ -163,23 +176,31 @@ class StreamsFold:
         if current == self._currents.get(member_id):
             return
         since = self._since.get(member_id, {})
-        held = of_role(ACTIVE, current.assigned | current.revoking)
+        active, standby = maps_by_role(current.assigned)
+        revoking_active, revoking_standby = maps_by_role(current.revoking)
+        epochs = [
+            (part, partition, since.get((part, partition), current.epoch))
+            for tasks in (active, revoking_active)
+            for part, partitions in tasks.items()
+            for partition in partitions
+        ]
         value = StreamsCurrentValue(
             current.epoch,
             current.previous_epoch,
             current.state,
-            to_map(of_role(ACTIVE, current.assigned)),
-            to_map(of_role(STANDBY, current.assigned)),
-            to_map(of_role(ACTIVE, current.revoking)),
-            to_map(of_role(STANDBY, current.revoking)),
-            tuple((*task, since.get(task, current.epoch)) for task in sorted(held)),
+            active,
+            standby,
+            revoking_active,
+            revoking_standby,
+            tuple(epochs),
         )
-        self._put(draft, StreamsCurrentKey(self.group_id, member_id), value)
+        draft.rows.append(CODEC.encode(StreamsCurrentKey(self.group_id, member_id), value))
+        self._apply_current(member_id, value, current)
 
-    def _put_target(self, draft: Draft, member_id: str, active: Tasks, standby: Tasks) -> None:
-        if with_role(ACTIVE, active) | with_role(STANDBY, standby) != self._targets.get(member_id):
-            value = StreamsTargetOfValue(to_map(active), to_map(standby))
-            self._put(draft, StreamsTargetOfKey(self.group_id, member_id), value)
+    def _put_target(self, draft: Draft, member_id: str, tasks: Partitions, row: Row) -> None:
+        """``row``: the encoded row that says which tasks the member shall have."""
+        draft.rows.append(row)
+        self._targets[member_id] = tasks
 
     def _forget(self, draft: Draft, member_id: str) -> None:
         self._put(draft, StreamsCurrentKey(self.group_id, member_id), None)

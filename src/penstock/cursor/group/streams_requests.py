@@ -3,6 +3,9 @@
 The texts of errors are Apache Kafka's, because applications show them to people.
 """
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from penstock.cursor.group.assignors import Partitions
@@ -15,7 +18,7 @@ from penstock.cursor.group.records import (
     StreamsMemberValue,
     TopologyValue,
 )
-from penstock.cursor.group.streams_fold import ACTIVE, STANDBY, with_role
+from penstock.cursor.group.streams_fold import ACTIVE, STANDBY, maps_by_role, of_role, with_role
 from penstock.cursor.group.task_assignor import Tasks
 from penstock.cursor.group.topology import InvalidTopology, Status, check
 from penstock.model.limits import STREAMS_MEMBER_BYTES_MAX, STREAMS_TOPOLOGY_BYTES_MAX
@@ -52,12 +55,25 @@ class StreamsHeartbeat(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where the state of tasks can be asked for. Topics by name."""
+    """Where the state of a member's tasks can be asked for."""
 
     host: str
     port: int
-    active: PartitionMap
-    standby: PartitionMap
+    tasks: Partitions  # with their role
+    # By subtopology: the topics that it reads, with their numbers of partitions.
+    read: Mapping[str, Sequence[tuple[str, int]]]
+
+    def partitions(self) -> tuple[PartitionMap, PartitionMap]:
+        """Partitions that the active and the standby tasks read, by topic name."""
+        active, standby = maps_by_role(self.tasks)
+        return self._read_by(active), self._read_by(standby)
+
+    def _read_by(self, tasks: PartitionMap) -> PartitionMap:
+        return {
+            name: numbers[: bisect_left(numbers, count)]
+            for part, numbers in tasks.items()
+            for name, count in self.read.get(part, ())
+        }
 
 
 class StreamsReply(Reply, frozen=True):
@@ -65,10 +81,17 @@ class StreamsReply(Reply, frozen=True):
     member_epoch: int = 0
     heartbeat_ms: int = 0
     statuses: tuple[Status, ...] = ()
-    assignment: tuple[Tasks, Tasks] | None = None  # active, standby; None: as before
+    assigned: Partitions | None = None  # tasks with their role; None: as before
     endpoint_epoch: int = 0
     endpoints: tuple[Endpoint, ...] | None = None  # None: as before
     missing: tuple[InternalTopic, ...] = ()  # to be created by who asked
+
+    @property
+    def assignment(self) -> tuple[Tasks, Tasks] | None:
+        """Active and standby tasks; None: as before."""
+        if self.assigned is None:
+            return None
+        return of_role(ACTIVE, self.assigned), of_role(STANDBY, self.assigned)
 
 
 def refuse(request: StreamsHeartbeat, code: Code, message: str) -> StreamsReply:

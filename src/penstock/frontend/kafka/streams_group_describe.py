@@ -4,10 +4,10 @@ is told."""
 
 from collections.abc import Mapping, Sequence
 
-from penstock.cursor.group.consumer_fold import to_map
+from penstock.cursor.group.assignors import Partitions
 from penstock.cursor.group.describe import Description, StreamsMemberDescription
-from penstock.cursor.group.records import InternalTopic, TopologyValue
-from penstock.cursor.group.task_assignor import Tasks
+from penstock.cursor.group.records import InternalTopic, PartitionMap, TopologyValue
+from penstock.cursor.group.streams_fold import maps_by_role
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.described_groups import LookedUp, look_up
 from penstock.wire.kafka.faults import ErrorCode
@@ -28,7 +28,7 @@ async def run(
     )
     return wire.StreamsGroupDescribeResponse(
         groups=[
-            _absent(one) if one.found is None else _described(one.found, one.operations)
+            _absent(one) if one.found is None else await _described(call, one.found, one.operations)
             async for one in call.slices.each(looked_up)
         ]
     )
@@ -39,20 +39,22 @@ def _absent(one: LookedUp) -> wire.DescribedGroup:
     return wire.DescribedGroup(one.code, one.message, one.group_id, state)
 
 
-def _described(found: Description, operations: int) -> wire.DescribedGroup:
-    topology = found.topology
+async def _described(call: KafkaCall, found: Description, operations: int) -> wire.DescribedGroup:
+    topology, counts = found.topology, found.partition_counts
     return wire.DescribedGroup(
         group_id=found.group_id,
         group_state=found.state,
         group_epoch=found.epoch,
         assignment_epoch=found.target_epoch,
-        topology=None if topology is None else _topology(topology, found.partition_counts),
-        members=[_member(each) for each in found.streams_members],
+        topology=None if topology is None else await _topology(call, topology, counts),
+        members=[_member(each) async for each in call.slices.each(found.streams_members)],
         authorized_operations=operations,
     )
 
 
-def _topology(topology: TopologyValue, counts: Mapping[str, int]) -> wire.Topology:
+async def _topology(
+    call: KafkaCall, topology: TopologyValue, counts: Mapping[str, int]
+) -> wire.Topology:
     return wire.Topology(
         topology.epoch,
         [
@@ -63,7 +65,7 @@ def _topology(topology: TopologyValue, counts: Mapping[str, int]) -> wire.Topolo
                 _topics(part.changelogs, counts),
                 _topics(part.repartition_sources, counts),
             )
-            for part in topology.subtopologies
+            async for part in call.slices.each(topology.subtopologies)
         ],
     )
 
@@ -92,17 +94,18 @@ def _member(member: StreamsMemberDescription) -> wire.Member:
         process_id=said.process_id,
         user_endpoint=None if said.endpoint is None else wire.Endpoint(*said.endpoint),
         client_tags=[wire.KeyValue(*tag) for tag in said.client_tags],
-        assignment=_assignment(member.active, member.standby),
-        target_assignment=_assignment(member.target_active, member.target_standby),
+        assignment=_assignment(member.assigned),
+        target_assignment=_assignment(member.target),
     )
 
 
-def _assignment(active: Tasks, standby: Tasks) -> wire.Assignment:
+def _assignment(tasks: Partitions) -> wire.Assignment:
+    active, standby = maps_by_role(tasks)
     return wire.Assignment(_task_ids(active), _task_ids(standby))
 
 
-def _task_ids(tasks: Tasks) -> list[wire.TaskIds]:
-    return [wire.TaskIds(part, indexes) for part, indexes in to_map(tasks).items()]
+def _task_ids(tasks: PartitionMap) -> list[wire.TaskIds]:
+    return [wire.TaskIds(part, indexes) for part, indexes in tasks.items()]
 
 
 ACTION = KafkaAction(KEY, run)

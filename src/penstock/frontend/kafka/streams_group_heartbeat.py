@@ -8,9 +8,9 @@ them."""
 from collections.abc import Iterable, Sequence
 
 from penstock.cursor.group.consumer import LEAVE
-from penstock.cursor.group.consumer_fold import to_map
 from penstock.cursor.group.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
-from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.group.streams_fold import maps_by_role
+from penstock.cursor.group.streams_requests import Endpoint, StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.task_assignor import Tasks
 from penstock.cursor.group.topology import StatusCode, topic_names
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
@@ -23,6 +23,7 @@ from penstock.frontend.kafka.new_topic import (
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.errors import TopicExists
+from penstock.model.limits import STREAMS_TOPICS_MAX
 from penstock.model.names import is_internal
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import streams_group_heartbeat as wire
@@ -51,7 +52,7 @@ async def run(
     note = ""
     if reply.missing and asked.member_epoch != LEAVE:
         note = await _create(context, call, reply.missing)
-    return _response(asked, reply, note)
+    return await _response(call, asked, reply, note)
 
 
 async def _topology(call: KafkaCall, given: wire.Topology) -> TopologyValue:
@@ -116,6 +117,12 @@ async def _check_names(context: KafkaContext, call: KafkaCall, topology: Topolog
     """Raises Refusal if the topology has a topic that there cannot be, or that the caller may not
     know of."""
     names = sorted(topic_names(topology))
+    if len(names) > STREAMS_TOPICS_MAX:
+        text = (
+            f"The topology has {len(names):,} topics, at most {STREAMS_TOPICS_MAX:,} are allowed:"
+            " split the application."
+        )
+        raise Refusal(ErrorCode.STREAMS_INVALID_TOPOLOGY, text)
     owned = [name for name in names if is_internal(name)]
     if owned:
         text = f"Use of Kafka internal topics {','.join(owned)} in a Kafka Streams topology is"
@@ -195,10 +202,10 @@ def _refused(code: ErrorCode, message: str | None) -> wire.StreamsGroupHeartbeat
     return wire.StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=None)
 
 
-def _response(
-    asked: wire.StreamsGroupHeartbeatRequest, reply: StreamsReply, note: str
+async def _response(
+    call: KafkaCall, asked: wire.StreamsGroupHeartbeatRequest, reply: StreamsReply, note: str
 ) -> wire.StreamsGroupHeartbeatResponse:
-    active, standby = reply.assignment or (None, None)
+    active, standby = (None, None) if reply.assigned is None else maps_by_role(reply.assigned)
     endpoints = reply.endpoints
     return wire.StreamsGroupHeartbeatResponse(
         member_id=asked.member_id,
@@ -213,28 +220,29 @@ def _response(
         ],
         active_tasks=_task_ids(active),
         standby_tasks=_task_ids(standby),
-        warmup_tasks=None if reply.assignment is None else (),
+        warmup_tasks=None if reply.assigned is None else (),
         endpoint_information_epoch=reply.endpoint_epoch,
         partitions_by_user_endpoint=None
         if endpoints is None
-        else [
-            wire.EndpointToPartitions(
-                wire.StreamsGroupHeartbeatResponseEndpoint(each.host, each.port),
-                _partitions(each.active),
-                _partitions(each.standby),
-            )
-            for each in endpoints
-        ],
+        else [_endpoint(each) async for each in call.slices.each(endpoints)],
     )
 
 
-def _task_ids(tasks: Tasks | None) -> list[wire.StreamsGroupHeartbeatResponseTaskIds] | None:
+def _task_ids(tasks: PartitionMap | None) -> list[wire.StreamsGroupHeartbeatResponseTaskIds] | None:
     if tasks is None:
         return None
     return [
-        wire.StreamsGroupHeartbeatResponseTaskIds(part, indexes)
-        for part, indexes in to_map(tasks).items()
+        wire.StreamsGroupHeartbeatResponseTaskIds(part, indexes) for part, indexes in tasks.items()
     ]
+
+
+def _endpoint(endpoint: Endpoint) -> wire.EndpointToPartitions:
+    active, standby = endpoint.partitions()
+    return wire.EndpointToPartitions(
+        wire.StreamsGroupHeartbeatResponseEndpoint(endpoint.host, endpoint.port),
+        _partitions(active),
+        _partitions(standby),
+    )
 
 
 def _partitions(topics: PartitionMap) -> list[wire.TopicPartition]:
