@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.unit.frontend_kafka.rig import batch
+from tests.unit.frontend_kafka.test_usage_and_audit import noted, trail_on
 from tests.unit.frontend_kafka_access.asks import (
     ASKS,
     CLUSTER,
@@ -380,7 +381,6 @@ async def test_internal_topics_of_streams_groups_are_created_by_those_who_may(
         allow("kafka:Describe", resource=topic_arn("*")),
     ]
     await house.user("ann", *rights)
-    client = await house.client("ann")
     beat = streams_group_heartbeat.StreamsGroupHeartbeatRequest(
         "g",
         "m",
@@ -398,11 +398,18 @@ async def test_internal_topics_of_streams_groups_are_created_by_those_who_may(
         return [each.status_detail for each in found.status if each.status_code == 3]
 
     text = "Internal topics are missing: counts"
-    for _ in range(2):
-        assert await missing() == [f"{text}; Unauthorized to CREATE on topics counts."]
-    await house.let("ann", *rights, allow("kafka:Create", resource=topic_arn("counts")))
-    assert await missing() == [text]
-    assert await missing() == [], "it was created"
+    async with trail_on(house.stage) as trail:
+        house.context.audit = trail
+        client = await house.client("ann")
+        for _ in range(2):
+            assert await missing() == [f"{text}; Unauthorized to CREATE on topics counts."]
+        await house.let("ann", *rights, allow("kafka:Create", resource=topic_arn("counts")))
+        assert await missing() == [text]
+        assert await missing() == [], "it was created"
+    entries = [each for each in await noted(house.stage) if each.action == "kafka:CreateTopic"]
+    assert [each.outcome for each in entries] == ["denied", "denied", "ok"]
+    assert {each.resource for each in entries} == {topic_arn("counts")}
+    assert {each.principal.rpartition("/")[2] for each in entries} == {"ann"}
 
 
 async def test_a_streams_group_is_not_described_to_those_who_may_not_know_its_topics(

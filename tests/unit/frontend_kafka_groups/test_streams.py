@@ -1,8 +1,11 @@
 """Streams groups as bytes in and out: topologies, internal topics, replies and descriptions."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from tests.unit.broker.stage import on_stage
+from tests.unit.frontend_kafka.test_usage_and_audit import noted, trail_on
 from tests.unit.frontend_kafka_groups.stage import (
     CONSUMER_DESCRIBE,
     DELETE,
@@ -122,6 +125,26 @@ async def test_a_topic_that_cannot_be_created_is_told_with_the_reason() -> None:
         ]
         found = await beat(rig, member="n", topology=beats.Topology(1, parts))
         assert found.error_code == ErrorCode.INVALID_REQUEST, "another topology"
+
+
+async def test_a_heartbeat_that_creates_topics_is_in_the_audit_trail(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        async with trail_on(stage) as trail, groups() as rig:
+            rig.context.audit = trail
+            await rig.topic("lines", partitions=2)
+            bad = beats.TopicInfo("bad", topic_configs=[beats.KeyValue("no.such", "1")])
+            good = beats.TopicInfo("good", topic_configs=COMPACT)
+            part = beats.Subtopology("0", ["lines"], state_changelog_topics=[bad, good])
+            joined = await beat(rig, topology=beats.Topology(0, [part]))
+            await beat(rig, joined.member_epoch)
+        found = await noted(stage)
+    shown = [(each.action, each.resource.rpartition(":")[2], each.error_code) for each in found]
+    assert shown == [
+        ("kafka:CreateTopic", "bad", "INVALID_CONFIG"),
+        ("kafka:CreateTopic", "good", ""),
+        ("kafka:CreateTopic", "bad", "INVALID_CONFIG"),
+    ], "heartbeats that create nothing are not there"
+    assert found[1].params == {"partitions": 2, "configs": {"cleanup.policy": "compact"}}
 
 
 async def test_the_replication_factor_is_checked() -> None:

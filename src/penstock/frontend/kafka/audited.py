@@ -12,7 +12,6 @@ from msgspec import structs
 
 from penstock.frontend.audit import AuditTrail
 from penstock.frontend.audited import CANCELLED
-from penstock.frontend.kafka import sasl_authenticate
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import cluster_arn, group_arn, topic_arn
 from penstock.frontend.kafka.usage import DENIALS
@@ -55,6 +54,14 @@ def _create_topics(asked: Any, reply: Any) -> Changes:
         configs = {each.name: each.value for each in wanted[done.name].configs}
         params = {"partitions": done.num_partitions, "configs": configs}
         yield Change("kafka:CreateTopic", TOPIC, done.name, done.error_code, params)
+
+
+def _create_internal_topics(asked: Any, codes: Any) -> Changes:
+    """``codes``: name → code, of the topics that the request has created or failed to create."""
+    for topic in asked:
+        if topic.name in codes:
+            params = {"partitions": topic.partition_count, "configs": dict(topic.configs)}
+            yield Change("kafka:CreateTopic", TOPIC, topic.name, codes[topic.name], params)
 
 
 def _delete_topics(_asked: Any, reply: Any) -> Changes:
@@ -232,10 +239,13 @@ _CHANGES: Final[Mapping[int, Callable[[Any, Any], Changes]]] = {
     49: _alter_quotas,
     51: _alter_scram,
     64: _unregister,
+    88: _create_internal_topics,
     91: _share_offsets("kafka:AlterShareGroupOffsets"),
     92: _share_offsets("kafka:DeleteShareGroupOffsets"),
 }
-AUDITED: Final = frozenset((*_CHANGES, sasl_authenticate.KEY))
+_AUTHENTICATE: Final = 36
+# StreamsGroupHeartbeat calls ``run_noted`` itself when it creates topics.
+AUDITED: Final = frozenset((*_CHANGES, _AUTHENTICATE)) - {88}
 
 
 async def run_noted(
@@ -250,7 +260,7 @@ async def run_noted(
         change = Change(f"kafka:{call.api.name}", CLUSTER, "", 0)
         trail.add(_entry(context, call, change, gone=CANCELLED))
         raise
-    if call.api.key == sasl_authenticate.KEY:
+    if call.api.key == _AUTHENTICATE:
         _note_login(trail, context, call, reply)
     else:
         await _note_changes(trail, context, call, _CHANGES[call.api.key](asked, reply))

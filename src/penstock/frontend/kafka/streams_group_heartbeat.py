@@ -6,6 +6,7 @@ rights of the caller. The reply still says that they are missing; the member's n
 them."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from penstock.cursor.group.consumer import LEAVE
 from penstock.cursor.group.records import InternalTopic, PartitionMap, Subtopology, TopologyValue
@@ -13,6 +14,7 @@ from penstock.cursor.group.streams_fold import maps_by_role
 from penstock.cursor.group.streams_requests import Endpoint, StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.task_assignor import Tasks
 from penstock.cursor.group.topology import StatusCode, topic_names
+from penstock.frontend.kafka.audited import run_noted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import (
     check_replicas,
@@ -30,6 +32,7 @@ from penstock.wire.kafka.generated import streams_group_heartbeat as wire
 
 KEY = 88
 _FAILURES_SHOWN = 3  # as in Kafka
+_DENIED = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
 
 
 async def run(
@@ -173,13 +176,39 @@ def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> 
 
 
 async def _create(context: KafkaContext, call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
-    """Returns what to add to the text of the status, for people."""
+    """Create topics as CreateTopics does. Returns the text that the status gets in addition."""
+    failures: dict[str, Refusal] = {}
+    action = KafkaAction(KEY, partial(_create_each, failures))
+    if context.audit is None:
+        await action.run(context, call, missing)
+    else:
+        await run_noted(context.audit, context, call, action, missing)
+    if not failures:
+        return ""
+    denied = [name for name, why in failures.items() if why is _DENIED]
+    if denied:
+        return f"; Unauthorized to CREATE on topics {', '.join(denied)}."
+    shown = [f"{name} ({why.message})" for name, why in failures.items()]
+    left = len(shown) - _FAILURES_SHOWN
+    more = f" and {left} more" if left > 0 else ""
+    return f"; Creation failed: {', '.join(shown[:_FAILURES_SHOWN])}{more}."
+
+
+async def _create_each(
+    failures: dict[str, Refusal],
+    context: KafkaContext,
+    call: KafkaCall,
+    missing: Sequence[InternalTopic],
+) -> dict[str, int]:
+    """Create all topics, or none if the caller may not create one of them. Returns the codes of
+    those that it tried."""
     if not on_cluster(context, call, Operation.CREATE):
-        names = [topic.name for topic in missing]
-        denied = [name for name in names if not on_topic(context, call, Operation.CREATE, name)]
-        if denied:
-            return f"; Unauthorized to CREATE on topics {', '.join(denied)}."
-    failures = []
+        async for topic in call.slices.each(missing):
+            if not on_topic(context, call, Operation.CREATE, topic.name):
+                failures[topic.name] = _DENIED
+        if failures:
+            return dict.fromkeys(failures, _DENIED.code)
+    codes: dict[str, int] = {}
     async for topic in call.slices.each(missing):
         try:
             made = new_stream(context, topic.name, topic.partition_count, dict(topic.configs))
@@ -187,15 +216,13 @@ async def _create(context: KafkaContext, call: KafkaCall, missing: Sequence[Inte
                 check_replicas(context, topic.replicas)
                 made = with_replicas(context, made, topic.replicas)
             await context.catalog.create(made)
+            codes[topic.name] = ErrorCode.NONE
         except TopicExists:  # another member was faster
             continue
         except REFUSALS as error:
-            failures.append(f"{topic.name} ({refusal_of(error).message})")
-    if not failures:
-        return ""
-    left = len(failures) - _FAILURES_SHOWN
-    more = f" and {left} more" if left > 0 else ""
-    return f"; Creation failed: {', '.join(failures[:_FAILURES_SHOWN])}{more}."
+            refusal = failures[topic.name] = refusal_of(error)
+            codes[topic.name] = refusal.code
+    return codes
 
 
 def _refused(code: ErrorCode, message: str | None) -> wire.StreamsGroupHeartbeatResponse:
