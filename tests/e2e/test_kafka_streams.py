@@ -1,5 +1,5 @@
-"""Kafka Streams 4.3 on three nodes, exactly once: two instances count words and join two streams
-while instances and the group's coordinator are killed. Afterwards every count is there once."""
+"""Kafka Streams 4.3 on three nodes, exactly-once: two instances count words and join two streams
+while an instance, the group coordinator and a partition leader are killed. All counts are exact."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from typing import Any
 
 import pytest
 from benchmarks.server import NotAvailable
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_INVALID,
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
 from tests.e2e.test_cluster_cli import healthy
 from tests.e2e.test_cluster_kafka import made
-from tests.e2e.test_cluster_shares import coordinator, set_config
+from tests.e2e.test_cluster_shares import coordinator, leaders, set_config
 from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.kafka_tools import KafkaTools
@@ -169,14 +177,20 @@ def instances(
     ]
 
 
-def both_run(apps: list[StreamsApp]) -> None:
+def running(apps: list[StreamsApp]) -> None:
     eventually(
-        lambda: all(app.is_running for app in apps), seconds=SECONDS_MAX, what="both instances run"
+        lambda: all(app.is_running for app in apps), seconds=SECONDS_MAX, what="all instances run"
     )
 
 
-@pytest.mark.parametrize("protocol", ["streams", "classic"])
-def test_every_word_is_counted_once_whoever_is_killed(
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "streams",
+        pytest.param("classic", marks=[pytest.mark.faults, pytest.mark.faults_only]),
+    ],
+)
+def test_counts_are_exact_after_three_kills(
     cluster: PenstockCluster, classes: Path, tmp_path: Path, protocol: str
 ) -> None:
     app = f"app-{protocol}"
@@ -196,25 +210,21 @@ def test_every_word_is_counted_once_whoever_is_killed(
         stack.callback(written.stop)
         output = Output(cluster.bootstrap, app)
         stack.callback(output.close)
-        both_run(apps)
-        for victim in (apps[0], apps[1], apps[0]):
-            goes_on(output)
-            victim.kill()
-            goes_on(output)
-            victim.start()
-            both_run(apps)
-        goes_on(output)
-        node = cluster.nodes[coordinator(cluster, app)]
-        node.kill()
-        goes_on(output)
-        node.start()
-        both_run(apps)
+        running(apps)
+        all_words_counted(output)
+        apps[0].kill()
+        all_words_counted(output)  # the other instance has taken over all tasks
+        apps[0].start()
+        running(apps)
+        check_endpoints(apps)
+        kill_and_restart(cluster, coordinator(cluster, app), output)
+        kill_and_restart(cluster, leaders(cluster, f"{app}-counted")[0], output)
         written.stop()
         words, orders = sum(written.words.values()), written.orders
         eventually(
             lambda: output.read() >= words and len(output.paid) >= orders,
             seconds=SECONDS_MAX,
-            what="everything is counted and joined",
+            what="all words are counted and all orders are joined",
         )
         assert [each.close() for each in apps] == [0, 0]
         output.read()
@@ -224,52 +234,95 @@ def test_every_word_is_counted_once_whoever_is_killed(
     assert sorted(output.paid) == sorted((f"order-{n}", f"{n}+{n}") for n in range(orders))
 
 
-def goes_on(output: Output) -> None:
-    """Some records more come out, so that the next fault meets work under way."""
-    wanted = output.read() + 100
-    eventually(lambda: output.read() >= wanted, seconds=SECONDS_MAX, what="more words are counted")
+def kill_and_restart(cluster: PenstockCluster, number: int, output: Output) -> None:
+    node = cluster.nodes[number]
+    node.kill()
+    all_words_counted(output)
+    node.start()
+    healthy(cluster)
 
 
-def test_the_tool_shows_resets_and_deletes_a_group(
+def all_words_counted(output: Output) -> None:
+    """Wait until every word was counted once more: all tasks work, so the next kill interrupts
+    them."""
+    output.read()
+    before = {word: len(output.counts.get(word, ())) for word in WORDS}
+
+    def is_so() -> bool:
+        output.read()
+        return all(len(output.counts.get(word, ())) > count for word, count in before.items())
+
+    eventually(is_so, seconds=SECONDS_MAX, what="every word is counted once more")
+
+
+def check_endpoints(apps: list[StreamsApp]) -> None:
+    """Wait until each instance knows which partitions the other one has."""
+    for each in apps:
+        eventually(
+            lambda each=each: (  # type: ignore[misc]
+                each.ask("m", "metadata ", seconds=SECONDS_MAX).count("topicPartitions=[app-") == 2
+            ),
+            seconds=SECONDS_MAX,
+            what="both instances and their partitions are known",
+        )
+
+
+def test_kafka_streams_groups_shows_resets_and_deletes_a_group(
     cluster: PenstockCluster, kafka_tools: KafkaTools, classes: Path, tmp_path: Path
 ) -> None:
     app = "shown"
     for name in TOPICS:
         made(cluster, f"{app}-{name}", partitions=PARTITIONS)
     assert set_config(cluster.nodes[1], app, "streams.initial.rebalance.delay.ms", "0") == 0
-    apps = instances(cluster, classes, tmp_path, app, {"group.protocol": "streams"})
+    (instance, _) = instances(cluster, classes, tmp_path, app, {"group.protocol": "streams"})
     ask = partial(kafka_tools.run, "streams.StreamsGroupCommand", at=cluster.bootstrap)
     with ExitStack() as stack:
-        for each in apps:
-            stack.enter_context(each)
-        both_run(apps)
+        stack.enter_context(instance)
         written = Input(cluster.bootstrap, app)
+        stack.callback(written.stop)
         output = Output(cluster.bootstrap, app)
         stack.callback(output.close)
-        goes_on(output)
+        running([instance])
+        all_words_counted(output)
         written.stop()
         words = sum(written.words.values())
         eventually(lambda: output.read() == words, seconds=SECONDS_MAX, what="all are counted")
         assert app in ask("--list").split()
-        assert ask("--describe", "--group", app, "--state").split()[-2:] == ["Stable", "4"]
+        assert [app, "Stable"] in [line.split() for line in ask("--list", "--state").splitlines()]
+        state = ask("--describe", "--group", app, "--state").splitlines()
+        assert state[-1].split()[0] == app, state
+        assert state[-1].split()[-2:] == ["Stable", "2"], "two threads are two members"
         members = ask("--describe", "--group", app, "--members", "--verbose")
-        assert members.count("ACTIVE") >= 4, "every thread has tasks"
-        check_endpoints(apps)
-        assert f"'{app}' is not EMPTY" in ask("--delete", "--group", app, code=None)
-        assert [each.close() for each in apps] == [0, 0]
-    offsets = ask("--describe", "--group", app, "--offsets")
-    assert f"{app}-lines" in offsets
-    place = ("--group", app, "--input-topic", f"{app}-lines")
-    reset = ask("--reset-offsets", *place, "--to-earliest", "--execute")
-    assert [line.split()[1:] for line in reset.splitlines() if f"{app}-lines" in line] == [
-        [f"{app}-lines", str(partition), "0"] for partition in range(PARTITIONS)
-    ]
-    assert f"'{app}'" in ask("--delete", "--group", app)
+        assert members.count("ACTIVE") >= 2, "every thread has tasks"
+        shown = ask("--describe", "--group", app, "--offsets", "--verbose")
+        rows = [line.split() for line in shown.splitlines() if f"{app}-lines" in line.split()]
+        assert len(rows) == PARTITIONS, shown
+        assert {row[-1] for row in rows} == {"0"}, "no lag"
+        assert "is not EMPTY" in ask("--delete", "--group", app, code=None)
+        assert instance.close() == 0
+    lines = f"{app}-lines"
+    assert sum(committed(cluster, app, lines)) == written.orders, "a line was read for each order"
+    reset = ("--reset-offsets", "--group", app, "--input-topic", lines, "--to-earliest")
+    assert new_offsets(ask(*reset, "--dry-run"), lines) == [0] * PARTITIONS
+    assert sum(committed(cluster, app, lines)) == written.orders, "a dry run changes nothing"
+    assert new_offsets(ask(*reset, "--execute"), lines) == [0] * PARTITIONS
+    assert committed(cluster, app, lines) == [0] * PARTITIONS
+    ask("--delete-offsets", "--group", app, "--input-topic", f"{app}-orders")
+    assert committed(cluster, app, f"{app}-orders") == [OFFSET_INVALID] * PARTITIONS
+    assert sum(committed(cluster, app, f"{app}-payments")) == written.orders
+    ask("--delete", "--group", app)
     assert app not in ask("--list").split()
 
 
-def check_endpoints(apps: list[StreamsApp]) -> None:
-    """Each instance knows which partitions the other one has."""
-    for each in apps:
-        told = each.ask("m", "metadata ", seconds=SECONDS_MAX)
-        assert told.count("127.0.0.1") >= 2, told
+def committed(cluster: PenstockCluster, app: str, topic: str) -> list[int]:
+    """Committed offsets of all partitions, by OffsetFetch."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(app, partitions)])
+    return [each.offset for each in asked[app].result(SECONDS_MAX).topic_partitions]
+
+
+def new_offsets(said: str, topic: str) -> list[int]:
+    """New offsets that the tool tells, in the order of partitions."""
+    rows = [line.split() for line in said.splitlines()]
+    return [int(row[3]) for row in sorted(rows) if row[1:2] == [topic]]
