@@ -38,12 +38,14 @@ from penstock.wire.kafka.generated.create_delegation_token import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,
 )
+from penstock.wire.kafka.generated.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from penstock.wire.kafka.generated.describe_delegation_token import (
     DescribeDelegationTokenOwner,
     DescribeDelegationTokenRequest,
 )
 from penstock.wire.kafka.generated.expire_delegation_token import ExpireDelegationTokenRequest
 from penstock.wire.kafka.generated.renew_delegation_token import RenewDelegationTokenRequest
+from penstock.wire.kafka.primitives import ZERO_UUID
 
 CREATE, RENEW, EXPIRE, DESCRIBE = 38, 39, 40, 41
 DAY_MS = 24 * 3_600_000
@@ -175,11 +177,16 @@ async def test_a_client_goes_on_with_a_renewed_token(house: House) -> None:
 
 
 async def test_a_token_that_ended_ends_its_connections(house: House) -> None:
-    await house.user("ann")
+    topic = await house.topic()
+    await house.user("ann", allow("kafka:*"))
     ann = await house.client("ann")
     tokens = [await made(ann), await made(ann)]
     clients = [(await log_in(house, token))[0] for token in tokens]
     assert (await expire(ann, tokens[0].hmac))[0] == 0
+    delete = DeleteTopicsRequest(topics=[DeleteTopicState("t", ZERO_UUID)])
+    with pytest.raises(HangUp, match="token is gone"):
+        await clients[0].ask(20, delete)
+    assert house.catalog.find_id(topic.topic_id) == topic  # the request was not executed
     assert [await is_in(client) for client in clients] == [False, True]
 
 

@@ -110,6 +110,20 @@ def test_the_index_decides_as_a_plain_reading_of_all_rules(
     assert decided == plainly
 
 
+@pytest.mark.parametrize("permission", list(Permission))
+def test_what_an_operation_implies(permission: Permission) -> None:
+    for ruled in (ALL, *Operation):
+        rule = Acl(ResourceType.TOPIC, "t", PatternType.LITERAL, "User:ann", "*", ruled, permission)
+        index = AclIndex()
+        index.add(rule)
+        decided = {
+            operation
+            for operation in Operation
+            if index.decide(operation, ResourceType.TOPIC, name="t", principal="User:ann", host="")
+        }
+        assert decided == {operation for operation in Operation if is_on(rule, operation)}
+
+
 @given(rules=st.lists(RULES, max_size=20))
 def test_nothing_is_left_of_rules_that_are_gone(rules: list[Acl]) -> None:
     index = AclIndex()
