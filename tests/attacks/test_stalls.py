@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.attacks.frames import KEYS, Wire, framed
-from tests.attacks.kit import EVERYTHING, Operator, exchange, signed
+from tests.attacks.kit import Operator, exchange, signed
 from tests.attacks.stall_requests import (
-    ENTRIES_MAX,
     KAFKA,
     PARTITIONS_MAX,
     SQS,
@@ -25,11 +24,9 @@ from tests.attacks.stall_requests import (
 )
 from tests.attacks.stalls import LoopServer, Turns
 from tests.attacks.test_batches import batch
-from tests.attacks.test_policies import EVERY_RULE
 from tests.harness.server import Server
 
 from penstock.frontend.sqs.actions import ACTIONS
-from penstock.model.limits import ACLS_PER_TENANT_MAX
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.fetch_request import (
@@ -39,9 +36,7 @@ from penstock.wire.kafka.fetch_request import (
     FetchTopic,
 )
 from penstock.wire.kafka.frame import parse_response_header
-from penstock.wire.kafka.generated.create_acls import AclCreation
 from penstock.wire.kafka.generated.create_topics import CreatableTopic
-from penstock.wire.kafka.generated.delete_acls import DeleteAclsFilter
 from penstock.wire.kafka.generated.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -293,37 +288,6 @@ def test_what_there_is_is_listed_without_a_stall(client: Client, case: str) -> N
         wire.socket.settimeout(60)  # logs are opened when they are first asked for
         wire.send(frame(name, shape, count, values))
         assert wire.read_frame() is not None
-    turns.check()
-
-
-def test_as_many_rules_as_a_tenant_may_have_stall_nothing(locked_loop: LoopServer) -> None:
-    """Made, matched against each topic, shown and deleted. Prefixes of every length: each has to be
-    looked at."""
-    operator = Operator(locked_loop, locked_loop.root)
-    account = operator.tenant()
-    _, credentials = operator.user(EVERYTHING, tenant=account)
-    login = (str(credentials.access_key), str(credentials.secret_key))
-    rules = [
-        AclCreation(2, f"{'a' * (number % 240 + 1)}{number}", 4, "User:*", "*", operation, 2)
-        for number in range(ACLS_PER_TENANT_MAX // 10)
-        for operation in range(3, 13)
-    ]
-    shape = Shape("topics", 12)
-    with wire_of(locked_loop, login) as wire, locked_loop.watch() as turns:
-        wire.socket.settimeout(120)
-        for start in range(0, len(rules), ENTRIES_MAX):
-            made = wire.ask("CreateAcls", 3, creations=rules[start : start + ENTRIES_MAX])
-            assert {each.error_code for each in made.results} == {0}
-        more = AclCreation(2, "one-more", 3, "User:*", "*", 2, 2)
-        (full,) = wire.ask("CreateAcls", 3, creations=[more]).results
-        assert full.error_code == ErrorCode.POLICY_VIOLATION
-        found = wire.ask("DescribeAcls", 3, **EVERY_RULE)
-        assert sum(len(resource.acls) for resource in found.resources) == len(rules)
-        names = {"topics.name": lambda number: f"{'a' * 240}-{number}"}
-        wire.send(frame("Metadata", shape, ENTRIES_MAX, names))
-        assert wire.read_frame() is not None
-        (gone,) = wire.ask("DeleteAcls", 3, filters=[DeleteAclsFilter(**EVERY_RULE)]).filter_results
-        assert len(gone.matching_acls) == len(rules)
     turns.check()
 
 
