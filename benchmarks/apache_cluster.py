@@ -10,7 +10,7 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -52,8 +52,18 @@ class ApacheCluster:
     """``with ApacheCluster(folder) as cluster: ...``: brokers that take requests and know each
     other."""
 
-    def __init__(self, folder: Path, *, nodes: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 3,
+        config: str = "",
+        login: Mapping[str, str] | None = None,
+    ) -> None:
+        """``config``: further lines for every broker. ``login``: what a client needs to log in."""
         self._folder = folder
+        self._config = config
+        self._login = login or {}
         self.ports = [free_port() for _ in range(nodes)]
         self._controllers = [free_port() for _ in range(nodes)]
         self._stack = ExitStack()
@@ -115,14 +125,14 @@ class ApacheCluster:
                 copies=count,
                 in_sync_min=max(1, count - 1),
             )
-            config.write_text(text)
+            config.write_text(text + self._config)
             tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}"]
             _format_one([*_java(), *tool, "--config", str(config)], place)
             configs.append(config)
         return configs
 
     def _wait_together(self) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 3})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 3, **self._login})
         until = time.monotonic() + TOGETHER_S_MAX
         found = 0
         while found < len(self.ports):

@@ -4,7 +4,8 @@ A question is the name of an API, a version and the fields of the request. ``EVE
 asked, and each reply is compared. ``LEADER``: asked where the partition is led. ``COORDINATOR``:
 asked where the group is coordinated. A number: this node is asked.
 
-In fields, ``Id("t")`` stands for the id of topic ``t``, which differs from system to system."""
+In fields, ``Id("t")`` stands for the id of topic ``t``, which differs from system to system, and
+``Hmac(0)`` for the HMAC of the first delegation token that was created."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,10 @@ class Id(NamedTuple):
     topic: str
 
 
+class Hmac(NamedTuple):
+    token: int
+
+
 class Question(NamedTuple):
     api: str
     version: int
@@ -33,6 +38,7 @@ class Question(NamedTuple):
     of: str = ""  # the topic or group whose leader or coordinator is asked
     note: str = ""
     ignored: frozenset[str] = frozenset()  # fields of the reply that may differ here
+    by: str = "root"  # the user who asks, where authentication is on
 
     @property
     def title(self) -> str:

@@ -375,17 +375,36 @@ async def test_a_rule_that_makes_no_sense_is_refused_and_the_others_are_made(
 
 @pytest.mark.parametrize("place", [0, 2, 5, 6])
 @pytest.mark.parametrize("number", [0, 99])
-async def test_a_filter_that_makes_no_sense_is_refused(
+async def test_a_filter_that_makes_no_sense_finds_and_deletes_nothing(
     house: House, place: int, number: int
 ) -> None:
     root = await house.root()
+    await create(root, rule())
     wanted: list[Any] = list(ANYTHING)
+    wanted[1] = "t"
+    assert await shown(root, *wanted) == [rule()]
     wanted[place] = number
-    found = await root.ask(DESCRIBE, DescribeAclsRequest(*wanted))
-    assert found.error_code == ErrorCode.INVALID_REQUEST
+    assert await shown(root, *wanted) == []
     request = DeleteAclsRequest([DeleteAclsFilter(*wanted)])
     (result,) = (await root.ask(DELETE, request)).filter_results
     assert result.error_code == ErrorCode.INVALID_REQUEST
+    assert await shown(root) == [rule()]
+
+
+async def test_rules_that_cannot_be_deleted_are_one_error_of_each_filter(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error for each rule would be a reply of 10,000,000 entries."""
+    root = await house.root()
+    await create(root, rule())
+    monkeypatch.setattr(acl_rules, "TRIES_MAX", 0)
+    request = DeleteAclsRequest([DeleteAclsFilter(*ANYTHING)] * 2)
+    for result in (await root.ask(DELETE, request)).filter_results:
+        assert (result.error_code, result.matching_acls) == (
+            ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+            (),
+        )
+    assert await shown(root) == [rule()]
 
 
 async def test_rules_are_of_one_account(house: House) -> None:

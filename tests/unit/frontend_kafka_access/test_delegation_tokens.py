@@ -213,6 +213,8 @@ async def test_a_token_is_of_a_user_and_not_of_a_name(house: House) -> None:
     await house.identities.create_user(User(OWN, "ann", created_at_ms=2))
     _, found = await log_in(house, token)
     assert is_refused(found)
+    await house.password("ann", PASSWORD)
+    assert await shown(await house.client("ann")) == []
 
 
 async def test_a_log_in_by_token_lasts_no_longer_than_any(tmp_path: Path) -> None:
@@ -359,10 +361,10 @@ async def test_a_token_of_an_operator_is_for_operators(house: House) -> None:
 async def test_only_users_that_exist_have_tokens(house: House) -> None:
     root = await house.root()
     assert (await made(root, owner="nobody")).error_code == NO_TOKEN
-    wrong = ErrorCode.INVALID_PRINCIPAL_TYPE
-    assert (await made(root, owner="root", kind="Group")).error_code == wrong
+    assert (await made(root, owner="root", kind="Group")).error_code == NO_TOKEN
     request = CreateDelegationTokenRequest(renewers=[CreatableRenewers("Group", "staff")])
-    assert (await root.ask(CREATE, request)).error_code == wrong
+    found = await root.ask(CREATE, request)
+    assert found.error_code == ErrorCode.INVALID_PRINCIPAL_TYPE
 
 
 async def test_tokens_are_of_one_account(house: House) -> None:

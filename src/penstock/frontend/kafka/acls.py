@@ -59,7 +59,7 @@ def check(acl: Acl) -> None:
     if acl.permission_type not in _PERMISSIONS:
         raise _invalid(f"Invalid permission type {acl.permission_type}: a rule allows or denies.")
     if not acl.resource_name:
-        raise _invalid("The resource name is empty.")
+        raise _invalid("Invalid empty resource name")
     if acl.resource_type == ResourceType.CLUSTER and acl.resource_name != CLUSTER_NAME:
         raise _invalid(f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}")
     if ":" not in acl.principal:
@@ -87,7 +87,7 @@ def _invalid(reason: str) -> Refusal:
 
 
 def check_filter(wanted: Filter) -> None:
-    """Raises Refusal for numbers that stand for nothing."""
+    """Raises Refusal for numbers that have no meaning: nothing may be deleted by mistake."""
     for what, number, known in (
         ("resource type", wanted.resource_type_filter, _TYPES),
         ("pattern type", wanted.pattern_type_filter, _PATTERNS),
@@ -99,6 +99,7 @@ def check_filter(wanted: Filter) -> None:
 
 
 def is_wanted(rule: Acl, wanted: Filter) -> bool:
+    """Numbers that have no meaning match no rule."""
     return (
         wanted.resource_type_filter in (ANY, rule.resource_type)
         and wanted.operation in (ANY, rule.operation)
@@ -111,7 +112,7 @@ def is_wanted(rule: Acl, wanted: Filter) -> bool:
 
 def _is_named(rule: Acl, wanted: Filter) -> bool:
     name, pattern_type = wanted.resource_name_filter, wanted.pattern_type_filter
-    if pattern_type in (PatternType.LITERAL, PatternType.PREFIXED):
+    if pattern_type not in (ANY, PatternType.MATCH):
         return pattern_type == rule.pattern_type and name in (None, rule.resource_name)
     if name is None:
         return True

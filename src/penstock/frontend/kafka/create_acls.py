@@ -118,7 +118,7 @@ def _rule(creation: AclCreation) -> Acl:
 
 def _result(refusal: Refusal | None) -> AclCreationResult:
     if refusal is None:
-        return AclCreationResult(error_message=None)
+        return AclCreationResult()
     return AclCreationResult(refusal.code, refusal.message)
 
 

@@ -59,14 +59,12 @@ def _new(
 ) -> DelegationToken:
     """Raises Refusal."""
     owner = asked.owner_principal_name or call.caller.user
-    types = {renewer.principal_type for renewer in asked.renewers}
-    if asked.owner_principal_name:
-        types.add(asked.owner_principal_type or USER)
-    if types - {USER}:
-        raise Refusal(ErrorCode.INVALID_PRINCIPAL_TYPE)
-    user = context.identities.user(context.account, owner)
-    if user is None or not may_create_for(context, call, owner):
+    is_user = not asked.owner_principal_name or asked.owner_principal_type == USER
+    user = context.identities.user(context.account, owner) if is_user else None
+    if user is None or not may_create_for(context, call, user):
         raise Refusal(ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED)
+    if any(renewer.principal_type != USER for renewer in asked.renewers):
+        raise Refusal(ErrorCode.INVALID_PRINCIPAL_TYPE)
     renewers = tuple(dict.fromkeys(renewer.principal_name for renewer in asked.renewers))
     too_long = any(len(name) > ACL_TEXT_CHARS_MAX for name in renewers)
     if len(renewers) > TOKEN_RENEWERS_MAX or too_long:

@@ -8,7 +8,7 @@ from penstock.frontend.kafka.permissions import may_by_rules
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.token_calls import TokenCalls
 from penstock.model.acls import Operation, ResourceType
-from penstock.model.identity import Caller, DelegationToken
+from penstock.model.identity import Caller, DelegationToken, User
 from penstock.model.levels import ACLS_STORED
 from penstock.wire.kafka.faults import ErrorCode
 
@@ -27,13 +27,12 @@ def check_asked(context: KafkaContext, call: KafkaCall) -> TokenCalls:
     return context.tokens
 
 
-def may_create_for(context: KafkaContext, call: KafkaCall, owner: str) -> bool:
+def may_create_for(context: KafkaContext, call: KafkaCall, owner: User) -> bool:
     """A token of an operator is for operators, whatever a rule says."""
-    user = context.identities.user(context.account, owner)
-    if user is None or (user.is_operator and not call.caller.is_operator):
+    if owner.is_operator and not call.caller.is_operator:
         return False
-    return owner == call.caller.user or may_by_rules(
-        context, call, Operation.CREATE_TOKENS, ResourceType.USER, f"{USER}:{owner}"
+    return owner.name == call.caller.user or may_by_rules(
+        context, call, Operation.CREATE_TOKENS, ResourceType.USER, f"{USER}:{owner.name}"
     )
 
 

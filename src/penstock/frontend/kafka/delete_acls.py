@@ -40,9 +40,10 @@ async def _deleted(
 ) -> DeleteAclsFilterResult:
     try:
         _check(context, call, wanted)
-    except Refusal as refusal:
+        matching = await _delete_stored(context, call, wanted)
+    except REFUSALS as error:
+        refusal = refusal_of(error)
         return DeleteAclsFilterResult(refusal.code, refusal.message)
-    matching = await _delete_stored(context, call, wanted)
     async for user in call.slices.each(list(context.identities.users(context.account))):
         for rule, why in (await _delete_of_user(context, call, user, wanted)).items():
             matching[rule] = matching.get(rule) or why  # it can be stored as well
@@ -69,12 +70,8 @@ async def _delete_stored(
         async for rule in call.slices.each(list(context.identities.acls(context.account) or ()))
         if is_wanted(rule, wanted)
     ]
-    if not gone:
-        return {}
-    try:
+    if gone:
         await context.changes.remove_acls(context.account, gone)
-    except REFUSALS as error:
-        return dict.fromkeys(gone, refusal_of(error))
     return dict.fromkeys(gone)
 
 

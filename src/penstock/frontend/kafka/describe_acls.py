@@ -1,7 +1,7 @@
 """DescribeAcls: the access rules of the caller's account that fit a filter. With authentication off
 it says so, instead of an empty list that would look like a checked one."""
 
-from penstock.frontend.kafka.acls import check_filter, is_wanted
+from penstock.frontend.kafka.acls import is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster
 from penstock.frontend.kafka.policy_acls import AclPolicies
@@ -21,7 +21,7 @@ async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeAclsRequest
 ) -> DescribeAclsResponse:
     try:
-        _check(context, call, asked)
+        _check(context, call)
     except Refusal as refusal:
         return DescribeAclsResponse(error_code=refusal.code, error_message=refusal.message)
     rules = [
@@ -39,17 +39,15 @@ async def run(
             AclDescription(rule.principal, rule.host, rule.operation, rule.permission_type)
         )
     return DescribeAclsResponse(
-        error_message=None,
-        resources=[DescribeAclsResource(*place, acls) for place, acls in found.items()],
+        resources=[DescribeAclsResource(*place, acls) for place, acls in found.items()]
     )
 
 
-def _check(context: KafkaContext, call: KafkaCall, asked: DescribeAclsRequest) -> None:
+def _check(context: KafkaContext, call: KafkaCall) -> None:
     if not context.config.is_auth_on or context.changes is None:
         raise Refusal(ErrorCode.SECURITY_DISABLED)
     if not on_cluster(context, call, Operation.DESCRIBE):
         raise Refusal(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    check_filter(asked)
 
 
 ACTION = KafkaAction(KEY, run)

@@ -3,6 +3,7 @@ those of others that an access rule lets it see."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.delegation_tokens import USER, check_asked, may_describe
+from penstock.frontend.kafka.passwords import is_live
 from penstock.frontend.kafka.refusal import Refusal
 from penstock.model.identity import DelegationToken
 from penstock.wire.kafka.generated.describe_delegation_token import (
@@ -32,7 +33,7 @@ async def run(
             _shown(token, tokens.hmac_of(token.token_id))
             async for token in call.slices.each(list(tokens.of(context.account)))
             if (wanted is None or not wanted.isdisjoint((token.owner, *token.renewers)))
-            and not token.is_expired(now_ms=now_ms)
+            and is_live(token, context.identities, now_ms=now_ms)
             and may_describe(context, call, token)
         ]
     )
