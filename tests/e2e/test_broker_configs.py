@@ -19,6 +19,7 @@ from tests.harness.patience import eventually
 from tests.harness.server import Server
 
 from penstock.model.levels import BROKER_CONFIGS_STORED
+from penstock.model.limits import SEGMENT_BYTES_MAX
 from penstock.net.kafka_client_errors import KafkaTrouble
 from penstock.net.kafka_client_node import Dialling, KafkaNode
 from penstock.net.kafka_login import Security
@@ -287,7 +288,7 @@ def test_three_nodes_follow_what_is_set_at_any_of_them(tmp_path: Path) -> None:
         assert alter(nodes[1], BROKER, ALL, {"log.segment.bytes": None}) == 0
         assert quota(nodes[2], "user", None, producer_byte_rate=None) == 0
         for node in nodes.values():
-            gone = partial(shows, node, TOPIC, "t", "segment.bytes", (str(128 * 1_048_576), 5))
+            gone = partial(shows, node, TOPIC, "t", "segment.bytes", (str(SEGMENT_BYTES_MAX), 5))
             eventually(gone, seconds=SECONDS_MAX, what="the default is back")
             eventually(partial(has_quotas, node, 0), seconds=SECONDS_MAX, what="no quota")
 
