@@ -48,7 +48,7 @@ NAMES: Final = {api.name: api for api in APIS.values()}
 # By which field the entries of a list are told apart.
 KEYS: Final = (
     *("name", "topic", "topic_name", "api_key", "resource_name", "partition_index", "index"),
-    *("partition_id", "node_id", "broker_id", "group_id", "user", "key"),
+    *("partition_id", "node_id", "broker_id", "group_id", "user", "key", "entity_type"),
 )
 # How long nodes may take to know a change, with authentication on.
 LAG_S_MAX: Final = 5.0
@@ -265,7 +265,8 @@ def _label(number: int, item: Mapping[str, Any]) -> Any:
     rule = tuple((key, item[key]) for key in RULE_KEYS if key in item)
     if rule:
         return rule
-    return next((item[key] for key in KEYS if item.get(key) not in ("", None)), number)
+    name = next((item[key] for key in KEYS if item.get(key) not in ("", None)), number)
+    return f"{name} ({item['source']})" if "source" in item else name
 
 
 def _plain(value: Any) -> Any:

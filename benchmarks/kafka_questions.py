@@ -308,6 +308,10 @@ def _configs(nodes: int) -> Iterator[Question]:
         yield alter("broker, null", BROKER, name, ("log.retention.ms", SET, None))
         yield alter("broker, append to a number", BROKER, name, ("log.retention.ms", APPEND, "1"))
         yield alter("broker, in sync", BROKER, name, ("min.insync.replicas", SET, "1"))
+        yield alter("broker, overrides", BROKER, name, (OVERRIDES, SET, "127.0.0.1:9"))
+        yield alter("broker, bad overrides", BROKER, name, (OVERRIDES, SET, "127.0.0.1"))
+        yield alter("broker, overrides by host", BROKER, name, (OVERRIDES, SET, "localhost:9"))
+        yield alter("broker, no overrides", BROKER, name, (OVERRIDES, DELETE, None))
         yield alter("broker, throttle", BROKER, name, (THROTTLE, SET, "1000"))
         yield alter("broker, no throttle", BROKER, name, (THROTTLE, DELETE, None))
         yield alter("broker, delete", BROKER, name, ("log.retention.ms", DELETE, None))
@@ -318,6 +322,7 @@ def _configs(nodes: int) -> Iterator[Question]:
     yield describe("metrics", METRICS, "m")
     for note, change in (
         ("too short", ("interval.ms", SET, "10")),
+        ("no number", ("interval.ms", SET, "soon")),
         ("unknown", ("no.such", SET, "1")),
         ("bad match", ("match", SET, "bad")),
         ("match", ("match", SET, "client_id=a")),
@@ -396,6 +401,7 @@ def _quotas() -> Iterator[Question]:
     yield describe("all, after removing")
 
 
+OVERRIDES: Final = "max.connections.per.ip.overrides"
 THROTTLE: Final = "leader.replication.throttled.rate"
 ISOLATION: Final = "share.isolation.level"
 GROUP_NAMES: Final = (

@@ -63,6 +63,9 @@ RESOURCE_CONFIGS_BYTES_MAX = 64 * KIB  # of one resource, as JSON
 # Users and client ids of one tenant with quotas of their own, except for the nodes' own tenant: all
 # tenants share RESOURCE_CONFIGS_MAX, and every node has them in memory.
 CLIENT_QUOTAS_PER_TENANT_MAX = 1_000
+# Of a user or client id that quotas are counted for. Clients choose their ids, up to 32 KiB, and a
+# node remembers thousands of them: a longer id counts as its first characters.
+CLIENT_NAME_CHARS_MAX = 256
 
 # ── Access rules of Kafka (ACLs), in the metadata store ──────────────────────────────────────
 # In the memory of every node, about 1 KB each; DescribeAcls shows all of a tenant in one reply.

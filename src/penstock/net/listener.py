@@ -120,10 +120,9 @@ class Listener:
         if len(self.connections) >= self._connections_max or self.is_draining:
             return False
         if self._per_address_max and address:
-            most = self._addresses.get(address, self._per_address_max)
             address = source_of(address)
             count = self._per_address.get(address, 0)
-            if count >= most:
+            if count >= self._addresses.get(address, self._per_address_max):
                 return False
             self._per_address[address] = count + 1
             connection.when_lost(partial(self._left, address))
@@ -140,7 +139,7 @@ class Listener:
         assert self._per_address_max > 0, "addresses are not counted"
         self._connections_max = min(connections_max, self._most)
         self._per_address_max = per_address_max
-        self._addresses = addresses
+        self._addresses = {source_of(address): most for address, most in addresses.items()}
 
     def closed(self, connection: Peer) -> None:
         self.connections.discard(connection)

@@ -98,6 +98,7 @@ class Client:
         self.connection = cast(KafkaConnection, self.listener.make_connection())
         self.connection.peer = peer
         self.house = house
+        self.client_id = "me"
 
     async def ask(self, key: int, request: Any, version: int | None = None) -> Any:
         api = APIS[key]
@@ -107,7 +108,7 @@ class Client:
             api,
             version,
             correlation_id=CORRELATION_ID,
-            client_id="me",
+            client_id=self.client_id,
             body=codec.encode_request(request, version),
         )
         buffers = await self.house.frontend.answer(self.connection, frame[LENGTH_BYTES:])

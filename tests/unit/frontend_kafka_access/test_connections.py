@@ -26,6 +26,7 @@ from penstock.frontend.kafka.pipeline import is_produce
 from penstock.frontend.quotas import WAIT_RETRY_MS
 from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
 from penstock.model.identity import Limits, Quotas, Rate
+from penstock.model.limits import CLIENT_NAME_CHARS_MAX
 from penstock.net.kafka import KafkaConfig, KafkaListener
 from penstock.wire.kafka.apis import APIS
 from penstock.wire.kafka.faults import ErrorCode
@@ -308,6 +309,20 @@ async def test_a_tenants_quotas_count_for_its_own_clients_only(house: House) -> 
     await quota(house, OTHER, (("user", None),), producer_byte_rate=10_000)
     assert await produced(await house.client("ann")) == 0
     assert await produced(await house.client("ann", account=OTHER)) >= 1_000
+
+
+async def test_long_client_ids_count_as_their_first_characters(house: House) -> None:
+    """Clients choose their ids, and a node remembers thousands of them."""
+    await house.topic()
+    await house.user("ann", allow("*"))
+    await quota(house, OWN, (("client-id", None),), producer_byte_rate=10_000)
+    first, second, third = [await house.client("ann") for _ in range(3)]
+    first.client_id = "c" * CLIENT_NAME_CHARS_MAX
+    second.client_id = first.client_id + "d" * 30_000
+    third.client_id = "d" * CLIENT_NAME_CHARS_MAX
+    assert 1_000 <= await produced(first) <= 1_200
+    assert await produced(second) >= 2_900, "the same as the first"
+    assert await produced(third) <= 1_200
 
 
 async def test_without_a_login_the_user_is_anonymous(tmp_path: Path) -> None:

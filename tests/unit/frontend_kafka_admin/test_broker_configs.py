@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE, NODE_ID, Admin, admin_on, alter
 
-from penstock.frontend.kafka.broker_names import is_read_only
-from penstock.frontend.kafka.broker_table import BROKER_TABLE, TOPIC_NAMES
+from penstock.frontend.kafka.broker_table import BROKER_TABLE, TOPIC_NAMES, is_read_only
 from penstock.frontend.kafka.configs import TABLE, read_by
 from penstock.metadata.resource_configs import BROKER
 from penstock.model.levels import BROKER_CONFIGS_STORED
@@ -302,7 +301,8 @@ async def test_client_metrics_are_kept(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "code"),
     [
-        ("s", ("interval.ms", SET, "10"), ErrorCode.INVALID_CONFIG),
+        ("s", ("interval.ms", SET, "10"), ErrorCode.INVALID_REQUEST),
+        ("s", ("interval.ms", SET, "3600001"), ErrorCode.INVALID_REQUEST),
         ("s", ("interval.ms", SET, "x"), ErrorCode.INVALID_CONFIG),
         ("s", ("foo", SET, "1"), ErrorCode.INVALID_REQUEST),
         ("s", ("match", SET, "bad"), ErrorCode.INVALID_CONFIG),

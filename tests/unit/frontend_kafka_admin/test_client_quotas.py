@@ -22,7 +22,8 @@ from penstock.frontend.kafka.client_quotas import (
 )
 from penstock.metadata.resource_configs import CLIENT_QUOTA, GROUP, Resource
 from penstock.model.levels import BROKER_CONFIGS_STORED
-from penstock.model.limits import CLIENT_QUOTAS_PER_TENANT_MAX
+from penstock.model.limits import CLIENT_NAME_CHARS_MAX, CLIENT_QUOTAS_PER_TENANT_MAX
+from penstock.model.names import OFFSETS_TOPIC
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_client_quotas import (
     AlterClientQuotasRequest,
@@ -73,7 +74,7 @@ async def quotas(
 ) -> dict[Entity, dict[str, float]]:
     request = DescribeClientQuotasRequest([ComponentData(*one) for one in components], is_strict)
     reply = await admin.ask(48, request, version)
-    assert (reply.error_code, reply.error_message) == (0, None)
+    assert (reply.error_code, reply.error_message) == (0, "")
     return {
         sorted_entity([(part.entity_type, part.entity_name) for part in found.entity]): {
             value.key: value.value for value in found.values
@@ -171,7 +172,9 @@ async def test_bad_filters_are_refused(
         ((("ip", "no such host"),), "connection_creation_rate", 5.0),
         ((("ip", "1.1.1.1"),), "connection_creation_rate", 3e9),
         ((("ip", "1.1.1.1"), ("user", "u")), PRODUCED, 5.0),
-        ((("user", "u" * 2_000),), PRODUCED, 5.0),
+        ((("user", "u" * (CLIENT_NAME_CHARS_MAX + 1)),), PRODUCED, 5.0),
+        ((("client-id", "u" * (CLIENT_NAME_CHARS_MAX + 1)),), PRODUCED, 5.0),
+        ((("user", "ü" * CLIENT_NAME_CHARS_MAX),), PRODUCED, 5.0),
     ],
 )
 async def test_bad_quotas_are_refused(admin: Admin, entity: Given, key: str, value: float) -> None:
@@ -244,6 +247,16 @@ async def test_a_tenant_has_a_bounded_number_of_quotas(
     assert len(await quotas(admin)) == 2
     admin.context = own
     assert len(await quotas(admin)) == 3
+
+
+async def test_an_operator_of_any_tenant_sees_quotas_of_addresses(admin: Admin) -> None:
+    address: Given = (("ip", "10.0.0.1"),)
+    admin.context = admin.context.of("111122223333")
+    assert (await quota(admin, address, ("connection_creation_rate", 5.0)))[0] == ErrorCode.NONE
+    assert (await quota(admin, ANN, (PRODUCED, 5.0)))[0] == ErrorCode.NONE
+    for account, seen in (("111122223333", {address, ANN}), (ACCOUNT, {address})):
+        admin.context = admin.context.of(account)
+        assert set(await quotas(admin)) == seen
 
 
 # ── Entities and buckets ─────────────────────────────────────────────────────────────────────
@@ -334,8 +347,10 @@ async def test_resources_with_configs_are_listed(admin: Admin) -> None:
 
     me = str(NODE_ID)
     assert await listed() == (0, [(2, "t"), (2, "u"), (4, me), (8, me), (16, "s"), (32, "g")])
+    await admin.create_internal()
+    assert (await listed(2))[1][:2] == [(2, OFFSETS_TOPIC), (2, "__groups")]
     assert await listed(version=0) == (0, [(16, "s")])
     assert await listed(32, 16, 32) == (0, [(16, "s"), (32, "g")])
     assert await listed(2, 99) == (ErrorCode.UNSUPPORTED_VERSION, [])
     admin.context = admin.context.of("111122223333")
-    assert await listed(2, 32) == (0, [(32, "other")])
+    assert await listed(2, 32) == (0, [(2, OFFSETS_TOPIC), (32, "other")])

@@ -102,7 +102,7 @@ async def test_all_configs_of_a_topic_are_shown_in_every_version(
 ) -> None:
     await admin.create("t", {"retention.ms": "604800000"})
     result = await admin.describe("t", version=version)
-    assert (result.error_code, result.error_message) == (ErrorCode.NONE, None)
+    assert (result.error_code, result.error_message) == (ErrorCode.NONE, "")
     assert (result.resource_type, result.resource_name) == (TOPIC, "t")
     shown = {config.name: config for config in result.configs}
     assert list(shown) == sorted(TABLE)

@@ -102,7 +102,7 @@ async def test_limits_of_a_kafka_listener_change_while_it_serves() -> None:
         return not closed.done()
 
     def limit(connections_max: int = 100, per_ip: int = 100, own: int | None = None) -> None:
-        by_address = {} if own is None else {"127.0.0.1": own}
+        by_address = {} if own is None else {"::ffff:127.0.0.1": own}
         listener.limit(
             connections_max=connections_max, per_address_max=per_ip, addresses=by_address
         )

@@ -1,7 +1,6 @@
 """AlterClientQuotas: set or remove quotas of users, client ids and addresses. A tenant's quotas
 count for its own clients only; those of addresses, which tenants share, are for operators."""
 
-import ipaddress
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from penstock.frontend.kafka.client_quotas import (
     entity_text,
     sorted_entity,
 )
-from penstock.frontend.kafka.config_values import INT_MAX
+from penstock.frontend.kafka.config_values import INT_MAX, is_address
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_cluster, check_operator
 from penstock.frontend.kafka.permissions import Operation
@@ -26,7 +25,7 @@ from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.frontend.kafka.resources import check_level
 from penstock.metadata.resource_configs import CLIENT_QUOTA, Resource
 from penstock.model.errors import QuotaExceeded
-from penstock.model.limits import CLIENT_QUOTAS_PER_TENANT_MAX
+from penstock.model.limits import CLIENT_NAME_CHARS_MAX, CLIENT_QUOTAS_PER_TENANT_MAX
 from penstock.model.stream import LONG_MAX
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.alter_client_quotas import (
@@ -127,14 +126,16 @@ def _check_entity(entity: Entity) -> None:
             )
         if name == "":
             raise _invalid(f"The name of {kind} is empty; null stands for the default.")
+        if name is not None and len(name) > CLIENT_NAME_CHARS_MAX:
+            raise _invalid(
+                f"The name of {kind} has {len(name):,} characters; {CLIENT_NAME_CHARS_MAX} are"
+                " allowed."
+            )
     if IP in kinds and len(kinds) > 1:
         raise _invalid("An ip is an entity of its own, without user or client-id.")
     address = dict(entity).get(IP)
-    if address is not None:
-        try:
-            ipaddress.ip_address(address)
-        except ValueError:
-            raise _invalid(f"{address[:100]!r} is not an IP address.") from None
+    if address is not None and not is_address(address):
+        raise _invalid(f"{address[:100]!r} is not an IP address.")
 
 
 def _read(op: OpData, keys: Mapping[str, Key]) -> str:

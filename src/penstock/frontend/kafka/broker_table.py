@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from penstock.frontend.kafka.config_values import INT_MAX, Read, decimal, flag, whole
+from penstock.frontend.kafka.config_values import INT_MAX, Read, decimal, flag, is_address, whole
 from penstock.frontend.kafka.configs import TABLE, TopicConfig, ValueType
 from penstock.model.stream import LONG_MAX
 
@@ -23,14 +23,17 @@ TOPIC_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
+_count: Final = whole(0, INT_MAX)
+
+
 def addresses(text: str) -> Mapping[str, int]:
     """Read connection limits by address: ``10.0.0.7:5,::1:9``. Raises ValueError."""
     found = {}
     for part in filter(None, map(str.strip, text.split(","))):
         address, _, count = part.rpartition(":")
-        if not address or not (count.isascii() and count.isdigit()) or int(count) > INT_MAX:
+        if not is_address(address):
             raise ValueError("a list of ADDRESS:NUMBER with commas between them")
-        found[address] = int(count)
+        found[address] = int(_count(count))
     if len(found) > OVERRIDES_MAX:
         raise ValueError(f"a list of at most {OVERRIDES_MAX:,} addresses")
     return found
@@ -160,3 +163,43 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
 )
 
 BROKER_TABLE: Final[Mapping[str, TopicConfig]] = MappingProxyType({row.name: row for row in _ROWS})
+
+# Names that cannot be changed while a node runs: those of Apache Kafka 4.3, and its listeners,
+# security and plug-ins, which are settings of the node here.
+_FIXED_FAMILIES: Final = tuple(
+    f"{family}."
+    for family in (
+        *("alter", "broker", "controller", "delegation", "group", "listener", "metadata"),
+        *("metrics", "offsets", "remote", "replica", "sasl", "share", "socket", "ssl"),
+        "transaction",
+    )
+)
+_FIXED_NAMES: Final = """
+add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
+advertised.listeners authorizer.class.name auto.create.topics.enable auto.leader.rebalance.enable
+client.quota.callback.class config.providers connection.failed.authentication.delay.ms
+connections.max.idle.ms connections.max.reauth.ms controlled.shutdown.enable cordoned.log.dirs
+create.topic.policy.class.name default.replication.factor
+delete.records.purgatory.purge.interval.requests delete.topic.enable early.start.listeners
+fetch.max.bytes fetch.purgatory.purge.interval.requests file.delete.delay.ms
+initial.broker.registration.timeout.ms inter.broker.listener.name
+kafka.metrics.polling.interval.secs kafka.metrics.reporters
+leader.imbalance.check.interval.seconds listeners log.cleaner.enable log.dir
+log.dir.failure.timeout.ms log.dirs log.flush.offset.checkpoint.interval.ms
+log.flush.scheduler.interval.ms log.flush.start.offset.checkpoint.interval.ms
+log.retention.check.interval.ms log.retention.hours log.retention.minutes log.roll.hours
+log.roll.jitter.hours max.incremental.fetch.session.cache.slots max.request.partition.size.limit
+metric.reporters node.id num.partitions num.replica.alter.log.dirs.threads
+offset.metadata.max.bytes principal.builder.class process.roles
+producer.purgatory.purge.interval.requests queued.max.request.bytes queued.max.requests
+quota.window.num quota.window.size.seconds replication.quota.window.num
+replication.quota.window.size.seconds request.timeout.ms security.inter.broker.protocol
+security.providers telemetry.max.bytes transactional.id.expiration.ms
+"""
+_FIXED: Final = frozenset(_FIXED_NAMES.split())
+
+
+def is_read_only(name: str) -> bool:
+    """Whether a request to set the config is refused. A name of Kafka's families that is not in the
+    table is, too: it may be a secret."""
+    return name not in BROKER_TABLE and (name in _FIXED or name.startswith(_FIXED_FAMILIES))

@@ -1,6 +1,7 @@
 """How texts of configs are checked. A reader returns the text to store, or raises ValueError with
 what the value must be."""
 
+import ipaddress
 import re
 from collections.abc import Callable
 from typing import Final
@@ -13,6 +14,15 @@ THROTTLED_CHARS_MAX: Final = 32_768  # one topic of 1,024 partitions with three 
 
 Read = Callable[[str], str]
 _THROTTLED = re.compile(r"\d{1,10}:\d{1,10}\Z")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an IP address. Names of hosts are not: nothing here resolves names."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def whole(low: int, high: int) -> Read:

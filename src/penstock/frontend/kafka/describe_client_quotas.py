@@ -1,7 +1,7 @@
 """DescribeClientQuotas: the quotas of the caller's tenant whose entities match a filter; for
 operators also those of addresses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from penstock.frontend.kafka.client_quotas import CLIENT_ID, IP, USER, Entity, entity_of
@@ -39,21 +39,25 @@ async def run(
         return DescribeClientQuotasResponse(
             error_code=refusal.code, error_message=refusal.message, entries=None
         )
+    is_operator = call.caller.is_trusted or call.caller.is_operator
     found = [
-        _entry(context, text, entity)
-        async for text in call.slices.each(sorted(_names(context)))
-        if _is_shown(call, entity := entity_of(text))
+        _entry(context, resource, entity)
+        async for resource in call.slices.each(_resources(context))
+        if _is_shown(context, resource, entity := entity_of(resource.name), is_operator)
         and _matches(dict(entity), filters, is_strict=asked.strict)
     ]
-    return DescribeClientQuotasResponse(error_message=None, entries=found)
+    return DescribeClientQuotasResponse(error_message="", entries=found)
 
 
-def _names(context: KafkaContext) -> Sequence[str]:
-    return list(context.dynamic.stored.names(context.account, CLIENT_QUOTA))
+def _resources(context: KafkaContext) -> Iterator[Resource]:
+    for account in {context.account, context.config.account}:
+        for name in tuple(context.dynamic.stored.names(account, CLIENT_QUOTA)):
+            yield Resource(account, CLIENT_QUOTA, name)
 
 
-def _is_shown(call: KafkaCall, entity: Entity) -> bool:
-    return entity[0][0] != IP or call.caller.is_trusted or call.caller.is_operator
+def _is_shown(context: KafkaContext, resource: Resource, entity: Entity, is_operator: bool) -> bool:
+    """Quotas of addresses are stored in the account of the nodes."""
+    return is_operator if entity[0][0] == IP else resource.account == context.account
 
 
 def _filters(components: Sequence[ComponentData]) -> Mapping[str, ComponentData]:
@@ -88,8 +92,8 @@ def _matches(
     )
 
 
-def _entry(context: KafkaContext, text: str, entity: Entity) -> EntryData:
-    quotas = context.dynamic.stored.get(Resource(context.account, CLIENT_QUOTA, text))
+def _entry(context: KafkaContext, resource: Resource, entity: Entity) -> EntryData:
+    quotas = context.dynamic.stored.get(resource)
     return EntryData(
         [EntityData(*part) for part in entity],
         [ValueData(key, float(value)) for key, value in sorted(quotas.items())],

@@ -61,7 +61,7 @@ async def _described(
         )
     keys = frozenset(resource.configuration_keys or ())
     return DescribeConfigsResult(
-        error_message=None,
+        error_message="",  # not null, as in Kafka
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=[_shown(entry, asked) for entry in entries if not keys or entry.name in keys],

@@ -221,8 +221,7 @@ def _entry(row: TopicConfig, value: str | None) -> ConfigEntry:
     synonyms: tuple[tuple[str, str | None, Source], ...] = ()
     if value is not None:
         synonyms = ((row.name, value, Source.GROUP),)
-    if row.node_name is not None:
-        synonyms = (*synonyms, (row.node_name, row.default, Source.DEFAULT))
+    synonyms = (*synonyms, (row.node_name or row.name, row.default, Source.DEFAULT))
     return ConfigEntry(
         row.name,
         row.default if value is None else value,

@@ -7,6 +7,7 @@ from typing import Final
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_cluster, on_group, on_topic
 from penstock.frontend.kafka.resources import ResourceType
+from penstock.frontend.kafka.topics import topics_shown
 from penstock.metadata.resource_configs import CLIENT_METRICS, GROUP
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.list_config_resources import (
@@ -44,12 +45,11 @@ async def _names(
 ) -> AsyncIterator[str]:
     stored = context.dynamic.stored
     if resource_type is ResourceType.TOPIC:
-        topics = context.catalog.topics(context.account, context.config.region)
-        async for topic in call.slices.each(topics):
+        async for topic in call.slices.each(topics_shown(context)):
             if on_topic(context, call, Operation.DESCRIBE_CONFIGS, topic.name, topic):
                 yield topic.name
     elif resource_type is ResourceType.GROUP:
-        async for name in call.slices.each(sorted(stored.names(context.account, GROUP))):
+        async for name in call.slices.each(tuple(stored.names(context.account, GROUP))):
             if on_group(context, call, Operation.DESCRIBE_CONFIGS, name):
                 yield name
     elif resource_type is ResourceType.CLIENT_METRICS:

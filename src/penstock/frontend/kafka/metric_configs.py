@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from penstock.frontend.kafka.config_values import whole
+from penstock.frontend.kafka.config_values import INT_MAX, whole
 from penstock.frontend.kafka.configs import ConfigEntry, Source, TopicConfig, ValueType, read_by
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.refusal import Refusal
@@ -14,6 +14,8 @@ from penstock.frontend.kafka.resources import Edit, store
 from penstock.metadata.resource_configs import CLIENT_METRICS
 from penstock.wire.kafka.faults import ErrorCode
 
+INTERVAL: Final = "interval.ms"
+INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000  # as in Kafka
 _MATCHED: Final = frozenset(
     (
         "client_instance_id",
@@ -41,11 +43,11 @@ def _patterns(text: str) -> str:
 _PATTERN: Final = re.compile(r"\s*([a-z_]+)\s*=[^=]+\Z")
 _ROWS: Final = (
     TopicConfig(
-        "interval.ms",
+        INTERVAL,
         ValueType.INT,
         "300000",
         None,
-        whole(100, 3_600_000),
+        whole(0, INT_MAX),
         "How often clients push their metrics.",
     ),
     TopicConfig(
@@ -65,8 +67,17 @@ async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry:
         row = METRICS_TABLE.get(key)
         if row is None:
             raise _invalid(f"There is no client metrics config {key[:100]!r}.")
-        changes[key] = read_by(row, text)
+        changes[key] = _read(row, text)
     await store(context, CLIENT_METRICS, name, changes, is_dry=is_dry)
+
+
+def _read(row: TopicConfig, text: str | None) -> str:
+    """The text to store. Raises Refusal."""
+    read = read_by(row, text)
+    if row.name == INTERVAL and not INTERVAL_MS_MIN <= int(read) <= INTERVAL_MS_MAX:
+        # Another code than for what is not a number, as in Kafka.
+        raise _invalid(f"{INTERVAL} is from {INTERVAL_MS_MIN} to {INTERVAL_MS_MAX}, not {read}.")
+    return read
 
 
 def metric_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:

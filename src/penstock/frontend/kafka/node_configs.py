@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from penstock.cursor.group.settings import GroupSettings
 from penstock.cursor.transactions import TIMEOUT_MS_MAX
-from penstock.frontend.kafka.broker_names import is_read_only
 from penstock.frontend.kafka.broker_table import (
     BROKER_TABLE,
     COMPACTION_BACKOFF,
     CONNECTIONS_MAX,
     CONNECTIONS_PER_IP_MAX,
     TOPIC_NAMES,
+    is_read_only,
 )
 from penstock.frontend.kafka.brokers import GROUPS_TOPIC
 from penstock.frontend.kafka.configs import ConfigEntry, Source, Synonym, ValueType, read_by

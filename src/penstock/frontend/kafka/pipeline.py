@@ -39,7 +39,7 @@ from penstock.frontend.slices import Turns
 from penstock.model.errors import PenstockError
 from penstock.model.file_slice import Piece
 from penstock.model.identity import Caller, Tenant
-from penstock.model.limits import REQUEST_BYTES_MAX
+from penstock.model.limits import CLIENT_NAME_CHARS_MAX, REQUEST_BYTES_MAX
 from penstock.net.kafka import Buffer, HangUp, KafkaConnection, Reply
 from penstock.wire.kafka.apis import (
     API_VERSIONS,
@@ -300,7 +300,8 @@ def _client(call: KafkaCall) -> tuple[str, str, str]:
     """Account, user and client id, as quotas know them."""
     caller = call.caller
     is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
-    return caller.account, KAFKA_ANONYMOUS if is_anonymous else caller.user, call.client_id
+    user = KAFKA_ANONYMOUS if is_anonymous else caller.user
+    return caller.account, user[:CLIENT_NAME_CHARS_MAX], call.client_id[:CLIENT_NAME_CHARS_MAX]
 
 
 def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:
