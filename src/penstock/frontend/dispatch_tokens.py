@@ -1,4 +1,4 @@
-"""Changes of delegation tokens, behind the metadata's bulkhead: as in ``dispatch.py``. Tokens are
+"""Delegation tokens, with changes behind the metadata's bulkhead, as in ``dispatch.py``. Tokens are
 read from memory."""
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from penstock.model.identity import DelegationToken
 
 
 class DispatchedTokens:
-    """Implements ``TokenCalls`` over another one."""
+    """A ``TokenCalls`` that calls another one through the bulkhead."""
 
     def __init__(self, tokens: TokenCalls, callees: Callees) -> None:
         self._tokens = tokens

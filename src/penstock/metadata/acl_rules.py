@@ -3,8 +3,8 @@
     /acls/{account}/{SHA-256 of the value}    the rule as JSON
 
 An entry is written once and never changed, and its key follows from its value: adding a rule that
-exists changes nothing, and two nodes that add and remove different rules never meet. Every node has
-all rules in memory, indexed per tenant (``model/acls.py``), and a watch keeps them fresh.
+exists changes nothing, and changes of different rules never conflict. Every node has all rules in
+memory, indexed per tenant (``model/acls.py``), and a watch keeps them fresh.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from penstock.model.names import is_account
 from penstock.wire.internal.faults import OutcomeUnknown
 
 ACLS_PREFIX: Final = "/acls/"
-TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
-RULES_PER_TXN_MAX: Final = 32  # 20 KB each at most: well below the bytes of a transaction
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
+RULES_PER_TXN_MAX: Final = 32  # at most 20 KB each: well below the size limit of a transaction
 
 _decode = msgspec.json.Decoder(Acl).decode
 _encode = msgspec.json.Encoder().encode
@@ -74,8 +74,8 @@ class AclRules:
         return self._indexes.get(account)
 
     async def add(self, account: str, rules: Collection[Acl]) -> None:
-        """Raises QuotaExceeded if there is no room for all of them, and then adds none; Throttled
-        if other nodes keep overtaking."""
+        """Add rules. Those that exist stay as they are. Raises QuotaExceeded if not all of them
+        fit, and adds none then; Throttled if changes of other nodes keep conflicting."""
         known = self.of(account) or ()
         unique = list(dict.fromkeys(rules))
         self._check_room(account, sum(rule not in known for rule in unique))
@@ -83,7 +83,8 @@ class AclRules:
             await self._write(account, some, is_put=True)
 
     async def remove(self, account: str, rules: Collection[Acl]) -> None:
-        """Rules that do not exist are ignored. Raises Throttled if other nodes keep overtaking."""
+        """Remove rules. Those that do not exist are ignored. Raises Throttled if changes of other
+        nodes keep conflicting."""
         for some in _portions(list(rules)):
             await self._write(account, some, is_put=False)
 
@@ -91,7 +92,7 @@ class AclRules:
         await self.remove(account, list(self.of(account) or ()))
 
     def _check_room(self, account: str, added: int) -> None:
-        """By what memory knows: nodes that add at the same moment may exceed a bound."""
+        """Memory is counted, not the store: nodes that add at the same time may exceed a bound."""
         used = len(self.of(account) or ())
         if added and used + added > ACLS_PER_TENANT_MAX:
             raise QuotaExceeded(
@@ -100,14 +101,15 @@ class AclRules:
             )
         if added and len(self._cache) + added > ACLS_MAX:
             raise QuotaExceeded(
-                f"The server has {len(self._cache):,} of {ACLS_MAX:,} access rules of all tenants,"
-                f" and {added:,} more do not fit: delete some."
+                f"All tenants together have {len(self._cache):,} of {ACLS_MAX:,} access rules, and"
+                f" {added:,} more do not fit: delete some."
             )
 
     async def _write(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
-        """Every entry is compared, those that are as they should be as well: memory may be behind.
-        Doing it again is harmless, so a conflict or an unknown outcome is settled by reading the
-        entries and trying again."""
+        """Put or delete entries in one transaction. The transaction compares the versions of all
+        entries, also of those that need no change, because memory may be behind the store. To put
+        or delete an entry again changes nothing, so after a conflict or an unknown outcome the
+        entries are read, and the transaction is tried again."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self._cache.version(key) for key in entries}
         for _ in range(TRIES_MAX):
@@ -124,7 +126,7 @@ class AclRules:
                 for key in changed:
                     self._cache.apply(key, entries[key] if is_put else None, version=revision)
                 return
-        raise Throttled("The access rules are changed elsewhere.")
+        raise Throttled("Other nodes are changing the same access rules: try again.")
 
     async def _newest_version(self, key: str) -> int:
         entry = await self._store.get(key)

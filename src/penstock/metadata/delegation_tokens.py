@@ -27,7 +27,7 @@ from penstock.model.names import is_account
 from penstock.wire.internal.faults import OutcomeUnknown
 
 TOKENS_PREFIX: Final = "/tokens/"
-TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with changes of other nodes
 
 _ID = re.compile(r"[A-Za-z0-9_-]{22}\Z")
 _decode = msgspec.json.Decoder(DelegationToken).decode
@@ -101,7 +101,7 @@ class DelegationTokens:
     async def change(self, token_id: str, change: Change) -> DelegationToken | None:
         """Apply a pure function to the newest value and store its result; None deletes the token.
         Return None for a token that does not exist. Raises what ``change`` raises, and Throttled if
-        other nodes keep overtaking."""
+        changes of other nodes keep conflicting."""
         key = token_key(token_id)
         before, version = self._cache.get(key), self._cache.version(key)
         for _ in range(TRIES_MAX):
@@ -117,7 +117,7 @@ class DelegationTokens:
             else:
                 self._cache.apply(key, after, version=revision)
                 return after or before
-        raise Throttled("The delegation token is changed elsewhere.")
+        raise Throttled("Other nodes are changing the same delegation token: try again.")
 
     async def sweep(self, *, now_ms: int) -> int:
         """Delete expired tokens and return their number."""
@@ -141,7 +141,7 @@ class DelegationTokens:
         return await self._store.put(key, _encode(token), if_version=version)
 
     def _check_room(self, account: str) -> None:
-        """By what memory knows: nodes that add at the same moment may exceed a bound by one."""
+        """Memory is counted, not the store: nodes that add at the same time may exceed a bound."""
         used = len(self.of(account))
         if used >= TOKENS_PER_TENANT_MAX:
             raise QuotaExceeded(
@@ -150,7 +150,8 @@ class DelegationTokens:
             )
         if len(self._cache) >= TOKENS_MAX:
             raise QuotaExceeded(
-                f"All tenants together have {TOKENS_MAX:,} of {TOKENS_MAX:,} delegation tokens."
+                f"All tenants together have {TOKENS_MAX:,} of {TOKENS_MAX:,} delegation tokens:"
+                " expire some, or wait until they have expired."
             )
 
     def _on_change(

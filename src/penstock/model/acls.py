@@ -5,7 +5,7 @@ operation, a resource and whether that is allowed or denied. As in Kafka, a matc
 every allow, ``User:*`` is every user, the literal resource name ``*`` is every resource of its
 type, and an allowed read, write, delete or alter allows describe as well.
 
-Rules are indexed by principal first: a check is a few dict lookups, however many rules there are.
+Rules are indexed: a check is a few dict lookups, and one for each length that prefixes have.
 """
 
 import ipaddress
@@ -60,7 +60,7 @@ class Permission(IntEnum):
     ALLOW = 3
 
 
-# Who may do one of these things may do the first as well, unless that is denied by name.
+# A key is allowed to whoever is allowed one of its operations, unless a rule denies the key itself.
 IMPLYING: Final[Mapping[Operation, tuple[Operation, ...]]] = MappingProxyType(
     {
         Operation.DESCRIBE: (
@@ -95,8 +95,8 @@ class Acl(msgspec.Struct, frozen=True):
 
 
 class _Patterns:
-    """The resources of one type that rules of one permission, operation and principal name, and the
-    hosts of each."""
+    """The names and prefixes in all rules of one permission, operation, principal and resource
+    type, with the hosts of each."""
 
     __slots__ = ("lengths", "literal", "prefixed")
 
@@ -177,7 +177,7 @@ class AclIndex:
     def decide(
         self, operation: Operation, resource_type: int, *, name: str, principal: str, host: str
     ) -> Permission | None:
-        """Return None if no rule matches. ``host``: the client's address, as ``host_of`` has it."""
+        """Return None if no rule matches. ``host``: the client's address, made by ``host_of``."""
         for patterns in self._of(Permission.DENY, operation, resource_type, principal):
             if patterns.match(name, host):
                 return Permission.DENY
@@ -211,8 +211,8 @@ class AclIndex:
 
 @lru_cache(maxsize=4_096)  # the client's address is asked for with every check
 def host_of(text: str) -> str:
-    """Return an address in its one form; any other text as it is. A client that connects over IPv4
-    to an IPv6 socket has its IPv4 address."""
+    """Return an address in its canonical form, and any other text unchanged. The IPv6 form of an
+    IPv4 address, which IPv6 sockets show, becomes the IPv4 address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -91,18 +91,18 @@ class ScramCredential(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DelegationToken(msgspec.Struct, frozen=True):
-    """Lets a program log in to Kafka as its owner, without the owner's password. Its secret is
-    derived from the token id and is not kept."""
+    """A token with which a program logs in to Kafka as the token's owner, without the owner's
+    password. The secret is derived from the token id and is not stored."""
 
     token_id: str
     account: str
     owner: str  # names of users of the account
-    owner_created_at_ms: int  # a later user of that name has other tokens
+    owner_created_at_ms: int  # a user of that name who is created later does not get the token
     requester: str
-    renewers: tuple[str, ...]  # who may renew and expire the token beside its owner
+    renewers: tuple[str, ...]  # users beside the owner who may renew and expire the token
     issued_at_ms: int
     expires_at_ms: int
-    max_at_ms: int  # renewals end there
+    max_at_ms: int  # no renewal lasts longer
 
     def is_expired(self, *, now_ms: int) -> bool:
         return now_ms > self.expires_at_ms

@@ -63,7 +63,7 @@ class Vault:
         await self.data_keys.stop()
 
     async def flush(self) -> None:
-        """When keys were last used, to the minute; and expired delegation tokens are deleted."""
+        """Write when keys were last used, and delete expired delegation tokens, again and again."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             try:

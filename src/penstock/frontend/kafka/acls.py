@@ -1,7 +1,7 @@
-"""Which access rules (ACLs) can be made, and which rules a filter finds. Pure.
+"""Which access rules (ACLs) are valid, and which rules a filter finds. Pure.
 
-What rules say about a request is ``model/acls.py``'s. Rules of versions before feature level 6 are
-statements of a user's policy (``policy_acls.py``); they are shown and deleted with the others."""
+``model/acls.py`` decides what rules allow. Rules from below feature level 6 are statements of a
+user's policy (``policy_acls.py``); they are shown and deleted with the others."""
 
 from typing import Final, Protocol
 

@@ -1,9 +1,8 @@
-"""CreateAcls: access rules of the caller's account, about any principal and any resource, whether
-or not it exists.
+"""CreateAcls: create access rules of the caller's account, about any principal and any resource,
+whether or not they exist.
 
-Refused with authentication off: a rule that is accepted and never checked would be a broken
-promise. Below feature level 6 rules are statements of policies, because older nodes know no other
-rules (``policy_acls.py``)."""
+Rejected while authentication is off, because nothing would check the rules. Below feature level 6
+rules are statements of policies, because older nodes know no other rules (``policy_acls.py``)."""
 
 from collections.abc import Mapping
 
@@ -30,7 +29,7 @@ KEY = 30
 async def run(
     context: KafkaContext, call: KafkaCall, asked: CreateAclsRequest
 ) -> CreateAclsResponse:
-    code = refusal_of_all(context, call)
+    code = _refusal_of_all(context, call)
     if code is not None:
         refused = AclCreationResult(code, code.message)
         return CreateAclsResponse(results=[refused for _ in asked.creations])
@@ -52,7 +51,7 @@ async def run(
     )
 
 
-def refusal_of_all(context: KafkaContext, call: KafkaCall) -> ErrorCode | None:
+def _refusal_of_all(context: KafkaContext, call: KafkaCall) -> ErrorCode | None:
     if not context.config.is_auth_on or context.changes is None:
         return ErrorCode.SECURITY_DISABLED
     if not on_cluster(context, call, Operation.ALTER):
@@ -90,7 +89,7 @@ async def _add_to_policies(
 async def _add_to_policy(
     context: KafkaContext, call: KafkaCall, user: str, rules: list[Acl]
 ) -> None:
-    """All of one user's at once, so that none of them is lost to another change."""
+    """Add all rules of one user in one change of the user."""
     assert context.changes is not None
     policies = AclPolicies(account=context.account, region=context.config.region)
 

@@ -1,5 +1,5 @@
-"""CreateDelegationToken: a token with which a program logs in as its owner. The reply is the only
-message beside DescribeDelegationToken that has the secret in it."""
+"""CreateDelegationToken: create a token with which a program logs in as the token's owner. Only the
+replies to this request and to DescribeDelegationToken contain the secret."""
 
 import base64
 from typing import Final

@@ -1,4 +1,5 @@
-"""What the requests about delegation tokens have in common: who may ask, and for which tokens."""
+"""The checks that requests about delegation tokens share: who may send them, and about which
+tokens."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,8 +18,8 @@ NO_TIME: Final = -1  # in replies that reject a request
 
 
 def check_asked(context: KafkaContext, call: KafkaCall) -> TokenCalls:
-    """Return where tokens are kept. Raises Refusal if this client must not ask about tokens, or if
-    a node of the cluster is too old to know them."""
+    """Return the store of tokens. Raises Refusal if this client must not send requests about
+    tokens, or if a node of the cluster may be too old to know tokens."""
     login = context.logins.of(call.connection)
     if call.caller.is_trusted or isinstance(login.proven, DelegationToken):
         raise Refusal(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED)
@@ -28,7 +29,8 @@ def check_asked(context: KafkaContext, call: KafkaCall) -> TokenCalls:
 
 
 def may_create_for(context: KafkaContext, call: KafkaCall, owner: User) -> bool:
-    """A token of an operator is for operators, whatever a rule says."""
+    """Return whether the caller may create a token of this owner. Tokens of operators are for
+    operators only, whatever rules say."""
     if owner.is_operator and not call.caller.is_operator:
         return False
     return owner.name == call.caller.user or may_by_rules(
@@ -37,7 +39,7 @@ def may_create_for(context: KafkaContext, call: KafkaCall, owner: User) -> bool:
 
 
 def may_describe(context: KafkaContext, call: KafkaCall, token: DelegationToken) -> bool:
-    """A description has the token's secret in it."""
+    """Return whether the caller may see a token. The description contains the token's secret."""
     if may_renew(call.caller, token):
         return True
     owner = context.identities.user(context.account, token.owner)
@@ -60,7 +62,7 @@ async def change_token(
     hmac: bytes,
     change: Callable[[DelegationToken], DelegationToken | None],
 ) -> DelegationToken:
-    """Change the token that has this HMAC; None deletes the token. Raises Refusal."""
+    """Apply ``change`` to the token with this HMAC; None deletes the token. Raises Refusal."""
     tokens = check_asked(context, call)
     found = tokens.find_by_hmac(context.account, hmac)
 

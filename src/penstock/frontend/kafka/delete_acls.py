@@ -1,7 +1,7 @@
-"""DeleteAcls: delete all access rules of the caller's account that fit any of the filters. Clients
-that are logged in lose what the rules allowed with their next request. Rules that are statements of
-an operator's policy stay unless the caller is an operator; the reply names them with an error
-each."""
+"""DeleteAcls: delete all access rules of the caller's account that fit any of the filters. What the
+rules allowed is denied from the next request on, also to clients that are logged in. Only operators
+can delete rules that are statements of an operator's policy; to others, the reply has an error for
+each of these rules."""
 
 from collections.abc import Mapping
 

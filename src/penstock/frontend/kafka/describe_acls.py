@@ -1,5 +1,5 @@
-"""DescribeAcls: the access rules of the caller's account that fit a filter. With authentication off
-it says so, instead of an empty list that would look like a checked one."""
+"""DescribeAcls: return the access rules of the caller's account that fit a filter. With
+authentication off the reply is SECURITY_DISABLED, because no rules are checked."""
 
 from penstock.frontend.kafka.acls import is_wanted
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext

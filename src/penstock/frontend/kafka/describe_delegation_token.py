@@ -1,5 +1,5 @@
-"""DescribeDelegationToken: the tokens that the caller owns or may renew, with their secrets, and
-those of others that an access rule lets it see."""
+"""DescribeDelegationToken: return the tokens that the caller owns, may renew, or may see by an
+access rule, with their secrets. Expired tokens and tokens of deleted users are left out."""
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.delegation_tokens import USER, check_asked, may_describe
@@ -19,7 +19,7 @@ KEY = 41
 async def run(
     context: KafkaContext, call: KafkaCall, asked: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
-    """Without owners in the request all tokens are meant, with an empty list none."""
+    """Without a list of owners all tokens are meant, with an empty list none."""
     try:
         tokens = check_asked(context, call)
     except Refusal as refusal:

@@ -1,5 +1,6 @@
-"""ExpireDelegationToken: a token ends at once, with a negative period, or after a period. What is
-logged in with a token that ended at once is disconnected with its next request."""
+"""ExpireDelegationToken: let a token expire after a period, or end a token at once, with a negative
+period. Clients that are logged in with a token that was ended are disconnected at their next
+request."""
 
 import msgspec
 

@@ -143,7 +143,7 @@ class Logins:
             self._look_again(login)
 
     def _check_token(self, login: Login) -> None:
-        """Tokens come and go without a change of the identities."""
+        """Changes of tokens do not raise the epoch of the identities."""
         if isinstance(login.proven, DelegationToken) and not self._holds(login):
             raise HangUp("the delegation token is gone or has expired")
 
@@ -284,7 +284,7 @@ class Logins:
         return TokenReply(token=token, lifetime_ms=lifetime_ms)
 
     def _lifetime_ms(self, proven: Proven) -> int:
-        """Return how long the log-in is good for; 0: as long as the connection."""
+        """Return how long the log-in lasts; 0: as long as the connection."""
         login_ms, token = self._config.login_ms, proven.credential
         if not isinstance(token, DelegationToken):
             return login_ms

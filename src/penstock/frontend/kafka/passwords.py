@@ -32,8 +32,9 @@ NAME_CHARS_MAX: Final = 256
 PASSWORD_BYTES_MAX: Final = 1_024
 SEED_BYTES: Final = 32
 _PLAIN_PARTS: Final = 3
-# In front of the id of a delegation token. No user has such a name: the salts that are made up for
-# a token and for a user would otherwise be alike unless the user exists.
+# Put in front of token ids where salts are made up. No user name begins like this. Without it, a
+# token id and a user of that name would have the same salt unless the user exists, which would tell
+# clients whether the user exists.
 _TOKEN: Final = "\0token/"  # noqa: S105
 
 

@@ -141,8 +141,7 @@ def _may(
     arn: str,
     policy: str | None = None,
 ) -> bool:
-    """Rules and policies are weighed together: what either of them denies is denied, and what
-    either of them allows is allowed then."""
+    """A deny by a rule or a policy wins. Otherwise, an allow by either of them is enough."""
     decided = None
     rules = _rules_for(context, call)
     if rules is not None:
@@ -171,7 +170,8 @@ def may_by_rules(
     resource_type: ResourceType,
     name: str,
 ) -> bool:
-    """For what no policy can give: only an operator, or a caller whom an access rule allows it."""
+    """Return whether the caller is an operator or an access rule allows the operation. Policies do
+    not count."""
     if call.caller.is_operator:
         return True
     rules = context.identities.acls(context.account)
@@ -183,7 +183,8 @@ def may_by_rules(
 
 
 def _rules_for(context: KafkaContext, call: KafkaCall) -> acls.AclIndex | None:
-    """Operators are bound by their policies alone: users of a tenant make its rules."""
+    """Return the rules that bind the caller; None if there are none. Rules do not bind operators,
+    because users of the tenant make the rules."""
     return None if call.caller.is_operator else context.identities.acls(context.account)
 
 

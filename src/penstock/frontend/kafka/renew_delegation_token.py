@@ -1,4 +1,4 @@
-"""RenewDelegationToken: a token is good for longer, up to its maximum lifetime."""
+"""RenewDelegationToken: let a token expire later, at its maximum lifetime at the latest."""
 
 import msgspec
 

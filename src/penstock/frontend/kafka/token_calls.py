@@ -1,4 +1,4 @@
-"""Delegation tokens as Kafka's requests see them. ``metadata/delegation_tokens.py`` keeps them."""
+"""The port to delegation tokens, which ``metadata/delegation_tokens.py`` implements."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -7,7 +7,7 @@ from penstock.model.identity import DelegationToken
 
 
 class TokenCalls(Protocol):
-    """Reading is from memory. A change is seen here when the call returns."""
+    """Tokens are read from memory. A change is in memory when its call returns."""
 
     def find(self, token_id: str) -> DelegationToken | None: ...
 
