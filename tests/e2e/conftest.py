@@ -1,10 +1,14 @@
+import warnings
 from collections.abc import Iterator
 
 import pytest
 from benchmarks.server import NotAvailable
-from tests.harness.cluster import PenstockCluster
-from tests.harness.kafka_site import Site
 from tests.harness.kafka_tools import KafkaTools
+
+with warnings.catch_warnings():
+    # kafka-python uses a function that Python 3.11 has deprecated when it is imported.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka.admin  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +19,3 @@ def kafka_tools() -> Iterator[KafkaTools]:
         pytest.skip(f"Apache Kafka's tools: {reason}")
     with tools:
         yield tools
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, kafka_tools: KafkaTools) -> Iterator[Site]:
-    with PenstockCluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield Site(cluster, kafka_tools)

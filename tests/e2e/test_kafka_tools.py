@@ -5,15 +5,18 @@ are skipped where their jars cannot be had."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, ShareConsumer, TopicPartition
-from tests.compat.kafka.confluent import kinds
+from kafka.admin import ConfigResourceType as Kind
+from tests.harness.cluster import PenstockCluster
 from tests.harness.etcd import LACKING
 from tests.harness.kafka_site import NOBODY, SECONDS_MAX, Site, rows
+from tests.harness.kafka_tools import KafkaTools
 from tests.harness.patience import eventually
 
 from penstock.wire.kafka.apis import APIS
@@ -27,6 +30,15 @@ GROUPS = "consumer.group.ConsumerGroupCommand"
 SHARE_GROUPS = "consumer.group.ShareGroupCommand"
 REASSIGN = "reassign.ReassignPartitionsCommand"
 FOLLOWER = "follower.replication.throttled"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, kafka_tools: KafkaTools) -> Iterator[Site]:
+    with (
+        PenstockCluster(tmp_path_factory.mktemp("cluster")) as cluster,
+        closing(Site(cluster, kafka_tools)) as site,
+    ):
+        yield site
 
 
 def written(file: Path, content: Mapping[str, Any]) -> str:
@@ -66,34 +78,80 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
     assert "does not exist" in site.tool("TopicCommand", "--describe", "--topic", "made", code=1)
 
 
-def config(site: Site, kind: str, of: str, name: str) -> str | None:
-    """Value of one config, None if it is not set; as another client sees it."""
-    (found,) = site.admin.describe_configs([kinds.ConfigResource(kind, of)]).values()
-    entry = found.result(SECONDS_MAX).get(name)
-    value: str | None = None if entry is None else entry.value
-    return value
-
-
 def test_configs_of_topics_and_groups_are_changed(site: Site) -> None:
     site.topic("configured")
     of_topic = ("--entity-type", "topics", "--entity-name", "configured")
     change = ("--alter", "--add-config", "retention.ms=5000,cleanup.policy=[compact,delete]")
     site.tool("ConfigCommand", *of_topic, *change)
-    assert config(site, "topic", "configured", "retention.ms") == "5000"
-    assert config(site, "topic", "configured", "cleanup.policy") == "compact,delete"
+    site.await_config(Kind.TOPIC, "configured", "retention.ms", "5000")
+    site.await_config(Kind.TOPIC, "configured", "cleanup.policy", "compact,delete")
     said = site.tool("ConfigCommand", *of_topic, "--describe", at=2)
     assert "retention.ms=5000 sensitive=false" in said
     site.tool("ConfigCommand", *of_topic, "--alter", "--delete-config", "retention.ms", at=3)
-    assert config(site, "topic", "configured", "retention.ms") == "604800000"
+    site.await_config(Kind.TOPIC, "configured", "retention.ms", None)
     wrong = ("--alter", "--add-config", "retention.ms=soon")
     assert "InvalidConfigurationException" in site.tool("ConfigCommand", *of_topic, *wrong, code=1)
 
     of_group = ("--entity-type", "groups", "--entity-name", "configured-group")
     change = ("--alter", "--add-config", "consumer.session.timeout.ms=50000")
     site.tool("ConfigCommand", *of_group, *change)
+    site.await_config(Kind.GROUP, "configured-group", "consumer.session.timeout.ms", "50000")
     for at in (1, 2, 3):
         said = site.tool("ConfigCommand", *of_group, "--describe", at=at)
         assert "consumer.session.timeout.ms=50000" in said
+
+
+@pytest.mark.parametrize(
+    ("of", "config", "seen"),
+    [
+        ("brokers --entity-name 2", "log.retention.ms=5000000", (Kind.BROKER, "2")),
+        ("brokers --entity-default", "log.roll.ms=700000", (Kind.BROKER, "3")),
+        ("broker-loggers --entity-name 3", "penstock.frontend=DEBUG", (Kind.BROKER_LOGGER, "3")),
+        ("client-metrics --entity-name m", "interval.ms=1000", (Kind.CLIENT_METRICS, "m")),
+        # Quotas: the clients of other makes do not know them.
+        ("clients --entity-name app", "producer_byte_rate=5000.0", None),
+        ("users --entity-name ann", "consumer_byte_rate=6000.0", None),
+        ("users --entity-default", "request_percentage=50.0", None),
+        ("ips --entity-name 10.0.0.1", "connection_creation_rate=7.0", None),
+    ],
+    ids=lambda value: value.replace(" ", "") if isinstance(value, str) else "",
+)
+def test_configs_of_other_kinds_are_changed(
+    site: Site, of: str, config: str, seen: tuple[Kind, str] | None
+) -> None:
+    entity = ("--entity-type", *of.split())
+    name, _, value = config.partition("=")
+
+    def is_described() -> bool:
+        return config in site.tool("ConfigCommand", *entity, "--describe", at=3)
+
+    said = site.tool("ConfigCommand", *entity, "--alter", "--add-config", config, at=2)
+    assert "Completed updating" in said
+    eventually(is_described, seconds=30, what=f"{config} is described")
+    if seen is not None:
+        site.await_config(*seen, name, value)
+    site.tool("ConfigCommand", *entity, "--alter", "--delete-config", name, at=1)
+    eventually(lambda: not is_described(), seconds=30, what=f"{config} is gone")
+    if seen is not None:
+        site.await_config(*seen, name, "INFO" if seen[0] is Kind.BROKER_LOGGER else None)
+
+
+def test_a_read_only_config_is_rejected_in_the_words_of_kafka(site: Site) -> None:
+    of = ("--entity-type", "brokers", "--entity-name", "1")
+    said = site.tool("ConfigCommand", *of, "--alter", "--add-config", "log.dirs=/x", code=1)
+    assert "Cannot update these configs dynamically: [log.dirs]" in said
+
+
+def test_client_metrics_are_subscribed_to(site: Site) -> None:
+    command = "ClientMetricsCommand"
+    site.tool(command, "--alter", "--name", "sub", "--interval", "2000", "--metrics", "org.")
+    site.await_config(Kind.CLIENT_METRICS, "sub", "interval.ms", "2000")
+    site.await_config(Kind.CLIENT_METRICS, "sub", "metrics", "org.")
+    assert "sub" in site.tool(command, "--list", at=2).split()
+    assert "interval.ms=2000" in site.tool(command, "--describe", "--name", "sub", at=3)
+    site.tool(command, "--delete", "--name", "sub")
+    site.await_config(Kind.CLIENT_METRICS, "sub", "interval.ms", None)
+    assert "sub" not in site.tool(command, "--list").split()
 
 
 # ── Groups ───────────────────────────────────────────────────────────────────────────────────
@@ -293,20 +351,15 @@ def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
     assert "No partition reassignments found." in site.tool(REASSIGN, "--list")
     assert site.ends("moved") == (0, 10)
     # Without --preserve-throttles, the throttles that --execute has set are cleared at the end.
-    of_broker, of_topic = (
-        ("broker", "1", f"{FOLLOWER}.rate"),
-        ("topic", "moved", f"{FOLLOWER}.replicas"),
-    )
-    assert config(site, *of_broker) == "50000000"
-    assert config(site, *of_topic) == "0:1,1:2"
+    of_broker = (Kind.BROKER, "1", f"{FOLLOWER}.rate")
+    of_topic = (Kind.TOPIC, "moved", f"{FOLLOWER}.replicas")
+    site.await_config(*of_broker, "50000000")
+    site.await_config(*of_topic, "0:1,1:2")
     said = site.tool(REASSIGN, *file, "--verify", at=2)
     assert "Clearing broker-level throttles on brokers 1,2,3" in said
     assert "Clearing topic-level throttles on topic moved" in said
-    eventually(
-        lambda: not config(site, *of_broker) and not config(site, *of_topic),
-        seconds=30,
-        what="the throttles are cleared",
-    )
+    site.await_config(*of_broker, None)
+    site.await_config(*of_topic, None)
 
 
 def test_leaders_are_elected(site: Site, tmp_path: Path) -> None:

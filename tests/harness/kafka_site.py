@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from tests.compat.kafka.confluent import kinds
 from tests.harness.cluster import PenstockCluster
 from tests.harness.kafka_tools import KafkaTools
@@ -15,13 +16,17 @@ NOBODY = -1
 
 
 class Site:
-    """The cluster, the tools, and an admin client of another make."""
+    """The cluster, the tools, and admin clients of other makes."""
 
     def __init__(self, cluster: PenstockCluster, tools: KafkaTools) -> None:
         self.cluster = cluster
         self.bootstrap = cluster.bootstrap
         self._tools = tools
         self.admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        self._python = KafkaAdminClient(bootstrap_servers=cluster.bootstrap.split(","))
+
+    def close(self) -> None:
+        self._python.close()
 
     def tool(self, name: str, *arguments: str, at: int = 1, code: int | None = 0) -> str:
         """What a tool prints, asked of one node."""
@@ -86,6 +91,19 @@ class Site:
         """Type and protocol of each group that kafka-groups lists."""
         listed = rows(self.tool("GroupsCommand", "--list", *filters, at=at), "GROUP")
         return {each["GROUP"]: (each["TYPE"], each.get("PROTOCOL", "")) for each in listed}
+
+    def await_config(self, kind: ConfigResourceType, of: str, name: str, value: str | None) -> None:
+        """Wait until another client sees that a config has a value; None: it is not set."""
+
+        def found() -> str | None:
+            resource = ConfigResource(kind, of)
+            described = self._python.describe_configs([resource], config_filter="all")
+            ((configs,),) = (each.values() for each in described.values())
+            one = configs.get(name)
+            is_set = one is not None and one["config_source"].startswith("DYNAMIC")
+            return one["value"] if is_set else None
+
+        eventually(lambda: found() == value, seconds=30, what=f"{name} of {of} is {value}")
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": group})
