@@ -516,6 +516,14 @@ def _streams_groups() -> Iterator[Question]:
         }
         return Question("StreamsGroupHeartbeat", 0, fields, at=COORDINATOR, of=group, note=note)
 
+    # Penstock's defaults for developers are shorter.
+    delays = {"streams.initial.rebalance.delay.ms": "3000", "streams.heartbeat.interval.ms": "5000"}
+    configs = [{"name": name, "config_operation": 0, "value": delays[name]} for name in delays]
+    groups = [
+        {"resource_type": GROUP, "resource_name": name, "configs": configs}
+        for name in ("s", "s-bad-13", "s-bad-18")
+    ]
+    yield Question("IncrementalAlterConfigs", 1, {"resources": groups}, at=1, note="streams groups")
     lines = part("0", "t")
     task = [{"subtopology_id": "0", "partitions": [0]}]
     yield beat("no such group", "s-none", 1)

@@ -329,6 +329,18 @@ def test_assignments_keep_their_distance() -> None:
     assert codes(beat(shell, "b", second.member_epoch)) == []
 
 
+def test_a_topology_without_subtopologies_has_no_tasks() -> None:
+    shell = Shell()
+    joined = beat(shell, "a", 0, topology=topology())
+    assert (joined.code, joined.assignment, codes(joined)) == (Code.NONE, (NOTHING, NOTHING), [])
+    assert shell.groups.describe("g").state == "Stable"
+
+
+@pytest.mark.parametrize("epoch", [-3, -2])
+def test_a_wrong_epoch_is_told_before_an_unknown_group(epoch: int) -> None:
+    assert beat(Shell(), "a", epoch).code == Code.INVALID_REQUEST
+
+
 # ── Large groups ─────────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ async def test_a_group_is_described_listed_and_deleted() -> None:
         (group,) = (
             await rig.ask(STREAMS_DESCRIBE, 0, shown.StreamsGroupDescribeRequest(["g"]))
         ).groups
-        assert (group.error_code, group.group_state) == (ErrorCode.GROUP_ID_NOT_FOUND, "Dead")
+        assert (group.error_code, group.group_state) == (ErrorCode.GROUP_ID_NOT_FOUND, "")
 
 
 def check_described(group: shown.DescribedGroup) -> None:

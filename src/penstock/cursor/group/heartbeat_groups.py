@@ -8,7 +8,12 @@ from penstock.cursor.group.settings import share_settings
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
 from penstock.cursor.group.streams import StreamsGroup
 from penstock.cursor.group.streams_assignment import Assignment, Work
-from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
+from penstock.cursor.group.streams_requests import (
+    StreamsHeartbeat,
+    StreamsReply,
+    malformed,
+    unsupported,
+)
 from penstock.cursor.group.table import Group
 
 
@@ -30,6 +35,10 @@ class HeartbeatGroups(ConfiguredGroups):
         wall_ms: int,
     ) -> Decision:
         draft = Draft()
+        refusal = unsupported(request) or malformed(request)
+        if refusal is not None:
+            draft.answer(ticket, refusal)
+            return draft.decide(self._wakes.next_ms())
         group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
         may_become = request.member_epoch == JOIN
         if group is not None and group.streams is None:

@@ -45,10 +45,8 @@ from penstock.cursor.group.streams_requests import (
     StreamsHeartbeat,
     StreamsReply,
     invalid_topology,
-    malformed,
     merged,
     refuse,
-    unsupported,
 )
 from penstock.cursor.group.topology import (
     Configured,
@@ -159,7 +157,7 @@ class StreamsGroup(StreamsFold):
         wall_ms: int,
     ) -> None:
         owned = request.owned
-        refusal = unsupported(request) or malformed(request) or self._refusal(request, owned)
+        refusal = self._refusal(request, owned)
         if refusal is not None:
             draft.answer(ticket, refusal)
             return

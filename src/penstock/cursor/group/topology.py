@@ -98,11 +98,7 @@ def check(topology: TopologyValue) -> None:
                     f" is set to {topic.partition_count}."
                 )
         if not read_by(part):
-            raise InvalidTopology(
-                f"Subtopology {part.subtopology_id} does not contain any source topics."
-            )
-    if not topology.subtopologies:
-        raise InvalidTopology("The topology has no subtopologies.")
+            raise InvalidTopology(f"No source topics found for subtopology {part.subtopology_id}")
     # With sources of one partition each, nothing but the topology itself can be wrong.
     sources = {name: 1 for part in topology.subtopologies for name in part.sources}
     _repartition_counts(topology, sources)

@@ -9,8 +9,7 @@ from penstock.cursor.group.describe import Description, StreamsMemberDescription
 from penstock.cursor.group.records import InternalTopic, PartitionMap, TopologyValue
 from penstock.cursor.group.streams_fold import maps_by_role
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.described_groups import LookedUp, look_up
-from penstock.wire.kafka.faults import ErrorCode
+from penstock.frontend.kafka.described_groups import look_up
 from penstock.wire.kafka.generated import streams_group_describe as wire
 
 KEY = 89
@@ -28,15 +27,12 @@ async def run(
     )
     return wire.StreamsGroupDescribeResponse(
         groups=[
-            _absent(one) if one.found is None else await _described(call, one.found, one.operations)
+            wire.DescribedGroup(one.code, one.message, one.group_id)
+            if one.found is None
+            else await _described(call, one.found, one.operations)
             async for one in call.slices.each(looked_up)
         ]
     )
-
-
-def _absent(one: LookedUp) -> wire.DescribedGroup:
-    state = "Dead" if one.code == ErrorCode.GROUP_ID_NOT_FOUND else ""
-    return wire.DescribedGroup(one.code, one.message, one.group_id, state)
 
 
 async def _described(call: KafkaCall, found: Description, operations: int) -> wire.DescribedGroup:

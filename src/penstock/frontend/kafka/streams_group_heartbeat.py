@@ -226,7 +226,7 @@ async def _create_each(
 
 
 def _refused(code: ErrorCode, message: str | None) -> wire.StreamsGroupHeartbeatResponse:
-    return wire.StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=None)
+    return wire.StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=())
 
 
 async def _response(
