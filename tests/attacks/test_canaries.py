@@ -11,7 +11,7 @@ import hmac
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -51,6 +51,7 @@ class Planted:
             "policy": f"canary-policy-{os.urandom(9).hex()}",
         }
         self.master = os.urandom(32)
+        self.hmacs: dict[str, bytes] = {}  # secrets of delegation tokens
 
     @property
     def all(self) -> dict[str, str]:
@@ -67,7 +68,7 @@ def spellings(secret: str | bytes) -> set[bytes]:
     return {spelling for spelling in found if len(spelling) >= 16}
 
 
-def leaks(planted: dict[str, str], text: bytes) -> list[str]:
+def leaks(planted: Mapping[str, str] | Mapping[str, bytes], text: bytes) -> list[str]:
     return [name for name, value in planted.items() if any(s in text for s in spellings(value))]
 
 
@@ -130,6 +131,7 @@ def work(server: Server, planted: Planted, operator: Operator, root: Credentials
     planted.secrets["secret of a rotated key"] = rotated["secret"]
     planted.secrets["token of a log-in"] = operator.token
     set_password(operator, name, planted.secrets["password"])
+    use_tokens(server, planted, root)
     sqs = sqs_as(server, root)
     attribute = {"a": {"DataType": "String", "StringValue": planted.bodies["attribute"]}}
     for queue, sse, body in (("plain", "false", "body"), ("sealed", "true", "sealed body")):
@@ -201,6 +203,26 @@ def fail_over_http(server: Server, planted: Planted, told: Told, root: Credentia
     for data in (head.encode() + half.encode(), head.encode() + half.ljust(99).encode()):
         with RawConnection(server.port) as connection:
             connection.send(data)
+
+
+def use_tokens(server: Server, planted: Planted, root: Credentials) -> None:
+    with Wire(server) as wire:
+        wire.log_in(str(root.access_key), str(root.secret_key))
+        for name in ("kept", "ended"):
+            made = wire.ask("CreateDelegationToken", 3, owner_principal_name=None, renewers=())
+            planted.hmacs[name] = made.hmac
+            assert wire.ask("RenewDelegationToken", 2, hmac=made.hmac).error_code == 0
+        assert len(wire.ask("DescribeDelegationToken", 3, owners=None).tokens) == 2
+        ended = wire.ask(
+            "ExpireDelegationToken", 2, hmac=planted.hmacs["ended"], expiry_time_period_ms=-1
+        )
+        assert ended.error_code == 0
+    for name in planted.hmacs:  # an HMAC where a name belongs
+        with Wire(server) as wire:
+            assert wire.ask("SaslHandshake", 1, mechanism="SCRAM-SHA-512").error_code == 0
+            typed = base64.b64encode(planted.hmacs[name]).decode().rstrip("=")
+            first = f"n,,n={typed},r={'r' * 20},tokenauth=true"
+            wire.ask("SaslAuthenticate", 2, auth_bytes=first.encode())
 
 
 def fail_over_kafka(server: Server, planted: Planted) -> None:
@@ -287,8 +309,10 @@ def test_no_metric_or_admin_answer_or_topic_of_the_node_shows_a_secret(
 ) -> None:
     assert b"penstock_" in told.shown["/metrics"]
     assert b"CreateQueue" in told.shown["__audit"]
+    assert b"RenewDelegationToken" in told.shown["__audit"]
     for path, text in told.shown.items():
         assert not leaks(planted.all, text), path
+        assert not leaks(planted.hmacs, text), path
 
 
 def test_no_log_line_shows_a_secret(loud: Server, told: Told, planted: Planted) -> None:
@@ -296,6 +320,7 @@ def test_no_log_line_shows_a_secret(loud: Server, told: Told, planted: Planted) 
     text = loud.stderr.encode()
     assert b"log-in refused" in text, "the log was too quiet to mean anything"
     assert not leaks(planted.all, text)
+    assert not leaks(planted.hmacs, text)
     master = {"master key": base64.b64encode(planted.master).decode(), "raw": planted.master.hex()}
     assert not leaks(master, text)
     for line in loud.stderr.splitlines():
@@ -310,6 +335,7 @@ def test_no_file_holds_a_secret_in_the_clear(loud: Server, told: Told, planted: 
     )
     for path, data in everything.items():
         assert not leaks(planted.secrets, data), path
+        assert not leaks(planted.hmacs, data), path
         for spelling in spellings(planted.master):
             assert spelling not in data, path
 
