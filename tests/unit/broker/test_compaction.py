@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.unit.broker.stage import HandClock, Stage, message, on_stage
 
+from penstock.broker.disk import DiskBudget
 from penstock.broker.partition import Partition
 from penstock.log.compaction import Unreadable
 from penstock.log.layout import segment_path
@@ -241,6 +242,19 @@ async def test_nothing_behind_an_open_transaction_is_compacted(tmp_path: Path) -
         rows = await read(stage, topic)
         assert rows[0] == (0, "a", "committed")
         assert "aborted" not in [row[2] for row in rows]
+
+
+async def test_topics_are_not_compacted_while_the_disk_is_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction writes before it removes, and clients may not append then anyway."""
+    async with on_stage(tmp_path, log=SMALL) as stage:
+        topic = await compacted_topic(stage)
+        await fill(stage, topic)
+        with monkeypatch.context() as low:
+            low.setattr(DiskBudget, "is_low", True)
+            assert await partition_of(stage, topic).compact() == 0
+        assert await partition_of(stage, topic).compact() > 0
 
 
 async def test_compact_and_delete_does_both(tmp_path: Path) -> None:

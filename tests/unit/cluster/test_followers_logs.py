@@ -133,21 +133,29 @@ async def test_followers_know_the_producers_of_a_partition(tmp_path: Path) -> No
                 return None
             return [(one.producer_id, one.transaction_start) for one in found]
 
-        assert await seen(2) == [], "nothing was ever sent"
+        async def sees(node: int, *expected: tuple[int, int]) -> None:
+            """In the end; None comes before, while the replica does not follow yet."""
+            async with asyncio.timeout(10):
+                while (found := await seen(node)) is None:
+                    await asyncio.sleep(0.01)
+            assert found == list(expected)
+
+        await sees(2)  # nothing was ever sent
         open_transaction = batch(("k", "v"), producer=(7, 0, 0), attributes=ATTR_TRANSACTIONAL)
         await settles(on.nodes[1].broker.append_batches(topic, 0, [open_transaction], acks=-1))
         await committed(on, key, 2, 3)
         assert await seen(2) == await seen(3) == [(7, 0)]
+        second = on.nodes[2].replica(key)
+        second.followed.fold = second.new_fold()
+        assert await seen(2) is None, "it has not read the log"
         await on.elect(key, 2)
         first = on.nodes[1].replica(key)
         await until(lambda: first.replica.role is Role.FOLLOWER)
-        assert await seen(1) == [(7, 0)], "nothing has come since it led"
-        third = on.nodes[3]
-        await third.kill()
-        await third.start()
-        async with asyncio.timeout(10):
-            while await seen(3) != [(7, 0)]:
-                await asyncio.sleep(0.01)
+        await sees(1, (7, 0))  # nothing has come since it led
+        await on.nodes[3].kill()
+        await on.nodes[3].start()
+        await committed(on, key, 3)
+        await sees(3, (7, 0))
 
 
 async def configured(on: Cluster, topic: Topic, **configs: str) -> None:
