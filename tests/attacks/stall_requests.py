@@ -361,6 +361,13 @@ KAFKA: dict[str, KafkaRow] = {
             "member_id": "A" * 22,
             "rebalance_timeout_ms": 10_000,
             "topology.subtopologies.state_changelog_topics.partitions": 0,
+            **dict.fromkeys(
+                (
+                    f"topology.subtopologies.copartition_groups.{name}"
+                    for name in ("source_topics", "source_topic_regex", "repartition_source_topics")
+                ),
+                0,  # the index of a topic of the subtopology
+            ),
         },
     ),
     "StreamsGroupDescribe": KafkaRow(ENTRIES_MAX),
