@@ -321,7 +321,8 @@ async def test_long_client_ids_count_as_their_first_characters(house: House) -> 
     second.client_id = first.client_id + "d" * 30_000
     third.client_id = "d" * CLIENT_NAME_CHARS_MAX
     assert 1_000 <= await produced(first) <= 1_200
-    assert await produced(second) >= 2_900, "the same as the first"
+    # 50 KB, ids included. By itself it would pause for 4 seconds.
+    assert await produced(second) >= 5_000, "the same as the first"
     assert await produced(third) <= 1_200
 
 

@@ -39,6 +39,7 @@ from tests.unit.frontend_kafka_access.stage import (
 
 from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.permissions import Operation, bits
+from penstock.metadata.resource_configs import CLIENT_METRICS, CLIENT_QUOTA
 from penstock.model.topic import Kind, Topic
 from penstock.net.kafka import HangUp
 from penstock.wire.kafka.faults import ErrorCode
@@ -48,11 +49,13 @@ from penstock.wire.kafka.generated import (
     consumer_group_heartbeat,
     create_topics,
     delete_topics,
+    describe_client_quotas,
     describe_cluster,
     describe_groups,
     describe_share_group_offsets,
     describe_transactions,
     init_producer_id,
+    list_config_resources,
     list_groups,
     list_transactions,
     metadata,
@@ -112,6 +115,24 @@ async def test_what_belongs_to_all_tenants_is_for_operators(
     topic = await house.topic()
     await house.user("ann", EVERYTHING, account=account)
     assert await asked(await house.client("ann", account=account), ask, topic) >= {NO_CLUSTER}
+
+
+async def test_lists_leave_out_what_is_for_operators(house: House) -> None:
+    for kind, name, key in (
+        (CLIENT_QUOTA, "ip=10.0.0.1", "connection_creation_rate"),
+        (CLIENT_QUOTA, "user=ann", "producer_byte_rate"),
+        (CLIENT_METRICS, "m", "interval.ms"),
+    ):
+        await house.context.dynamic.change(kind, name, {key: "1000"})
+    for user, is_operator in (("ann", False), ("bob", True)):
+        await house.user(user, EVERYTHING, is_operator=is_operator)
+        client = await house.client(user)
+        reply = await client.ask(48, describe_client_quotas.DescribeClientQuotasRequest())
+        kinds = {part.entity_type for entry in reply.entries for part in entry.entity}
+        assert kinds == ({"user", "ip"} if is_operator else {"user"})
+        asked = list_config_resources.ListConfigResourcesRequest([16])
+        listed = [one.resource_name for one in (await client.ask(74, asked)).config_resources]
+        assert listed == (["m"] if is_operator else [])
 
 
 @pytest.mark.parametrize("ask", [ask for ask in ASKS if ask.also], ids=lambda ask: ask.name)

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE, NODE_ID, Admin, admin_on, alter
 
-from penstock.frontend.kafka.broker_table import BROKER_TABLE, TOPIC_NAMES, is_read_only
+from penstock.frontend.kafka.broker_table import (
+    BROKER_TABLE,
+    OVERRIDES_MAX,
+    TOPIC_NAMES,
+    is_read_only,
+)
 from penstock.frontend.kafka.configs import TABLE, read_by
 from penstock.metadata.resource_configs import BROKER
 from penstock.model.levels import BROKER_CONFIGS_STORED
@@ -17,6 +22,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 LOGGER, METRICS = 8, 16
 ME, ALL = str(NODE_ID), ""
 OK = (ErrorCode.NONE, None)
+MANY_ADDRESSES = ",".join(f"10.0.{n // 256}.{n % 256}:5" for n in range(OVERRIDES_MAX + 1))
 
 
 async def shown(
@@ -170,6 +176,8 @@ async def test_names_that_need_a_restart_are_refused_all_at_once(admin: Admin) -
         (ME, "max.connections", "0", ErrorCode.INVALID_REQUEST),
         (ME, "max.connections.per.ip.overrides", "10.0.0.1", ErrorCode.INVALID_REQUEST),
         (ME, "max.connections.per.ip.overrides", "10.0.0.1:x", ErrorCode.INVALID_REQUEST),
+        (ME, "max.connections.per.ip.overrides", "localhost:5", ErrorCode.INVALID_REQUEST),
+        (ME, "max.connections.per.ip.overrides", MANY_ADDRESSES, ErrorCode.INVALID_REQUEST),
         (ME, "leader.replication.throttled.rate", "abc", ErrorCode.INVALID_REQUEST),
         (ME, "min.insync.replicas", "1", ErrorCode.INVALID_CONFIG),
         (ALL, "min.insync.replicas", "0", ErrorCode.INVALID_REQUEST),

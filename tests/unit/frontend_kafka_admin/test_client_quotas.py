@@ -326,6 +326,9 @@ async def test_buckets_are_bounded(admin: Admin, monkeypatch: pytest.MonkeyPatch
         found.charge(ACCOUNT, "ann", str(number), PRODUCED, 1, now_ms=number)
         assert len(found._buckets) <= 10
         assert len(found._found) <= 15
+    for number in range(100):  # clients without a quota are remembered as well
+        found.charge("111122223333", "ann", str(number), PRODUCED, 1, now_ms=number)
+        assert len(found._found) <= 15
     busy = found.charge(ACCOUNT, "ann", "99", PRODUCED, 1_000, now_ms=100)
     assert busy > 0
 
