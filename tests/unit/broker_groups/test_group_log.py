@@ -91,8 +91,9 @@ def test_a_decision_beyond_the_largest_batch_is_refused(monkeypatch: pytest.Monk
 TOPICS = topics_of(a=4, b=2)
 
 
-def lived() -> list[Row]:
-    """Rows of groups of all kinds that were made, changed, changed over and deleted."""
+def lived(topic_id: str = "t") -> list[Row]:
+    """Rows of groups of all kinds that were made, changed, changed over and deleted. Offsets are
+    those of one topic."""
     shell = Shell()
     first = shell.join("classic")
     shell.sync(first.member_id, first.generation, {first.member_id: b"share"}, group="classic")
@@ -105,9 +106,9 @@ def lived() -> list[Row]:
         shell.beat(TOPICS, "m1", told.member_epoch, group=name, owned=kept)
         shell.beat(TOPICS, "m2", two.member_epoch, group=name, owned=two.assignment)
     for number in range(4):
-        shell.commit({("t", number % 2): number}, group="plain")
-    shell.commit({("t", 3): 9}, group="plain", producer=(5, 0))
-    shell.commit({("t", 0): 9}, group="open", producer=(6, 0))
+        shell.commit({(topic_id, number % 2): number}, group="plain")
+    shell.commit({(topic_id, 3): 9}, group="plain", producer=(5, 0))
+    shell.commit({(topic_id, 0): 9}, group="open", producer=(6, 0))
     shell.end_transaction((5, 0), is_commit=True)
     for member in ("m1", "m2"):
         shell.beat(TOPICS, member, -1, group="gone")
@@ -119,7 +120,7 @@ def lived() -> list[Row]:
     share(shell, "shared", "m1", 0)
     share(shell, "shared", "m1", -1)
     share(shell, "shared", "m2", 0)
-    stream(shell)
+    stream(shell, topic_id)
     return shell.log
 
 
@@ -130,7 +131,7 @@ def share(shell: Shell, group: str, member: str, epoch: int) -> None:
     )
 
 
-def stream(shell: Shell) -> None:
+def stream(shell: Shell, topic_id: str) -> None:
     """Streams groups with tasks that are given up, and with standby tasks; one is deleted, and a
     classic group takes its name."""
     for name, value in ((STREAMS_DELAY, "0"), (STREAMS_STANDBYS, "1")):
@@ -144,7 +145,7 @@ def stream(shell: Shell) -> None:
         assert not active >= ALL_TASKS
         streams_beat(shell, "m1", 2, group=group, active=active, standby=standby)
         streams_beat(shell, "m2", 3, group=group)
-    shell.commit({("t", 0): 4}, group="tasks", member="m2", generation=3)
+    shell.commit({(topic_id, 0): 4}, group="tasks", member="m2", generation=3)
     for member in ("m1", "m2"):
         streams_beat(shell, member, -1, group="reused")
     shell.take(shell.groups.delete_group("reused", ticket=shell.ticket()))

@@ -5,16 +5,20 @@ import asyncio
 import itertools
 import os
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tests.unit.broker_groups.test_group_log import lived
 from tests.unit.frontend_kafka.rig import batch
 from tests.unit.frontend_kafka_access.stage import OTHER, OWN, REGION, Client, House, allow, codes
 
+from penstock.broker.group_log import encode_rows
 from penstock.broker.internal_topic import PARTITION_COUNT
+from penstock.cursor.group.records import CODEC, OffsetKey, OffsetValue
 from penstock.frontend.kafka.offsets_view import STEP, as_offsets
 from penstock.frontend.kafka.pipeline import KafkaFrontend
 from penstock.frontend.sealing import Sealing
@@ -23,6 +27,7 @@ from penstock.metadata.data_keys import DataKeys
 from penstock.metadata.sqlite import SqliteStore
 from penstock.model.names import OFFSETS_TOPIC
 from penstock.model.partitioning import partition_of_group
+from penstock.model.ports import Fetched, StreamEnds
 from penstock.model.tenancy import scoped_id
 from penstock.node.keyring import MasterKeyRing
 from penstock.record.batch import parse_header, split_batches
@@ -216,6 +221,24 @@ async def test_a_deleted_topic_is_named_while_its_tombstone_is_kept(
     assert [(one.topic, one.offset) for _, _, one in found] == [("t", 5), ("t", None)]
     await house.catalog.sweep(now_ms=house.clock.wall, is_gone=lambda _: True, kept_ms=0)
     assert await read(ann) == []
+
+
+async def test_rows_of_groups_other_than_offsets_are_left_out(house: House) -> None:
+    rows = lived((await house.topic()).topic_id)
+    expected = []
+    for key, value in rows:
+        row, committed = CODEC.decode(key, value)
+        if isinstance(row, OffsetKey):
+            offset = committed.offset if isinstance(committed, OffsetValue) else None
+            expected.append((row.group_id, row.partition, offset))
+    assert {group for group, _, _ in expected} == {"plain", "tasks"}
+    (batch_,) = encode_rows([rows], wall_ms=1)
+    fetched = Fetched(StreamEnds(0, len(rows), len(rows), 0), [batch_], len(rows), len(rows))
+    shown = await as_offsets(house.context.of(OWN), fetched, Slices(Turns(time.monotonic)))
+    (made,) = split_batches(shown.buffers)
+    found = [parsed(record.key or b"", record.value) for record in iter_records(made)]
+    assert [(one.group, one.partition, one.offset) for one in found] == expected
+    assert parse_header(made).next_offset == len(rows)
 
 
 async def test_decoding_many_rows_gives_the_loop_back(house: House, ann: Client) -> None:
