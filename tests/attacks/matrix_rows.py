@@ -211,7 +211,13 @@ KAFKA: Mapping[str, KafkaRow] = {
     "DescribeClientQuotas": KafkaRow(On.CLUSTER, given={"entity_type": "user", "match_type": 0}),
     "AlterClientQuotas": KafkaRow(
         On.CLUSTER,
-        given={"entity_type": "user", "key": "producer_byte_rate", "value": 1e9, "remove": True},
+        given={
+            "entity_type": "user",
+            "entity_name": "ann",
+            "key": "producer_byte_rate",
+            "value": 1e9,
+            "remove": True,
+        },
     ),
     "ListConfigResources": KafkaRow(On.CLUSTER, given={"resource_types": (2,)}),
     "DescribeQuorum": KafkaRow(
