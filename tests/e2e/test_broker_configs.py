@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.e2e.test_cluster_cli import ask as upgrade
 from tests.e2e.test_cluster_cli import healthy
 from tests.harness.cluster import PenstockCluster
@@ -252,6 +252,42 @@ def test_a_producer_is_limited_to_its_quota_and_survives_a_restart(tmp_path: Pat
         assert seconds_to_send(server, "slow", 500_000) < 3.5
 
 
+def seconds_to_read(server: Server, client_id: str, total_bytes: int) -> tuple[float, int]:
+    """How long librdkafka takes to fetch so much, and the longest pause it was told, in ms."""
+    pauses = [0.0]
+    consumer = Consumer(
+        {
+            "bootstrap.servers": server.kafka,
+            "client.id": client_id,
+            "group.id": "g",
+            "fetch.message.max.bytes": 20_000,
+            "throttle_cb": lambda event: pauses.append(event.throttle_time),
+        }
+    )
+    consumer.assign([TopicPartition("t", 0, 0)])
+    began, found = time.monotonic(), 0
+    while found < total_bytes:
+        assert time.monotonic() < began + SECONDS_MAX
+        found += sum(len(message.value() or b"") for message in consumer.consume(100, 0.1))
+    seconds = time.monotonic() - began
+    consumer.close()
+    return seconds, int(max(pauses) * 1_000)
+
+
+def test_a_consumer_is_limited_to_its_quota(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", kafka_port=0) as server:
+        create(server, "t")
+        seconds_to_send(server, "fast", 600_000)
+        assert quota(server, "client-id", "slow", consumer_byte_rate=100_000.0) == 0
+        # 600 KB at 100 KB/s, of which the first second is free, and the last pause comes after it.
+        seconds, pause_ms = seconds_to_read(server, "slow", 600_000)
+        assert 4.0 <= seconds <= 25
+        assert pause_ms > 0
+        seconds, pause_ms = seconds_to_read(server, "fast", 600_000)
+        assert seconds < 4.0
+        assert pause_ms == 0
+
+
 # ── Three nodes ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -291,6 +327,19 @@ def test_three_nodes_follow_what_is_set_at_any_of_them(tmp_path: Path) -> None:
             gone = partial(shows, node, TOPIC, "t", "segment.bytes", (str(SEGMENT_BYTES_MAX), 5))
             eventually(gone, seconds=SECONDS_MAX, what="the default is back")
             eventually(partial(has_quotas, node, 0), seconds=SECONDS_MAX, what="no quota")
+
+
+@on_three
+def test_a_quota_set_at_one_node_holds_at_the_leader(tmp_path: Path) -> None:
+    with PenstockCluster(tmp_path) as cluster:
+        nodes = cluster.nodes
+        healthy(cluster)
+        create(nodes[1], "t")
+        assert quota(nodes[2], "client-id", "slow", producer_byte_rate=100_000.0) == 0
+        for node in nodes.values():
+            eventually(partial(has_quotas, node, 1), seconds=SECONDS_MAX, what="a quota")
+        assert 3.5 <= seconds_to_send(nodes[3], "slow", 500_000) <= 25
+        assert seconds_to_send(nodes[3], "fast", 500_000) < 3.5
 
 
 @on_three

@@ -1,4 +1,4 @@
-"""How often a job runs, where that may change while it waits for its next round."""
+"""The interval of a periodic job, which may be changed while the job waits."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ class Interval:
             self._changed.set()
 
     async def pass_by(self) -> None:
-        """Return when an interval has passed since the call, by its length as it is then."""
+        """Wait for one interval from the call on. A change of its length applies at once."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while (left := since + self._ms / 1_000 - loop.time()) > 0:

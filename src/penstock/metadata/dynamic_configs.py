@@ -1,8 +1,9 @@
-"""What operators change on all nodes while they run: configs of brokers, client metrics, quotas.
+"""Configs that operators change while nodes run: of brokers, client metrics and client quotas.
 
-Configs of brokers are stored for all brokers (the empty name) and for one (its number). A node
-applies those for all, and its own over them; they are not a tenant's, so they belong to
-the account of the nodes. Topics that set no value get their defaults from here (``defaults``).
+Configs of brokers are stored for all brokers (the empty name) and for one broker (its number). A
+node applies its own value, else the value for all brokers. Broker configs do not belong to a
+tenant: they are stored in the account of the nodes. Topics that set no value get their defaults
+from here (``defaults``).
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,12 +53,12 @@ class DynamicConfigs:
 
     @classmethod
     def detached(cls) -> Self:
-        """Without a store: nothing is set, and nothing can be."""
+        """Without a store: nothing is set, and changes fail."""
         return cls(ResourceConfigs(cast(Store, None)))
 
     @property
     def is_in_force(self) -> bool:
-        """Whether every node of the cluster can read what would be written."""
+        """Whether every node of the cluster can read these configs (feature level 7)."""
         return self._level() >= BROKER_CONFIGS_STORED
 
     def of(self, kind: str, name: str) -> Configs:
@@ -70,7 +71,7 @@ class DynamicConfigs:
     # ── Brokers ──────────────────────────────────────────────────────────────────────────────
 
     def value(self, name: str) -> str | None:
-        """What this node applies; None: it is not set, and the node's own configuration holds."""
+        """The value that this node applies; None: not set, the node's own configuration applies."""
         value = self.own.get(name)
         return self.of_all.get(name) if value is None else value
 

@@ -1,5 +1,5 @@
 """AlterClientQuotas: set or remove quotas of users, client ids and addresses. A tenant's quotas
-count for its own clients only; those of addresses, which tenants share, are for operators."""
+apply to its own clients only. Tenants share addresses, so only operators set quotas of those."""
 
 import math
 from collections import Counter
@@ -116,23 +116,21 @@ async def _alter(
 def _check_entity(entity: Entity) -> None:
     kinds = [kind for kind, _ in entity]
     if not entity:
-        raise _invalid("A quota needs a user, a client id or an address.")
+        raise _invalid("The entity is empty: name a user, a client-id or an ip.")
     if len(set(kinds)) < len(kinds):
-        raise _invalid(f"An entity has each of its parts once: {', '.join(kinds)[:100]}.")
+        raise _invalid(f"The entity has the same type more than once: {', '.join(kinds)[:100]}.")
     for kind, name in entity:
         if kind not in (USER, CLIENT_ID, IP):
-            raise _invalid(
-                f"There are no quotas of {kind[:100]!r}, only of user, client-id and ip."
-            )
+            raise _invalid(f"Unknown entity type {kind[:100]!r}: use user, client-id or ip.")
         if name == "":
-            raise _invalid(f"The name of {kind} is empty; null stands for the default.")
+            raise _invalid(f"The name of the {kind} is empty: send null for the default.")
         if name is not None and len(name) > CLIENT_NAME_CHARS_MAX:
             raise _invalid(
-                f"The name of {kind} has {len(name):,} characters; {CLIENT_NAME_CHARS_MAX} are"
-                " allowed."
+                f"The name of the {kind} has {len(name):,} characters; at most"
+                f" {CLIENT_NAME_CHARS_MAX} are allowed."
             )
     if IP in kinds and len(kinds) > 1:
-        raise _invalid("An ip is an entity of its own, without user or client-id.")
+        raise _invalid("An ip cannot be combined with user or client-id.")
     address = dict(entity).get(IP)
     if address is not None and not is_address(address):
         raise _invalid(f"{address[:100]!r} is not an IP address.")
@@ -142,11 +140,11 @@ def _read(op: OpData, keys: Mapping[str, Key]) -> str:
     """The text to store. Raises Refusal."""
     key = keys.get(op.key)
     if key is None:
-        raise _invalid(f"There is no quota {op.key[:100]!r} here, only {', '.join(keys)}.")
+        raise _invalid(f"Unknown quota {op.key[:100]!r}: use one of {', '.join(keys)}.")
     if not 0 < op.value < math.inf:  # nor NaN
         raise _invalid(f"{op.key} must be greater than 0, not {op.value:g}.")
     if op.value > key.most:
-        raise _invalid(f"{op.key} is at most {key.most:.0f}, not {op.value:g}.")
+        raise _invalid(f"{op.key} is at most {key.most}, not {op.value:g}.")
     if not key.is_whole:
         return repr(op.value)
     if op.value != int(op.value):

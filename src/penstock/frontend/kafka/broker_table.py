@@ -1,8 +1,8 @@
-"""Broker configs that operators change while nodes run: one table row each, as topics have.
+"""Broker configs that operators can change while nodes run, one table row each.
 
-Most are defaults of topic configs, under the names that the column ``node_name`` of ``configs.py``
-has. A row whose documentation says "kept" has no effect here. How a change is stored and applied
-is in ``metadata/dynamic_configs.py``."""
+Most are defaults of topic configs, under the names in the column ``node_name`` of ``configs.py``. A
+row whose documentation starts with "Kept" is stored and shown, and has no effect.
+``metadata/dynamic_configs.py`` stores and applies changes."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -200,6 +200,6 @@ _FIXED: Final = frozenset(_FIXED_NAMES.split())
 
 
 def is_read_only(name: str) -> bool:
-    """Whether a request to set the config is refused. A name of Kafka's families that is not in the
-    table is, too: it may be a secret."""
+    """Whether a request to set the config is rejected. So are unknown names of these families: they
+    may be secrets."""
     return name not in BROKER_TABLE and (name in _FIXED or name.startswith(_FIXED_FAMILIES))

@@ -1,12 +1,13 @@
-"""Quotas of clients: which users and client ids may move how many bytes a second through this node.
+"""Client quotas: limits on the bytes per second that a user or client id sends to or fetches from
+this node.
 
-A quota belongs to an entity: a user, a client id, or a user with a client id; each of them by name
-or as the default of all that have none. An address (ip) is an entity of its own. Quotas are stored
-in ``metadata/resource_configs.py``, per tenant; the name of an entity is a text like
-``client-id=app&user=ann``, a part without ``=`` being the default.
+A quota belongs to an entity: a user, a client id, or a user with a client id. Each is given by
+name, or as the default for all names without a quota. An address (ip) is an entity of its own.
+Quotas are stored per tenant (``metadata/resource_configs.py``). The stored name of an entity is a
+text such as ``client-id=app&user=ann``; a part without ``=`` is the default.
 
-Bytes are counted when a request has been carried out, in leaky buckets. Whoever has moved too many
-is told how long to pause, and its connection is not read until then. Each node counts for itself,
+Bytes are counted in leaky buckets after each request. The reply tells a client above its quota how
+long to pause, and the node does not read the connection until then. Each node counts for itself,
 as in Kafka."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ PRODUCED: Final = "producer_byte_rate"
 FETCHED: Final = "consumer_byte_rate"
 FETCH_SECONDS_MAX: Final = 10  # one fetch gets what the quota allows in this time, as in Kafka
 FOUND_MAX: Final = 20_000  # clients whose buckets are remembered; about 300 bytes each
-BUCKETS_MAX: Final = 20_000  # beyond it those that are empty go: they are as good as new
+BUCKETS_MAX: Final = 20_000  # above it, empty buckets are dropped: a new one is the same
 
 Entity = tuple[tuple[str, str | None], ...]  # types with names, sorted by type; None: the default
 
@@ -41,7 +42,7 @@ def entity_of(text: str) -> Entity:
 
 
 def entities_of(user: str, client_id: str) -> Iterator[Entity]:
-    """All entities that a client belongs to. The first with a quota counts."""
+    """Yield all entities that a client belongs to. The first with a quota applies."""
     for one_user in (user, None):
         yield (CLIENT_ID, client_id), (USER, one_user)
         yield (CLIENT_ID, None), (USER, one_user)
@@ -62,7 +63,7 @@ class ClientQuotas:
         self._stored = stored
         self._found: dict[_Client, LeakyBucket | None] = {}
         self._buckets: dict[_Client, LeakyBucket] = {}
-        self.is_any = False  # nothing else need be asked without a quota
+        self.is_any = False  # whether any tenant has quotas; if not, callers skip everything else
         stored.on_change(CLIENT_QUOTA, self._changed)
         self._look()
 
@@ -76,7 +77,7 @@ class ClientQuotas:
     def charge(
         self, account: str, user: str, client_id: str, key: str, size_bytes: int, *, now_ms: float
     ) -> int:
-        """Count bytes that were moved. Returns for how many milliseconds the client must pause."""
+        """Count bytes that were sent or fetched. Return the pause of the client in milliseconds."""
         bucket = self._bucket(_Client(account, user, client_id, key), now_ms)
         if bucket is None:
             return 0
@@ -86,7 +87,7 @@ class ClientQuotas:
     def fetch_bytes_max(
         self, account: str, user: str, client_id: str, *, now_ms: float
     ) -> int | None:
-        """How much one fetch may return, so that no pause is much longer; None: as it asks."""
+        """Return the largest reply to one fetch, so that pauses stay short; None: no quota."""
         bucket = self._bucket(_Client(account, user, client_id, FETCHED), now_ms)
         return None if bucket is None else int(bucket.rate.per_s * FETCH_SECONDS_MAX)
 
@@ -111,8 +112,8 @@ class ClientQuotas:
     def _shared(
         self, client: _Client, entity: Mapping[str, str | None], per_s: float, now_ms: float
     ) -> LeakyBucket:
-        """The bucket of all clients that this one shares the quota with. Each user or client id
-        that a default applies to has its own."""
+        """Return the bucket of all clients that share the quota with this client. A default gives
+        each user or client id a bucket of its own."""
         place = client._replace(
             user=client.user if USER in entity else "",
             client_id=client.client_id if CLIENT_ID in entity else "",
@@ -125,10 +126,10 @@ class ClientQuotas:
         return bucket
 
     def _drop_idle(self, now_ms: float) -> None:
-        self._found.clear()  # it may lead to buckets that go
+        self._found.clear()  # it may refer to buckets that are dropped
         self._buckets = {k: b for k, b in self._buckets.items() if not b.is_idle(now_ms=now_ms)}
         if len(self._buckets) >= BUCKETS_MAX:
-            self._buckets.clear()  # forgetting favours whoever has that many busy, once
+            self._buckets.clear()  # all in use: each client gets one burst more
 
 
 def sorted_entity(parts: Sequence[tuple[str, str | None]]) -> Entity:

@@ -66,18 +66,22 @@ def _filters(components: Sequence[ComponentData]) -> Mapping[str, ComponentData]
     for one in components:
         kind = one.entity_type
         if not kind:
-            raise _invalid("A filter needs a type of entities.")
+            raise _invalid("The filter has an empty entity type.")
         if kind in filters:
             raise _invalid(f"The filter has {kind[:100]} more than once.")
         if kind not in (USER, CLIENT_ID, IP):
-            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"There are no quotas of {kind[:100]!r}.")
+            raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Unknown entity type {kind[:100]!r}.")
         if one.match_type not in list(Match):
-            raise _invalid(f"There is no match type {one.match_type}.")
+            raise _invalid(
+                f"Unknown match type {one.match_type}: use 0 (exact), 1 (default) or 2 (any)."
+            )
         if (one.match is None) == (one.match_type == Match.EXACT):
-            raise _invalid("A filter has a text to match if, and only if, its match type is 0.")
+            raise _invalid(
+                "Match type 0 (exact) needs a name to match; types 1 and 2 must not have one."
+            )
         filters[kind] = one
     if IP in filters and len(filters) > 1:
-        raise _invalid("A filter has ip alone, without user or client-id.")
+        raise _invalid("A filter for ip cannot be combined with user or client-id.")
     return filters
 
 

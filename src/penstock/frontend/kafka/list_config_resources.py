@@ -1,5 +1,5 @@
-"""ListConfigResources: names of resources that have configs. Topics and groups are those of the
-caller's tenant that it may describe; subscriptions of client metrics are for operators."""
+"""ListConfigResources: names of resources that have configs. Lists topics and groups of the
+caller's tenant that the caller may describe, and client metrics for operators only."""
 
 from collections.abc import AsyncIterator
 from typing import Final

@@ -39,25 +39,28 @@ def alter_loggers(
     for logger, logger_name, _ in wanted:
         if logger is None:
             raise Refusal(
-                ErrorCode.INVALID_CONFIG, f"There is no logger {logger_name[:100]!r} on this node."
+                ErrorCode.INVALID_CONFIG,
+                f"Unknown logger {logger_name[:100]!r}: DescribeConfigs lists those of this node.",
             )
     for logger, logger_name, level in () if is_dry else wanted:
         assert logger is not None, "checked above"
         logger.setLevel(level)
         shown = _shown(logger)
-        log.warning("level of a logger changed", extra={"logger": logger_name, "to": shown})
+        log.warning("logger level changed", extra={"logger": logger_name, "to": shown})
 
 
 def _level(config: AlteredConfig) -> int:
     operation = config.config_operation
     if operation == Operation.DELETE:
         if config.name == ROOT:
-            raise Refusal(ErrorCode.INVALID_REQUEST, "The root logger always has a level.")
-        return logging.NOTSET  # as the logger above
+            raise Refusal(
+                ErrorCode.INVALID_REQUEST, "The level of the root logger cannot be deleted."
+            )
+        return logging.NOTSET  # the level of the parent logger applies
     if operation != Operation.SET:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
-            f"The level of a logger is set or deleted; operation {operation} is neither.",
+            f"The level of a logger can be set or deleted; operation {operation} is not supported.",
         )
     level = LEVELS.get((config.value or "").upper())
     if level is None:
@@ -83,7 +86,7 @@ def _loggers() -> Mapping[str, logging.Logger]:
 
 
 def _named() -> Iterator[tuple[str, logging.Logger]]:
-    """Without names that only group others."""
+    """Without placeholders for names that have no logger."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger):
             yield name, logger

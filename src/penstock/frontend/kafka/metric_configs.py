@@ -61,12 +61,12 @@ METRICS_TABLE: Final[Mapping[str, TopicConfig]] = MappingProxyType({row.name: ro
 async def alter_metrics(context: KafkaContext, name: str, edit: Edit, *, is_dry: bool) -> None:
     """Raises Refusal."""
     if not name:
-        raise _invalid("A subscription of client metrics has a name.")
+        raise _invalid("The name of a client metrics subscription must not be empty.")
     changes: dict[str, str | None] = dict.fromkeys(edit.removed)
     for key, text in edit.given.items():
         row = METRICS_TABLE.get(key)
         if row is None:
-            raise _invalid(f"There is no client metrics config {key[:100]!r}.")
+            raise _invalid(f"Unknown client metrics config {key[:100]!r}.")
         changes[key] = _read(row, text)
     await store(context, CLIENT_METRICS, name, changes, is_dry=is_dry)
 
@@ -83,7 +83,7 @@ def _read(row: TopicConfig, text: str | None) -> str:
 def metric_entries(context: KafkaContext, name: str) -> list[ConfigEntry]:
     """Sorted by name. Raises Refusal."""
     if not name:
-        raise _invalid("A subscription of client metrics has a name.")
+        raise _invalid("The name of a client metrics subscription must not be empty.")
     configs = context.dynamic.of(CLIENT_METRICS, name)
     return [_entry(row, configs.get(row.name)) for row in _ROWS]
 

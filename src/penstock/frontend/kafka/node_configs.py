@@ -1,7 +1,7 @@
-"""Configs of brokers under Kafka's names, as DescribeConfigs shows them and requests change them.
+"""Configs of brokers under Kafka's names: what DescribeConfigs shows and what requests change.
 
-What is fixed while the node runs comes from the node's own configuration, which has other names
-(``penstock doctor``). The rest can be changed for one broker and for all (``broker_table.py``)."""
+Read-only values come from the node's own configuration, which has other names (``penstock
+doctor``). The configs of ``broker_table.py`` can be changed for one broker and for all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -54,7 +54,7 @@ def check_is_this_node(context: KafkaContext, name: str) -> None:
     if not name.isdecimal():
         raise _invalid(f"The name of a broker is its number, not {name[:100]!r}.")
     if name != str(node_id):
-        raise _invalid(f"This is broker {node_id}; send configs of broker {name[:100]} there.")
+        raise _invalid(f"This is broker {node_id}: send the request to broker {name[:100]}.")
 
 
 def _read(name: str, text: str | None) -> str:
@@ -63,7 +63,7 @@ def _read(name: str, text: str | None) -> str:
         raise _invalid(f"{name[:100]} needs a value.")
     row = BROKER_TABLE.get(name)
     if row is None:
-        return text  # nobody here knows what it means
+        return text  # an unknown name: any text
     try:
         return read_by(row, text)
     except Refusal as refusal:
@@ -99,12 +99,11 @@ def entries_of_all(configs: Configs) -> list[ConfigEntry]:
 
 
 def _shown(name: str, synonyms: Sequence[Synonym]) -> ConfigEntry:
-    """The first of ``synonyms`` holds. Values of names that nobody knows are not shown: they may be
-    secrets."""
+    """The first of ``synonyms`` applies. Values of unknown names are never shown."""
     row = BROKER_TABLE.get(name)
     if row is None:
         hidden = tuple((name, None, source) for _, _, source in synonyms)
-        documentation = "Kept: this name is not known."
+        documentation = "Kept: the name is unknown."
         return ConfigEntry(
             name,
             None,
@@ -120,7 +119,7 @@ def _shown(name: str, synonyms: Sequence[Synonym]) -> ConfigEntry:
 
 
 def _static(context: KafkaContext) -> Mapping[str, tuple[str, Source]]:
-    """What the node's own configuration says of configs that can be changed."""
+    """Values of the node's own configuration for configs that can be changed."""
     config = context.config
     found = {
         IN_SYNC_MIN: config.in_sync_min_default,

@@ -1,5 +1,4 @@
-"""What configs belong to, as the protocol numbers it; and what a request changes of the configs of
-one resource."""
+"""Types of resources that have configs, and the changes that a request makes to one resource."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
@@ -46,9 +45,7 @@ class AlteredConfig(Protocol):
 
 
 def unknown_resource(resource_type: int) -> Refusal:
-    return Refusal(
-        ErrorCode.INVALID_REQUEST, f"There are no configs of resources of type {resource_type}."
-    )
+    return Refusal(ErrorCode.INVALID_REQUEST, f"Resources of type {resource_type} have no configs.")
 
 
 def check_alterable(resource_type: int) -> None:
@@ -75,7 +72,7 @@ def edit_of(
         elif operation in (Operation.APPEND, Operation.SUBTRACT):
             given[config.name] = _relisted(config, rows.get(config.name), current)
         else:
-            raise Refusal(ErrorCode.INVALID_REQUEST, f"There is no operation {operation}.")
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation}: use 0 to 3.")
     return Edit(given, frozenset(removed))
 
 
@@ -101,7 +98,7 @@ def _relisted(
 
 
 def check_level(context: KafkaContext) -> None:
-    """Raises Refusal as long as an older node could not read what would be written."""
+    """Raises Refusal while an older node could not read the entry that would be written."""
     if not context.dynamic.is_in_force:
         raise Refusal(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -113,7 +110,8 @@ def check_level(context: KafkaContext) -> None:
 async def store(
     context: KafkaContext, kind: str, name: str, changes: Mapping[str, str | None], *, is_dry: bool
 ) -> None:
-    """Store what differs from what is stored. Values have been checked. Raises Refusal."""
+    """Store the changes that differ from the stored values. Values have been checked. Raises
+    Refusal."""
     before = context.dynamic.of(kind, name)
     changed = {key: text for key, text in changes.items() if before.get(key) != text}
     if changed and not is_dry:
