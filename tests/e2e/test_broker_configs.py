@@ -170,6 +170,16 @@ def test_the_clock_of_compaction_and_connection_limits_follow(tmp_path: Path) ->
         with pytest.raises(KafkaTrouble):
             shown(server, BROKER, "1", "max.connections")
         assert first.call(44, none).responses[0].error_code == 0
+        assert quota(server, "ip", "127.0.0.1", connection_creation_rate=1.0) == 0
+        refused = 0
+        for _ in range(5):
+            try:
+                shown(server, BROKER, "1", "max.connections")
+            except KafkaTrouble:
+                refused += 1
+        assert refused > 0, "one connection a second is allowed"
+        unlimited = quota_change("ip", "127.0.0.1", connection_creation_rate=None)
+        assert first.call(49, unlimited).entries[0].error_code == 0
         first.close()
         assert shown(server, BROKER, "1", "max.connections") is not None
 
@@ -197,11 +207,15 @@ def read(server: Server, topic: str) -> list[bytes]:
     return found
 
 
-def quota(server: Server, kind: str, name: str | None, **rates: float | None) -> int:
+def quota_change(kind: str, name: str | None, **rates: float | None) -> Any:
     entity = alter_quotas.AlterClientQuotasRequestEntityData(kind, name)
     ops = [alter_quotas.OpData(key, rate or 0.0, rate is None) for key, rate in rates.items()]
     entry = alter_quotas.AlterClientQuotasRequestEntryData([entity], ops)
-    (done,) = ask(server, 49, alter_quotas.AlterClientQuotasRequest([entry])).entries
+    return alter_quotas.AlterClientQuotasRequest([entry])
+
+
+def quota(server: Server, kind: str, name: str | None, **rates: float | None) -> int:
+    (done,) = ask(server, 49, quota_change(kind, name, **rates)).entries
     return int(done.error_code)
 
 

@@ -65,6 +65,7 @@ class Listener:
         self._per_address_max = per_address_max
         self._per_address: dict[str, int] = {}
         self._addresses: Mapping[str, int] = {}  # those with a limit of their own
+        self.admits: Callable[[str], bool] | None = None  # whether an address may connect now
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._all_closed = asyncio.Event()
@@ -116,8 +117,11 @@ class Listener:
             self._sweeper.cancel()
 
     def opened(self, connection: Peer, address: str = "") -> bool:
-        """False: there are too many, in all or from that address, or the node is stopping."""
+        """False: there are too many, in all or from that address, or too many a second, or the node
+        is stopping."""
         if len(self.connections) >= self._connections_max or self.is_draining:
+            return False
+        if self.admits is not None and address and not self.admits(address):
             return False
         if self._per_address_max and address:
             address = source_of(address)

@@ -17,9 +17,11 @@ from penstock.frontend.kafka.broker_table import (
     CONNECTIONS_MAX,
     CONNECTIONS_PER_IP,
     CONNECTIONS_PER_IP_MAX,
+    CONNECTIONS_PER_SECOND,
     addresses,
 )
 from penstock.frontend.kafka.brokers import Brokers, SoleBroker
+from penstock.frontend.kafka.connection_rates import ConnectionRates
 from penstock.frontend.kafka.context import KafkaConfig as KafkaFrontendConfig
 from penstock.frontend.kafka.context import KafkaContext
 from penstock.frontend.kafka.fetch_sessions import FetchSessions
@@ -177,15 +179,18 @@ class Listeners:
             ),
             outlives=is_produce,
         )
-        role.dynamic.on_change(partial(self._limit_connections, role.dynamic))
-        self._limit_connections(role.dynamic)
+        rates = ConnectionRates(role.configs, account=self._basis.config.node.account)
+        clock = self._basis.clock
+        self._kafka.admits = lambda address: rates.admits(address, now_ms=clock.mono_ms())
+        role.dynamic.on_change(partial(self._limit_connections, role.dynamic, rates))
+        self._limit_connections(role.dynamic, rates)
         bound = await self._bind_kafka(self._kafka)
         self._kafka_address = parse_listen(config.advertised or bound)
         self.kafka_address = bound
         self._basis.endpoints["kafka"] = reachable(bound)
         self._kafka_url = f"{self._kafka_protocol}://{reachable(bound)}"
 
-    def _limit_connections(self, dynamic: DynamicConfigs) -> None:
+    def _limit_connections(self, dynamic: DynamicConfigs, rates: ConnectionRates) -> None:
         """To what an operator has set, else to what the node's configuration says."""
         assert self._kafka is not None, "there is a listener before there are limits"
         per_ip = self._basis.config.kafka.connections_per_ip_max or NO_LIMIT
@@ -194,6 +199,8 @@ class Listeners:
             per_address_max=int(dynamic.value(CONNECTIONS_PER_IP_MAX) or per_ip),
             addresses=addresses(dynamic.value(CONNECTIONS_PER_IP) or ""),
         )
+        per_s = dynamic.value(CONNECTIONS_PER_SECOND)
+        rates.limit(None if per_s is None else int(per_s))
 
     def _kafka_context(self, role: BrokerRole, facts: Facts) -> KafkaContext:
         basis, calls, vault = self._basis, self._calls, self._vault

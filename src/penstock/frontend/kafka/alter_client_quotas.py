@@ -18,6 +18,7 @@ from penstock.frontend.kafka.client_quotas import (
     sorted_entity,
 )
 from penstock.frontend.kafka.config_values import INT_MAX, is_address
+from penstock.frontend.kafka.connection_rates import CREATION_RATE
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.named import check_cluster, check_operator
 from penstock.frontend.kafka.permissions import Operation
@@ -54,7 +55,7 @@ _OF_CLIENTS: Final[Mapping[str, Key]] = MappingProxyType(
     }
 )
 _OF_ADDRESSES: Final[Mapping[str, Key]] = MappingProxyType(
-    {"connection_creation_rate": Key(INT_MAX, is_whole=True)}
+    {CREATION_RATE: Key(INT_MAX, is_whole=True)}
 )
 
 

@@ -16,6 +16,7 @@ COMPACTION_BACKOFF: Final = "log.cleaner.backoff.ms"
 CONNECTIONS_MAX: Final = "max.connections"
 CONNECTIONS_PER_IP_MAX: Final = "max.connections.per.ip"
 CONNECTIONS_PER_IP: Final = "max.connections.per.ip.overrides"
+CONNECTIONS_PER_SECOND: Final = "max.connection.creation.rate"
 OVERRIDES_MAX: Final = 1_000  # addresses with a limit of their own
 
 TOPIC_NAMES: Final[Mapping[str, str]] = MappingProxyType(
@@ -98,7 +99,11 @@ _ROWS: Final[tuple[TopicConfig, ...]] = (
         _overrides,
         "The same for single addresses: ADDRESS:NUMBER with commas between them.",
     ),
-    _int("max.connection.creation.rate", INT_MAX, "Kept: new connections are not counted by rate."),
+    _int(
+        CONNECTIONS_PER_SECOND,
+        INT_MAX,
+        "Connections per second that Kafka clients open; more are refused.",
+    ),
     *(
         _int(name, default, _KEPT_THREADS)
         for name, default in (
