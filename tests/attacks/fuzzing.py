@@ -29,6 +29,7 @@ _SPAN: Final = re.compile(r"(\d+)(?:-(\d+)|(\+))?\Z")
 _WAITING: Final = re.compile(r"timeout|wait|min_bytes")
 # What these fields hold in most requests, so that the server goes on to the rest of them.
 _USUAL: Final[dict[str, Any]] = {
+    "active_tasks": (),
     "generation_id": -1,
     "generation_id_or_member_epoch": -1,
     "group_instance_id": None,
@@ -39,8 +40,13 @@ _USUAL: Final[dict[str, Any]] = {
     "producer_id": -1,
     "rebalance_timeout_ms": 50,
     "session_timeout_ms": 10_000,
+    "source_topic_regex": (),
+    "standby_tasks": (),
+    "task_end_offsets": None,
+    "task_offsets": None,
     "transaction_timeout_ms": 10_000,
     "validate_only": False,
+    "warmup_tasks": (),
 }
 _USUAL_SHARE: Final = 0.7
 _SPARED_SHARE: Final = 0.95  # of the requests that would delete what the others fill
@@ -100,8 +106,9 @@ class Fuzz:
 
     def number(self, wire_type: str = "int64") -> int:
         limit = 2 ** _WIDTHS.get(wire_type, 31)
+        least = 0 if wire_type.startswith("uint") else -limit
         value = self.random.choice(NUMBERS)
-        return value if -limit <= value < limit else self.random.randrange(-3, 100)
+        return value if least <= value < limit else self.random.randrange(max(least, -3), 100)
 
     def system_header(self) -> bytes:
         pick = self.random
@@ -121,7 +128,7 @@ class Fuzz:
     def row(self) -> tuple[bytes, bytes | None]:
         """A row as the group coordinator stores it: right, or nearly."""
         pick = self.random
-        kind = pick.choice((*range(1, 12), 0, 77, 255))
+        kind = pick.choice((*range(1, 18), 0, 77, 255))
         fields = [self.text(), self.text(), pick.choice(NUMBERS[:-1])][: pick.randrange(4)]
         value = bytes((pick.choice((0, 0, 0, 9)),)) + msgspec.msgpack.encode(fields)
         return bytes((kind,)) + msgspec.msgpack.encode(fields), pick.choice((value, value, None))

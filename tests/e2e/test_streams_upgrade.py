@@ -54,6 +54,14 @@ def beat(
     return found.error_code, found.member_epoch
 
 
+def is_served(cluster: PenstockCluster, group: str, epoch: int) -> bool:
+    """Whether the member is known at its epoch."""
+    number = coordinator(cluster, group)
+    if number not in cluster.nodes or not cluster.nodes[number].is_running:
+        return False  # no node was elected yet
+    return beat(cluster, group, epoch=epoch) == (ErrorCode.NONE, epoch)
+
+
 def has_feature(node: ClusterNode) -> bool:
     with Wire(node) as wire:
         found = wire.ask("ApiVersions", 4, client_software_name="test", client_software_version="1")
@@ -91,7 +99,7 @@ def test_streams_groups_begin_when_the_level_is_raised(tmp_path: Path) -> None:
         victim.kill()
         for group in groups:
             eventually(
-                lambda group=group: beat(cluster, group, epoch=epochs[group]) == (0, epochs[group]),  # type: ignore[misc]
+                lambda group=group: is_served(cluster, group, epochs[group]),  # type: ignore[misc]
                 seconds=SECONDS_MAX,
                 what=f"{group} goes on",
             )
