@@ -79,7 +79,7 @@ def test_streams_groups_begin_when_the_level_is_raised(tmp_path: Path) -> None:
         for node in cluster.nodes.values():
             assert node.stop() == 0
             del node.env[SETTING]
-            node.start(seconds=SECONDS_MAX)
+            node.start()
             healthy(cluster)
         assert beat(cluster, groups[0])[0] == ErrorCode.UNSUPPORTED_VERSION, "not raised yet"
         raised = ask(cluster, "upgrade", "--to", str(STREAMS_GROUPS))
@@ -103,4 +103,4 @@ def test_streams_groups_begin_when_the_level_is_raised(tmp_path: Path) -> None:
                 seconds=SECONDS_MAX,
                 what=f"{group} goes on",
             )
-        victim.start(seconds=SECONDS_MAX)
+        victim.start()
