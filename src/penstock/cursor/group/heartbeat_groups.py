@@ -58,7 +58,8 @@ class HeartbeatGroups(ConfiguredGroups):
         return self._finish(group, draft)
 
     def due_work(self, group_id: str) -> Work | None:
-        """The assignment that a large streams group needs: ``take_assignment`` gets the result."""
+        """The assignment that a large streams group waits for. The caller works it out and passes
+        the result to ``take_assignment``."""
         group = self._groups.get(group_id)
         return None if group is None or group.streams is None else group.streams.work
 

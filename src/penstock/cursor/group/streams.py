@@ -70,21 +70,21 @@ class StreamsGroup(StreamsFold):
         super().__init__(group_id)
         self._settings = settings
         self.times = streams_settings({}, settings)  # set anew before each heartbeat
-        # This node's own.
+        # Memory of this coordinator, which a restart loses.
         self._assigned_at_ms: int | None = None
         self._work: Work | None = None  # an assignment under way
         self._assigns_from_ms = 0  # the first assignment waits for more members
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
         self._seen_topics: int | None = None  # epoch of the topics last looked at
         self._configured = Configured()
-        self._rows: tuple[tuple[str, str, int], ...] = ()  # of its topics that exist
+        self._rows: tuple[tuple[str, str, int], ...] = ()  # name, id, partitions
         self._shut_down_by: str | None = None  # the member that wants the application to stop
         self._endpoint_epoch = 0
         # Topics that each subtopology reads with their numbers of partitions, if asked for.
         self._read: dict[str, list[tuple[str, int]]] | None = None
 
     def arm(self, *, now_ms: int) -> None:
-        """After replay: everyone has its full time once more."""
+        """Start the timers of all members anew, after replay."""
         self._deadlines.clear()
         for member_id, current in self._currents.items():
             if member_id in self._members:
@@ -126,7 +126,7 @@ class StreamsGroup(StreamsFold):
         return {name: count for name, _, count in self._value.topics}
 
     def members(self) -> Sequence[tuple[str, StreamsMemberValue, Current, Partitions]]:
-        """Id, what it said of itself, what it has, what it shall have."""
+        """Return the id, metadata, current tasks and target tasks of each member."""
         return [
             (
                 member_id,
@@ -182,7 +182,7 @@ class StreamsGroup(StreamsFold):
         if was_empty:
             self._assigns_from_ms = now_ms + self.times.delay_ms
         delayed = self._assign_in_time(draft, now_ms)
-        current = self._reconcile(member_id, owned)  # who joins has nothing
+        current = self._reconcile(member_id, owned)  # a member that joins has no tasks
         self._put_current(draft, member_id, current)
         self._arm_session(member_id, now_ms)
         if current.state is not MemberState.UNREVOKED:
@@ -202,7 +202,7 @@ class StreamsGroup(StreamsFold):
         current: Current,
         delayed: Status | None,
     ) -> StreamsReply:
-        # A member that says it has something else may have missed a reply.
+        # A member that reports other tasks than it was given may have missed a reply.
         is_news = (
             before is None
             or before.assigned != current.assigned
@@ -240,7 +240,8 @@ class StreamsGroup(StreamsFold):
         return tuple(status for status in found if status is not None)
 
     def _refusal(self, request: StreamsHeartbeat, owned: Partitions | None) -> StreamsReply | None:
-        """Whether the member is known, at the epoch it should be at, with the group's topology."""
+        """Return an error if the member is unknown, or has another epoch or topology than it
+        should."""
         epoch = request.member_epoch
         if epoch == JOIN:
             members_max = self._settings.members_max
@@ -255,7 +256,7 @@ class StreamsGroup(StreamsFold):
             text = f"Member {request.member_id} is not a member of the group."
             return refuse(request, Code.UNKNOWN_MEMBER_ID, text)
         if epoch > 0 and epoch != current.epoch:
-            # One step behind is fine if the member cannot have missed a revocation.
+            # The previous epoch is accepted if the member cannot have missed a revocation.
             has_lost_answer = (
                 epoch == current.previous_epoch < current.epoch
                 and owned is not None
@@ -297,7 +298,7 @@ class StreamsGroup(StreamsFold):
         return None
 
     def _update_member(self, request: StreamsHeartbeat, draft: Draft) -> bool:
-        """True if the member is new or says something new of itself."""
+        """Store the member's metadata. True if the member is new or its metadata changed."""
         old = self._members.get(request.member_id)
         new = merged(request, old, rebalance_ms_max=self._settings.rebalance_ms_max)
         if new == old:
@@ -320,7 +321,8 @@ class StreamsGroup(StreamsFold):
             self._shut_down_by = None
 
     def tick(self, draft: Draft, *, wall_ms: int, now_ms: int) -> None:
-        """Members out of time leave; their tasks go to others with the next heartbeat."""
+        """Remove members whose session or revocation timed out. The next heartbeat reassigns their
+        tasks."""
         while (name := self._deadlines.pop_due(now_ms)) is not None:
             self._remove(name[1], draft, wall_ms)
 
@@ -336,7 +338,7 @@ class StreamsGroup(StreamsFold):
                 self._topology, {name: count for name, _, count in self._rows}
             )
             self._read = None
-            self._work = None  # it may be for tasks that are not there any more
+            self._work = None  # its tasks may no longer exist
         value = StreamsValue(
             self._value.epoch,
             self._rows,
@@ -349,7 +351,8 @@ class StreamsGroup(StreamsFold):
             self._put(draft, StreamsKey(self.group_id), value)
 
     def _assign_in_time(self, draft: Draft, now_ms: int) -> Status | None:
-        """Assign if that is due, or return why it has to wait. The next heartbeat asks again."""
+        """Assign the tasks if that is due, or return the status of a delay. The next heartbeat
+        tries again."""
         if now_ms < self._assigns_from_ms:
             text = "Assignment delayed due to the configured initial rebalance delay."
             return Status(StatusCode.ASSIGNMENT_DELAYED, text)
@@ -386,11 +389,11 @@ class StreamsGroup(StreamsFold):
 
     @property
     def work(self) -> Work | None:
-        """The assignment that is due, if the group is too large to have made it at once."""
+        """The assignment that is due, if the group is too large to assign it at once."""
         return self._work
 
     def take_assignment(self, assignment: Assignment, draft: Draft) -> None:
-        """Take over the targets, unless they are for topics that have changed since."""
+        """Store the new targets, unless the topics have changed since the work was begun."""
         if assignment.work is not self._work:
             return
         self._work = None
@@ -400,7 +403,7 @@ class StreamsGroup(StreamsFold):
         self._put(draft, StreamsTargetKey(self.group_id), TargetValue(assignment.work.epoch))
 
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
-        """The member's next step towards its target."""
+        """Return the member's tasks after its next step towards the target."""
         return reconcile(
             self._currents.get(member_id, Current()),
             self._targets.get(member_id, frozenset()),
@@ -449,7 +452,7 @@ class StreamsGroup(StreamsFold):
         stale: Code,
     ) -> Code:
         """``stale``: the code for a wrong epoch, which differs between plain and transactional
-        commits. An older epoch will do for tasks that the member has had since then."""
+        commits. An older epoch is accepted for tasks that the member has had since then."""
         is_nobody = is_transactional and not member_id and epoch == -1
         if (epoch < 0 and not self._members) or is_nobody:
             return Code.NONE  # an operator, or a producer that is not a member

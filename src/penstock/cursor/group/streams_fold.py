@@ -123,7 +123,7 @@ class StreamsFold:
     def _apply_current(
         self, member_id: str, value: StreamsCurrentValue | None, new: Current | None = None
     ) -> None:
-        """``new``: the meaning of ``value``, if it is known already."""
+        """``new``: the decoded ``value``, if the caller has it."""
         old = self._currents.pop(member_id, None)
         if old is not None:
             self._states[old.state, old.epoch] -= 1
@@ -153,8 +153,8 @@ class StreamsFold:
             self._holders.setdefault((text[1:], partition), set()).add((member_id, text[0]))
 
     def _is_free(self, member_id: str, wanted: TopicPartition) -> bool:
-        """Whether the member may have a task now: an active task has no other holder, and no task
-        is twice in one process, because its state is in one folder."""
+        """Whether the member may take a task now: an active task has one holder, and a process has
+        each task once, because the task's state is in one folder of the process."""
         role, task = wanted[0][0], (wanted[0][1:], wanted[1])
         process_id = self._members[member_id].process_id
         for holder, held_role in self._holders.get(task, ()):
@@ -209,7 +209,7 @@ class StreamsFold:
         self._put(draft, StreamsMemberKey(self.group_id, member_id), None)
 
     def erase(self, draft: Draft) -> None:
-        """Tombstones for everything: the group is deleted or becomes a classic one."""
+        """Delete all rows: the group is deleted or becomes a classic group."""
         for member_id in list(self._members):
             self._forget(draft, member_id)
         self._put(draft, StreamsTargetKey(self.group_id), None)
@@ -217,7 +217,7 @@ class StreamsFold:
         self._put(draft, StreamsKey(self.group_id), None)
 
     def view(self) -> tuple[object, ...]:
-        """Everything folded, comparable."""
+        """Return the whole state as a value that tests compare."""
         return (
             self._value,
             self._topology,

@@ -1,4 +1,4 @@
-"""What a member of a streams group says and is told, and what a coordinator rejects at first sight.
+"""Requests and replies of streams groups, and the checks of a request that need no group.
 
 The texts of errors are Apache Kafka's, because applications show them to people.
 """
@@ -25,7 +25,7 @@ from penstock.model.limits import STREAMS_MEMBER_BYTES_MAX, STREAMS_TOPOLOGY_BYT
 
 
 class StreamsHeartbeat(msgspec.Struct, frozen=True):
-    """None stands for "as before" in every field that may have it."""
+    """None means "unchanged" in every field that may be None."""
 
     member_id: str  # made by the client
     member_epoch: int
@@ -55,7 +55,7 @@ class StreamsHeartbeat(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where the state of a member's tasks can be asked for."""
+    """The address at which a member serves queries of its state, and its tasks."""
 
     host: str
     port: int
@@ -81,14 +81,14 @@ class StreamsReply(Reply, frozen=True):
     member_epoch: int = 0
     heartbeat_ms: int = 0
     statuses: tuple[Status, ...] = ()
-    assigned: Partitions | None = None  # tasks with their role; None: as before
+    assigned: Partitions | None = None  # tasks with their role; None: unchanged
     endpoint_epoch: int = 0
-    endpoints: tuple[Endpoint, ...] | None = None  # None: as before
-    missing: tuple[InternalTopic, ...] = ()  # to be created by who asked
+    endpoints: tuple[Endpoint, ...] | None = None  # None: unchanged
+    missing: tuple[InternalTopic, ...] = ()  # topics that the frontend creates
 
     @property
     def assignment(self) -> tuple[Tasks, Tasks] | None:
-        """Active and standby tasks; None: as before."""
+        """Active and standby tasks; None: unchanged."""
         if self.assigned is None:
             return None
         return of_role(ACTIVE, self.assigned), of_role(STANDBY, self.assigned)
@@ -177,7 +177,7 @@ def invalid_topology(request: StreamsHeartbeat, topology: TopologyValue) -> Stre
 def merged(
     request: StreamsHeartbeat, old: StreamsMemberValue | None, *, rebalance_ms_max: int = 0
 ) -> StreamsMemberValue:
-    """What is known of a member when its request counts."""
+    """Return the member's metadata with the changes of a request."""
     if old is None:
         old = StreamsMemberValue(None, "", "", 0, -1, "", None, ())
     return StreamsMemberValue(

@@ -36,11 +36,11 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class InvalidTopology(Exception):
-    """The topology cannot work with any topics."""
+    """The topology is invalid, whatever topics exist."""
 
 
 class _Wrong(Exception):
-    """The topics that exist do not suit the topology."""
+    """The existing topics do not fit the topology."""
 
     def __init__(self, code: StatusCode, detail: str) -> None:
         super().__init__(detail)
@@ -53,7 +53,7 @@ class Configured(msgspec.Struct, frozen=True):
     tasks: Mapping[str, int] = {}  # subtopology id → number of tasks; empty until it is ready
     counts: Mapping[str, int] = {}  # internal topic → number of partitions; empty if unknown
     missing: tuple[InternalTopic, ...] = ()  # to be created, with their number of partitions
-    status: Status | None = None  # why it is not ready; None: it is
+    status: Status | None = None  # why the topology is not ready; None: it is ready
 
     @property
     def is_ready(self) -> bool:

@@ -117,8 +117,8 @@ def _internal(given: Sequence[wire.TopicInfo]) -> tuple[InternalTopic, ...]:
 
 
 async def _check_names(context: KafkaContext, call: KafkaCall, topology: TopologyValue) -> None:
-    """Raises Refusal if the topology has a topic that there cannot be, or that the caller may not
-    know of."""
+    """Raises Refusal if the topology has an invalid topic name, too many topics, or a topic that
+    the caller may not describe."""
     names = sorted(topic_names(topology))
     if len(names) > STREAMS_TOPICS_MAX:
         text = (
@@ -176,7 +176,8 @@ def _tasks(given: Sequence[wire.StreamsGroupHeartbeatRequestTaskIds] | None) -> 
 
 
 async def _create(context: KafkaContext, call: KafkaCall, missing: Sequence[InternalTopic]) -> str:
-    """Create topics as CreateTopics does. Returns the text that the status gets in addition."""
+    """Create topics as CreateTopics does. Returns the reason of failures, to be appended to the
+    status."""
     failures: dict[str, Refusal] = {}
     action = KafkaAction(KEY, partial(_create_each, failures))
     if context.audit is None:
@@ -200,8 +201,8 @@ async def _create_each(
     call: KafkaCall,
     missing: Sequence[InternalTopic],
 ) -> dict[str, int]:
-    """Create all topics, or none if the caller may not create one of them. Returns the codes of
-    those that it tried."""
+    """Create all topics, or none if the caller may not create one of them. Returns the error codes
+    of topics that were created, denied or rejected."""
     if not on_cluster(context, call, Operation.CREATE):
         async for topic in call.slices.each(missing):
             if not on_topic(context, call, Operation.CREATE, topic.name):
