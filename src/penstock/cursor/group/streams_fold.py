@@ -69,7 +69,8 @@ def of_role(role: str, held: Iterable[TopicPartition]) -> Tasks:
 
 def maps_by_role(held: Iterable[TopicPartition]) -> tuple[PartitionMap, PartitionMap]:
     """Active and standby tasks: subtopology id → ascending partitions."""
-    active, standby = {}, {}
+    active: PartitionMap = {}
+    standby: PartitionMap = {}
     for text, numbers in to_map(held).items():
         (active if text[0] == ACTIVE else standby)[text[1:]] = numbers
     return active, standby
