@@ -119,10 +119,8 @@ async def test_limits_of_a_kafka_listener_change_while_it_serves() -> None:
         limit(own=0)
         assert not await is_accepted()
         limit()
-        asked: list[str] = []
-        listener.admits = lambda address: bool(asked.append(address))
+        listener.admits = lambda address: address != "127.0.0.1"
         assert not await is_accepted(), "too many a second"
-        assert asked == ["127.0.0.1"]
         listener.admits = None
         assert await is_accepted()
         assert not await is_accepted(), "more than the listener was made for"
