@@ -1,14 +1,17 @@
 """Changes of tenants, users and keys, behind the metadata's bulkhead: as in ``dispatch.py``. Who
 somebody is comes from memory and is asked directly."""
 
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Final, Protocol
 
 from penstock.frontend.admin.directory import Directory, MadeKey
 from penstock.frontend.callees import Callees
 from penstock.frontend.kafka.identity_changes import IdentityChanges
 from penstock.model.acls import Acl
 from penstock.model.identity import AccessKey, KeyStatus, ScramCredential, Tenant, User
+
+ACLS_PER_CALL_MAX: Final = 320  # ten transactions of the metadata store
 
 
 class Changeable(Directory, IdentityChanges, Protocol):
@@ -46,6 +49,8 @@ class DispatchedIdentities:
         return await self._call(lambda: self._identities.change_tenant(account, change))
 
     async def delete_tenant(self, account: str) -> None:
+        if not self.users(account):  # otherwise the tenant stays, and so must its rules
+            await self.remove_acls(account, self.acls(account) or ())
         await self._call(lambda: self._identities.delete_tenant(account))
 
     async def create_user(self, user: User, scram: ScramCredential | None = None) -> User:
@@ -84,5 +89,9 @@ class DispatchedIdentities:
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
         await self._call(lambda: self._identities.add_acls(account, rules))
 
-    async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
-        await self._call(lambda: self._identities.remove_acls(account, rules))
+    async def remove_acls(self, account: str, rules: Iterable[Acl]) -> None:
+        """All rules of a tenant take longer than one call may, so they are removed in several."""
+        left = list(rules)
+        for start in range(0, len(left), ACLS_PER_CALL_MAX):
+            some = left[start : start + ACLS_PER_CALL_MAX]
+            await self._call(partial(self._identities.remove_acls, account, some))
