@@ -16,6 +16,7 @@ import pytest
 from tests.attacks.frames import Wire
 from tests.attacks.fuzzing import Fuzz
 from tests.harness.client import Fault, RawClient, Unanswered
+from tests.harness.patience import eventually
 from tests.harness.server import Server
 
 from penstock.model.names import INTERNAL_NAMES
@@ -127,6 +128,8 @@ def test_everything_that_clients_stored_is_read_again_after_a_restart(tmp_path: 
         assert sum(kinds.values()) > CASES * 0.9, kinds
         assert all(kinds[name] for name in ("OffsetCommit", "InitProducerId", "SendMessage")), kinds
         check_served(server)
+        # Counts are written every few seconds.
+        eventually(lambda: stored_count(server, "__usage") > 0, seconds=60, what="usage is stored")
         stored = {name: stored_count(server, name) for name in STORED}
         assert all(stored[name] >= least for name, least in STORED.items()), stored
         in_queues = [stored_count(server, name) for name in NAMES[:3]]
