@@ -70,12 +70,14 @@ class Following:
                 return  # the store was closed
             except Compacted:
                 is_behind = True
-            except PenstockError as error:
+            except Exception as error:
                 if self.trouble is None:
                     self.troubled_at = asyncio.get_running_loop().time()
-                is_behind, self.trouble = True, str(error)
-                log.warning(
-                    "metadata watch failed", extra={"prefix": self._prefix, "why": str(error)}
-                )
+                is_behind, self.trouble = True, str(error) or type(error).__name__
+                extra = {"prefix": self._prefix, "why": self.trouble}
+                if isinstance(error, PenstockError):
+                    log.warning("metadata watch failed", extra=extra)
+                else:  # of whoever takes changes: without the watch this node would stand still
+                    log.exception("metadata watch failed", extra=extra)
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)

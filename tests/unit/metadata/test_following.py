@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+import pytest
+
 from penstock.metadata.following import Following
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Change, Compacted
@@ -58,5 +60,35 @@ async def test_what_was_read_again_is_counted_and_then_followed(tmp_path: Path) 
     async with asyncio.timeout(20):
         await taken.wait()
     assert following.resync_count == 2
+    await following.stop()
+    await store.close()
+
+
+async def test_a_change_that_cannot_be_taken_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = await SqliteStore.open(tmp_path / "store.db")
+    taken = asyncio.Event()
+
+    async def fill() -> None: ...
+
+    def take(changes: Sequence[Change]) -> None:
+        if changes[-1].key == "/a/bad":
+            raise KeyError("bad")
+        taken.set()
+
+    following = Following(store, "/a/", fill=fill, take=take, revision=lambda: taken_to)
+    _, taken_to = await store.list("/a/")
+    await following.start()
+    await store.put("/a/bad", b"")
+    async with asyncio.timeout(20):
+        while following.trouble is None:
+            await asyncio.sleep(0.01)
+    _, taken_to = await store.list("/a/")
+    await store.put("/a/good", b"")
+    async with asyncio.timeout(20):
+        await taken.wait()
+    assert following.resync_count == 1
+    assert any(record.exc_info and record.levelname == "ERROR" for record in caplog.records)
     await following.stop()
     await store.close()
