@@ -41,7 +41,7 @@ pytestmark = [
 
 PARTITIONS = 4
 WORDS = [f"word-{number}" for number in range(20)]
-SECONDS_MAX = 120.0
+SECONDS_MAX = 200.0  # on a busy machine a classic rebalance after a kill took 100 s
 TOPICS = ("lines", "orders", "payments", "counted", "paid")
 PAUSE_SECONDS = 0.02
 # Faults come quickly after one another: a member that is gone must be noticed soon.
