@@ -80,6 +80,7 @@ class Messages:
             tails = self._tails_of(context)
             with tails.holding(call.caller.account, "tails waiting on this node"):
                 starts = await _tail(context, call, topic, starts, window, wait_ms)
+        may_use_queue(context, call, RECEIVE, topic.name)  # a policy may have changed meanwhile
         nexts = {str(partition): offset for partition, offset in starts.items()}
         return await rows_reply("messages", window.messages, {"next": nexts})
 
@@ -106,7 +107,7 @@ async def _tail(
         if left_seconds <= 0:
             break
         await context.sleep(min(LOOK_AGAIN_SECONDS, left_seconds))
-        may_use_queue(context, call, RECEIVE, topic.name)  # rights may have changed
+        may_use_queue(context, call, RECEIVE, topic.name)
         starts = await _fill(context, topic, starts, window)
     return starts
 
