@@ -98,7 +98,7 @@ async def broker_on(folder: Path, topic: Topic) -> AsyncIterator[tuple[Broker, S
         folder=folder,
         clock=clock,
         pool=pool,
-        disk=DiskBudget(folder, clock, reserve_bytes_max=0),
+        disk=DiskBudget(folder, clock, reserve_bytes=1),
         catalog=catalog,
         meter=Meter(),
         log=LogConfig(),

@@ -122,7 +122,7 @@ def reason_of(readyz: tuple[int, str], partition: int) -> str:
     if reason is None:
         return ""
     assert (status, reason["is_blocking"]) == (503, True)
-    return str(reason["text"])
+    return f"{reason['text']}; do: {reason['do']}"
 
 
 # ── One node ─────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +199,7 @@ def test_one_node_names_the_row_and_serves_once_an_operator_has_skipped_it(serve
     reason = reason_of(server.readyz(), partition)
     assert f"{GROUPS}/{partition}: the row at offset {offset} is unreadable" in reason
     assert f"penstock coordinator skip {GROUPS} {partition} {offset}" in reason
-    (line,) = [one for one in server.stderr.splitlines() if "coordinator out of service" in one]
+    (line,) = [one for one in server.stderr.splitlines() if '"coordinator out of service"' in one]
     told = json.loads(line)
     assert (told["topic"], told["partition"], told["offset"]) == (GROUPS, partition, offset)
     checked = run_as(server, ROOT, "doctor")

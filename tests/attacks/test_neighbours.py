@@ -147,7 +147,7 @@ async def test_an_unexpected_error_in_an_append_takes_its_partition_out_of_servi
             append(topic, 1, [message("other partition")]),
         )
         assert [isinstance(one, Overloaded) for one in refused] == [True, True, False], refused
-        assert [each for each in stage.broker.partitions.damages() if "out of service" in each]
+        assert [each for each in stage.broker.partitions.damages() if "out of service" in each[1]]
     # Opened again, the log has whatever was answered, and the partition takes messages.
     async with on_stage(tmp_path, stage.clock) as stage:
         stage.clock.advance(60_000)

@@ -357,7 +357,7 @@ def test_messages_go_on_while_the_metadata_hangs_and_changes_are_refused_at_once
             produce(here, "stream", 20)
             eventually(lambda: traffic.count > before + 3, seconds=10, what="traffic")
             eventually(
-                lambda: "nothing heard from the metadata service" in here.readyz()[1],
+                lambda: "metadata store not reachable" in here.readyz()[1],
                 seconds=20,
                 what="a word of it in readyz",
             )

@@ -3,6 +3,10 @@ sends. The server keeps a reserve for leases and deletes, so that a queue can al
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 from tests.harness.checker import check
-from tests.harness.client import Fault
+from tests.harness.client import Fault, RawClient
 from tests.harness.disk import LoopDisk, unavailable
 from tests.harness.load import Consumer, Load, Producer
 from tests.harness.patience import eventually
@@ -76,7 +80,7 @@ def test_emptying_a_queue_makes_room_on_a_full_disk(
                     "SendMessage", {"QueueUrl": queue.url, "MessageBody": "x" * (2 * BODY_BYTES)}
                 )
             assert refused.value.status == 503
-            assert "no room" in refused.value.message, refused.value.message
+            assert "The disk is full: " in refused.value.message, refused.value.message
 
             # Deleting what fills the disk frees it: whole segments go once all in them is done.
             consume(consumer, taken * 3 // 4)
@@ -91,6 +95,62 @@ def test_emptying_a_queue_makes_room_on_a_full_disk(
             load.close()
         server.assert_no_traceback()
     verdict.assert_clean()
+
+
+def test_operators_and_clients_are_told_of_a_full_disk_in_the_same_words(disk: LoopDisk) -> None:
+    """From the first append that is refused, although smaller ones would still fit."""
+    ballast = disk.path / "ballast"
+    ballast.write_bytes(b"\0" * (disk.free_bytes - 8 * 1_048_576))
+    folder = disk.path / "data"
+    with Server(folder, env=ENV, port=stable_port()) as server:
+        client = RawClient(server.port)
+        url = client.call("CreateQueue", {"QueueName": "q"})["QueueUrl"]
+        refusal = ""
+        for _ in range(SENDS_MAX):
+            try:
+                client.call("SendMessage", {"QueueUrl": url, "MessageBody": "x" * 900_000})
+            except Fault as error:
+                refusal = error.message
+                break
+        client.call("SendMessage", {"QueueUrl": url, "MessageBody": "small"})
+        client.close()
+        words = "disk is full: "
+        assert words in refusal
+        assert " free, of which " in refusal
+        assert "receive and delete messages, or free space" in refusal
+        assert str(folder) not in refusal
+
+        def reasons() -> list[dict[str, str]]:
+            return [
+                one for one in json.loads(server.readyz()[1])["reasons"] if words in one["text"]
+            ]
+
+        eventually(lambda: bool(reasons()), seconds=5, what="a reason in readyz")
+        (reason,) = reasons()
+        assert reason["kind"] == "disk_full"
+        assert server.metrics()['penstock_trouble{kind="disk_full"}'] == 1
+        (began,) = [line for line in server.stderr.splitlines() if words in line]
+        told = json.loads(began)
+        assert (told["trouble"], told["folder"]) == ("disk_full", str(folder))
+        assert told["free_bytes"] > told["reserve_bytes"] > 1_000_000
+        environment = {**os.environ, "PENSTOCK_ENDPOINT": server.url}
+        doctor = subprocess.run(
+            [sys.executable, "-m", "penstock", "doctor"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert doctor.returncode == 8
+        assert words in doctor.stdout
+
+        ballast.unlink()
+        eventually(lambda: not reasons(), seconds=5, what="no reason in readyz")
+        (ended,) = [line for line in server.stderr.splitlines() if "disk has space again" in line]
+        assert json.loads(ended)["free_bytes"] > told["free_bytes"]
+        assert server.metrics()['penstock_trouble{kind="disk_full"}'] == 0
+        server.assert_no_traceback()
 
 
 @pytest.mark.slow
@@ -122,7 +182,7 @@ def test_sends_go_on_when_someone_else_makes_room(
                 client.send_message(QueueUrl=queue.url, **request)
             assert refused.value.response["Error"]["Code"] == "ServiceUnavailable"
             assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
-            assert "no room" in refused.value.response["Error"]["Message"]
+            assert "The disk is full: " in refused.value.response["Error"]["Message"]
             consume(consumer, taken // 2)
 
             ballast.unlink()

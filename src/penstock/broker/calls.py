@@ -93,10 +93,7 @@ class Broker:
 
     def _admit(self, append_bytes: int) -> None:
         if not self._disk.admits(append_bytes):
-            raise DiskFull(
-                "The disk is full: messages are refused until space is free; "
-                "receiving and deleting go on."
-            )
+            raise DiskFull(self._disk.refusal)
 
     # ── model.ports.Backend ──────────────────────────────────────────────────────────────────
 

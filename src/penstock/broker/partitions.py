@@ -93,10 +93,13 @@ class Partitions:
     def queues(self) -> Sequence[Queue]:
         return list(self._queues.values())
 
-    def damages(self) -> Sequence[str]:
+    def damages(self) -> Sequence[tuple[str, str]]:
+        """Damaged partitions as topic and number, each with the reason."""
         return [
-            f"{partition.topic.name}/{partition.index}: "
-            f"{partition.damage or partition.journal.failure}"
+            (
+                f"{partition.topic.name}/{partition.index}",
+                str(partition.damage or partition.journal.failure),
+            )
             for partition in self._partitions()
             if partition.damage is not None or partition.journal.failure is not None
         ]

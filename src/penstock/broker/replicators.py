@@ -547,9 +547,10 @@ class Replicators:
         self._replicas.clear()
         await self._membership.stop()
 
-    def troubles(self) -> Sequence[str]:
+    def troubles(self) -> Sequence[tuple[str, str]]:
+        """Halted replicas as topic and partition, each with the reason."""
         return [
-            f"{one.topic.name}/{one.key.index}: {one.replica.halt_reason}"
+            (f"{one.topic.name}/{one.key.index}", str(one.replica.halt_reason))
             for one in self._replicas.values()
             if one.replica.role is Role.HALTED
         ]

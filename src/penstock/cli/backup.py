@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, moment, size
+from penstock.cli.output import Column, moment
 from penstock.cli.progress import Progress
 from penstock.cli.quantity import bytes_of
 from penstock.cli.session import Noun, Session, pass_session
+from penstock.model.units import size
 
 if TYPE_CHECKING:
     from penstock.node.backup_manifest import Manifest

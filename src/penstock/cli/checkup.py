@@ -14,19 +14,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from penstock.broker.disk import reserve_of
 from penstock.cli.client import Json, as_seen_from, is_loopback
-from penstock.cli.failure import Failure
+from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.finding import Finding, Status
-from penstock.cli.output import size
 from penstock.cli.session import Session
-from penstock.model.limits import DISK_RESERVE_BYTES
+from penstock.model.troubles import (
+    CLOCK_DO,
+    CLOCK_SKEW_MS_MAX,
+    DISK_DO,
+    Kind,
+    clock_skew_text,
+    disk_full_text,
+)
+from penstock.model.units import size
 from penstock.node import config as node_config
 
 _FILES_WANTED = 4_096  # connections and segments of a busy node; the usual default is 1,024
 _FREE_WANTED_BYTES = 1_073_741_824
 _FSYNC_ROUNDS = 20
 _FSYNC_SLOW_MS = 20.0
-_CLOCK_SKEW_MS = 1_000
+_WARNINGS = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING, Kind.FACTS_NOT_WRITTEN})
 # No correct clock is earlier than this program: 2026-01-01.
 _EARLIEST_S = 1_767_225_600
 
@@ -44,7 +52,7 @@ def examine(
     skew_ms: int | None = None
     if not is_local:
         server, info = _server(session)
-        findings.append(server)
+        findings += server
         if info is not None and "now_ms" in info:
             skew_ms = round(info["now_ms"] - time.time() * 1_000)
     rows: list[dict[str, Any]] = []
@@ -58,7 +66,11 @@ def examine(
     if info is None:
         findings += _ports(values)
     if info is None or _is_loopback(session.settings.endpoint):
-        findings += _disk(Path(data or (info or {}).get("data") or values.get("node.data") or "."))
+        folder = Path(data or (info or {}).get("data") or values.get("node.data") or ".")
+        told = {one["kind"] for one in (info or {}).get("reasons") or () if "kind" in one}
+        is_told = bool(told & {Kind.DISK_FULL, Kind.DISK_LOW})
+        reserve_bytes = int(values.get("log.disk_reserve_bytes") or 0)
+        findings += _disk(folder, reserve_bytes, is_told=is_told)
     findings += _certificates(session, info, values, is_local=is_local)
     findings.append(_clock(skew_ms))
     return Report(findings, rows)
@@ -91,24 +103,30 @@ def _open_files() -> Finding:
     return Finding("open files", status, f"up to {soft:,}, {wanted:,} is better", fix)
 
 
-def _server(session: Session) -> tuple[Finding, Json | None]:
+def _server(session: Session) -> tuple[list[Finding], Json | None]:
     is_wanted = bool(session.settings.explicit & {"endpoint", "admin"})
     try:
         info = session.admin.info()
     except Failure as failure:
+        if failure.exit_code is ExitCode.DENIED:
+            denied = Finding("server", "fail", f"{failure.what}: {failure.why}", failure.fix)
+            # Troubles are told to everybody: that no operator has a key, above all.
+            return [denied, *_troubles(session.admin.readyz())], None
         status: Status = "fail" if is_wanted else "ok"
         detail = f"{failure.what}: {failure.why}" if is_wanted else "none is running here"
-        return Finding("server", status, detail, failure.fix if is_wanted else ""), None
-    reasons = "; ".join(f"{item['name']}: {item['text']}" for item in info.get("reasons") or ())
+        return [Finding("server", status, detail, failure.fix if is_wanted else "")], None
     detail = f"{info.get('state')}, version {info.get('version')}, {session.admin.url}"
-    if not info.get("is_ready"):
-        return Finding("server", "fail", f"{detail}; {reasons or 'not ready'}", _WAIT), info
-    if reasons:
-        return Finding("server", "fail", f"{detail}; {reasons}", "see the server's log"), info
-    return Finding("server", "ok", detail), info
+    if not info.get("is_ready") and not info.get("reasons"):
+        fix = "wait if it is starting or draining, else see its log"
+        return [Finding("server", "fail", f"{detail}; not ready", fix)], info
+    return [Finding("server", "ok", detail), *_troubles(info)], info
 
 
-_WAIT = "wait if it is starting or draining, else see its log"
+def _troubles(info: Json) -> Iterator[Finding]:
+    """What the server itself reports, in its words."""
+    for one in info.get("reasons") or ():
+        status: Status = "warn" if one.get("kind") in _WARNINGS else "fail"
+        yield Finding(one["name"], status, one["text"], one.get("do") or "see the server's log")
 
 
 def _remote_config(session: Session) -> tuple[list[dict[str, Any]], Finding]:
@@ -182,23 +200,25 @@ def _certificates(
         yield from expiry.on_listeners((session.settings.endpoint, session.settings.admin or ""))
 
 
-def _disk(folder: Path) -> list[Finding]:
-    """Of the data folder, or of the one it would be created in."""
+def _disk(folder: Path, reserve_bytes: int, *, is_told: bool) -> list[Finding]:
+    """Of the data folder, or of the one it would be created in. ``is_told``: the server has said
+    what is wrong with its disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
     name = f"disk {folder}"
     if not place.is_dir():
         return [Finding(name, "fail", f"{place} is not a folder", "choose another: --data DIR")]
-    free = shutil.disk_usage(place).free
-    detail = f"{size(free)} free"
-    fix = "free space, or move the data folder"
-    if free < 2 * DISK_RESERVE_BYTES:
-        space = Finding(name, "fail", f"{detail}: messages would be refused", fix)
-    elif free < _FREE_WANTED_BYTES:
-        space = Finding(name, "warn", detail, fix)
-    else:
-        space = Finding(name, "ok", detail)
+    usage = shutil.disk_usage(place)
+    reserve = reserve_of(usage.total, reserve_bytes)
+    detail = f"{size(usage.free)} free; messages are refused when {size(reserve)} are left"
+    if is_told:
+        return [Finding(name, "ok", detail), _fsync(place)]
+    space = Finding(name, "ok", detail)
+    if usage.free <= reserve:
+        space = Finding(name, "fail", disk_full_text(usage.free, reserve), DISK_DO)
+    elif usage.free < max(2 * reserve, _FREE_WANTED_BYTES):
+        space = Finding(name, "warn", detail, DISK_DO)
     return [space, _fsync(place)]
 
 
@@ -230,8 +250,9 @@ def _clock(skew_ms: int | None) -> Finding:
         return Finding("clock", "fail", f"it is not {time.ctime(now_s)}", "set the time: NTP")
     if skew_ms is None:
         return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s)))
-    if abs(skew_ms) > _CLOCK_SKEW_MS:
-        return Finding("clock", "fail", f"server and client differ by {skew_ms} ms", "use NTP")
+    if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        text = clock_skew_text("this machine", "the server", skew_ms)
+        return Finding("clock", "fail", text, CLOCK_DO)
     return Finding("clock", "ok", f"server and client differ by {skew_ms} ms")
 
 

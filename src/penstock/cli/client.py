@@ -432,6 +432,11 @@ class Admin:
     def info(self) -> Json:
         return self.get("info")
 
+    def readyz(self) -> Json:
+        """What the server says of its health to everybody, whether or not it is ready."""
+        _, _, data = self._connection.call("GET", "/readyz")
+        return _decode(data, self.url)
+
     def config(self) -> Json:
         return self.get("config")
 

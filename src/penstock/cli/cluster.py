@@ -5,6 +5,7 @@ for something in ``cluster_waiting.py``; ``up`` and ``down``, which run a cluste
 are in ``cluster_up.py``.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,14 +16,19 @@ from penstock.cli.cluster_up import down, up
 from penstock.cli.cluster_waiting import decommission, wait_safe
 from penstock.cli.cluster_words import (
     levels_of_node,
+    own_problems,
     problems,
     remarks,
     state_of_node,
     verdict,
 )
-from penstock.cli.failure import ExitCode
+from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column, Row
 from penstock.cli.session import Noun, Session, pass_session
+from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
+
+ASKED_MAX = 50  # other nodes that ``status`` asks, one after the other
+ASK_SECONDS_MAX = 2.0
 
 _STATES = (
     "under_replicated",
@@ -82,7 +88,8 @@ def status(session: Session) -> None:
     Exit code 1 when something is wrong.
     """
     found = session.admin.get("cluster", what="cannot ask how the cluster is")
-    wrong, worth_knowing = problems(found), remarks(found)
+    of_others, unasked = _ask_others(session, found)
+    wrong, worth_knowing = problems(found) + of_others, remarks(found) + unasked
     if session.out.is_table:
         session.out.line(verdict(found, wrong))
         for line in (*wrong, *worth_knowing):
@@ -94,6 +101,57 @@ def status(session: Session) -> None:
         session.out.one(told, name="healthy")
     if wrong:
         raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _ask_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the troubles that other nodes report of themselves, and remarks on nodes that this
+    machine cannot ask."""
+    wrong: list[str] = []
+    unasked: list[str] = []
+    own_ms: int | None = None
+    others = [one for one in found["nodes"] if one["is_alive"] and one["node"] != found["node"]]
+    for node in [one for one in others if one["http"]][:ASKED_MAX]:
+        told = _info_of(session, node)
+        if told is None:
+            unasked.append(f"node {node['node']} could not be asked for its own troubles")
+            continue
+        wrong += own_problems(node["node"], told.get("reasons") or ())
+        if own_ms is None:
+            own_ms = _ahead_ms(session.admin.info())
+        skew_ms = _ahead_ms(told) - own_ms
+        if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+            one, other = f"node {found['node']}", f"node {node['node']}"
+            wrong.append(f"{clock_skew_text(one, other, skew_ms)}; do: {CLOCK_DO}")
+    if len(others) > ASKED_MAX:
+        unasked.append(f"only {ASKED_MAX} of {len(others)} other nodes were asked")
+    return wrong, unasked
+
+
+def _ahead_ms(info: dict[str, Any]) -> int:
+    """Return how far the clock of a node that has just answered is ahead of this machine's."""
+    return int(info["now_ms"] - time.time() * 1_000)
+
+
+def _info_of(session: Session, node: dict[str, Any]) -> dict[str, Any] | None:
+    """Return None if this machine does not reach that very node."""
+    from penstock.cli.client import Admin, Sqs, as_seen_from
+
+    settings = session.settings
+    seconds = min(settings.timeout_s, ASK_SECONDS_MAX)
+    here = as_seen_from(session.admin.url, node["http"])
+    sqs = Sqs(here, region=settings.region, account=None, timeout_s=seconds)
+    try:
+        url = as_seen_from(here, str(sqs.info()["admin"]))
+        admin = Admin(url, region=settings.region, account=None, timeout_s=seconds)
+        try:
+            told = admin.info()
+        finally:
+            admin.close()
+    except Failure:
+        return None
+    finally:
+        sqs.close()
+    return told if told.get("node") == node["name"] else None
 
 
 @cluster.command()

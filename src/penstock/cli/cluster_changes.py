@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.cluster_words import counted
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column
 from penstock.cli.session import Session, Verb, pass_session
+from penstock.model.units import counted
 
 LATEST = "latest"
 _DRAIN_COLUMNS = (

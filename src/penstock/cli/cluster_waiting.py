@@ -11,11 +11,12 @@ from typing import Any
 
 import click
 
-from penstock.cli.cluster_words import counted, dangers
+from penstock.cli.cluster_words import dangers
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import is_drawing
 from penstock.cli.progress import Progress
 from penstock.cli.session import Session, Verb, pass_session
+from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0
 ASK_EVERY_S = 0.5

@@ -4,41 +4,48 @@ API's answer alone, so that every command judges alike."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock.model import troubles
+from penstock.model.units import counted
+
 Found = Mapping[str, Any]
-
-# Worst first, each with what it means for whoever sends and receives.
-_WRONG = (
-    ("lost", "of which nobody is known to have everything: they wait for all their replicas"),
-    ("leaderless", "without a leader: nothing goes in or out"),
-    ("below_minimum", "with fewer replicas in sync than they need: nothing can be sent to them"),
-    ("under_replicated", "with fewer replicas than wanted"),
-    ("missing", "that have not been created yet"),
-    ("orphaned", "without a topic"),
-)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def problems(found: Found) -> list[str]:
-    lines = []
-    if found["trouble"] is not None:
-        lines.append(f"node {found['node']}, which answers, may be behind: {found['trouble']}")
-    if found["manager"] is None:
-        lines.append("nobody manages the cluster: no leader is replaced, no partition created")
+    """Return each trouble with what to do; those of the answering node itself last."""
+    told = [] if found["manager"] is not None else [troubles.no_manager()]
     for node in found["nodes"]:
         if not node["is_alive"]:
-            name = f" ({node['name']})" if node["name"] else ""
-            does = "its partitions are moving away" if node["is_draining"] else "nobody replaces it"
-            held = counted(node["replicas"], "partition")
-            lines.append(f"node {node['node']}{name} is away, and has {held}: {does}")
-    for state, meaning in _WRONG:
-        count = found["partitions"][state]
-        if count:
-            see = f"`penstock cluster partitions --state {state}`"
-            lines.append(f"{counted(count, 'partition')} {meaning}; see {see}")
-    return lines
+            was_stopped, is_draining = node["is_leaving"], node["is_draining"]
+            told.append(
+                troubles.node_dead(
+                    node["node"],
+                    node["name"],
+                    node["replicas"],
+                    was_stopped=was_stopped,
+                    is_draining=is_draining,
+                )
+            )
+    told += troubles.partition_troubles(found["partitions"])
+    if found["trouble"] is not None:
+        told.append(troubles.metadata_away(found["trouble"]))
+    lines = [_line(one.text, one.do, one.facts().get("reason")) for one in told]
+    said = {one.kind.value for one in told}
+    own = [one for one in found.get("reasons") or () if one["kind"] not in said]
+    return lines + own_problems(found["node"], own)
+
+
+def own_problems(node: int, reasons: Sequence[Found]) -> list[str]:
+    """Return the troubles that one node reports of itself. Troubles of the cluster are counted
+    afresh from its numbers, so they are left out."""
+    return [
+        f"node {node}: {_line(one['text'], one['do'])}"
+        for one in reasons
+        if one["kind"] not in troubles.CLUSTER_WIDE
+    ]
+
+
+def _line(text: str, do: str, reason: str | None = None) -> str:
+    return f"{text} ({reason}); do: {do}" if reason else f"{text}; do: {do}"
 
 
 def remarks(found: Found) -> list[str]:
@@ -48,7 +55,7 @@ def remarks(found: Found) -> list[str]:
             held = node["replicas"]
             rest = f"has {counted(held, 'partition')} left" if held else "is empty"
             lines.append(f"node {node['node']} is being drained and {rest}")
-        elif node["is_leaving"]:
+        elif node["is_leaving"] and node["is_alive"]:
             lines.append(f"node {node['node']} is about to stop")
     moving = found["partitions"]["moving"]
     if moving:

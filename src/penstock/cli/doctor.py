@@ -44,7 +44,11 @@ def doctor(session: Session, data: str | None, config_file: str | None, local: b
     if session.out.is_table:
         session.out.many(checks, columns=_CHECK_COLUMNS)
         session.out.line("")
-        session.out.many(report.config, columns=_CONFIG_COLUMNS)
+        changed = [row for row in report.config if row["origin"] != "default"]
+        if changed:
+            session.out.many(changed, columns=_CONFIG_COLUMNS)
+        rest = len(report.config) - len(changed)
+        session.out.line(f"{rest} settings have their defaults: `penstock serve --print-config`")
     else:
         session.out.one(
             {"healthy": is_healthy, "checks": checks, "config": report.config}, name="healthy"

@@ -70,15 +70,6 @@ def moment(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1_024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1_024
-    return f"{value:.1f} TiB"
-
-
 def one_line(text: str, width: int) -> str:
     """A message body in a table cell: control characters made visible, cut with an ellipsis."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: width + 1])

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, size
+from penstock.cli.output import Column
 from penstock.cli.pipeline_place import checkpoints_of, place_options, require_extra
 from penstock.cli.session import Session, Verb, pass_session
+from penstock.model.units import size
 
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 _COLUMNS = (

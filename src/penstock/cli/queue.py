@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.output import Column, duration, size
+from penstock.cli.output import Column, duration
 from penstock.cli.queue_settings import (
     SETTINGS,
     attributes_of,
@@ -17,6 +17,7 @@ from penstock.cli.queue_settings import (
     tags_of,
 )
 from penstock.cli.session import Noun, Session, Verb, confirm_name, pass_session
+from penstock.model.units import size
 
 _OURS = ("PenstockPartitions", "PenstockFsync")
 

@@ -14,8 +14,9 @@ import click
 
 from penstock.cli import quantity
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import duration, size
+from penstock.cli.output import duration
 from penstock.cli.session import Session
+from penstock.model.units import size
 
 Flags = Mapping[str, Any]
 

@@ -12,9 +12,10 @@ import click
 
 from penstock.cli.client import Json
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, size
+from penstock.cli.output import Column
 from penstock.cli.quantity import bytes_of
 from penstock.cli.session import Noun, Session, pass_session
+from penstock.model.units import size
 
 _COUNT_MAX = 2**53
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, one_line, size
+from penstock.cli.output import Column, one_line
 from penstock.cli.session import Noun, Session, pass_session
+from penstock.model.units import size
 
 if TYPE_CHECKING:
     from penstock.log.damage import Damage

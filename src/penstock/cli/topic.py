@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, duration, size
+from penstock.cli.output import Column, duration
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
+from penstock.model.units import size
 
 _CREATE_TOPICS, _DELETE_TOPICS, _DESCRIBE_CONFIGS = 19, 20, 32
 _DESCRIBE_LOG_DIRS, _CREATE_PARTITIONS, _ALTER_CONFIGS = 35, 37, 44

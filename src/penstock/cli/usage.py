@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, size
+from penstock.cli.output import Column
 from penstock.cli.session import Noun, Session, pass_session
+from penstock.model.units import size
 
 if TYPE_CHECKING:
     from penstock.cli.kafka_client import Kafka, Place

@@ -39,6 +39,7 @@ from penstock.metadata.store import (
     Entry,
     LeaseGone,
     SingleWrites,
+    StoreOutcomeUnknown,
     StoreUnusable,
     check_changes,
     check_ttl,
@@ -47,7 +48,6 @@ from penstock.metadata.store import (
 )
 from penstock.model.errors import InvalidRequest, Throttled, VersionConflict
 from penstock.telemetry.metrics import Histogram
-from penstock.wire.internal.faults import OutcomeUnknown
 
 CALLS_MAX: Final = 10_000  # under way at once; more would only time out in etcd's queue
 # Entries of one page. The first is small enough for the largest values; later ones are as large as
@@ -242,7 +242,7 @@ class EtcdStore(SingleWrites):
                         raise fault.error from failed
                     self._calls.failed(link, fault.error)
                     if fault.is_unknown and not is_repeatable:
-                        raise OutcomeUnknown(str(fault.error)) from failed
+                        raise StoreOutcomeUnknown(str(fault.error)) from failed
                     if self._loop.time() >= until:
                         raise fault.error from failed
         finally:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from penstock.metadata.etcd_grpc import StatusCode, aio
-from penstock.metadata.store import Compacted, LeaseGone, StoreUnusable
+from penstock.metadata.store import Compacted, LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import DiskFull, InvalidRequest, PenstockError, Throttled
-from penstock.wire.internal.faults import Unreachable
 
 TEXT_CHARS_MAX: Final = 300
 _OWN: Final = "etcdserver: "
@@ -31,14 +30,14 @@ class HistoryGone(Compacted):
         super().__init__(1)
 
 
-class AnswerTooLarge(Unreachable):
+class AnswerTooLarge(StoreUnreachable):
     """For this side; a smaller question may be answered."""
 
 
 _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
     "requested lease not found": lambda _text: LeaseGone(0),
     "mvcc: required revision has been compacted": lambda _text: HistoryGone(),
-    "mvcc: database space exceeded": lambda text: DiskFull(text),
+    "mvcc: database space exceeded": lambda _text: DiskFull("the database of etcd is full"),
     "too many requests": lambda text: Throttled(text),
     "request is too large": lambda text: InvalidRequest(text),
     "too many operations in txn request": lambda text: InvalidRequest(text),
@@ -68,14 +67,14 @@ def fault_of(error: aio.AioRpcError, endpoint: str) -> Fault:
         if make is not None:
             return Fault(make(text), is_final=True)
         if own == _NO_LEADER:
-            return Fault(Unreachable(text))
+            return Fault(StoreUnreachable(text))
     elif error.code() is StatusCode.RESOURCE_EXHAUSTED:
         return Fault(AnswerTooLarge(text), is_final=True)
     if error.code() in _REFUSALS:
         return Fault(StoreUnusable(text), is_final=True)
     if error.code() is StatusCode.DEADLINE_EXCEEDED:
         text = f"etcd at {endpoint}: no answer in time"
-    return Fault(Unreachable(text), is_unknown=True)
+    return Fault(StoreUnreachable(text), is_unknown=True)
 
 
 def one_line(text: str) -> str:

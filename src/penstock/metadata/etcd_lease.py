@@ -18,9 +18,8 @@ from typing import Final
 
 from penstock.metadata.etcd_links import EtcdConfig, Failed, Link, abandon, open_link
 from penstock.metadata.etcd_wire import decode_keep_alive, encode_lease
-from penstock.metadata.store import LeaseGone, StoreUnusable
+from penstock.metadata.store import LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError
-from penstock.wire.internal.faults import Unreachable
 
 ROUND_SECONDS: Final = 0.1  # to breathe when everybody has refused, which may be at once
 
@@ -42,7 +41,7 @@ class KeepAlives:
         turns = cycle(tuple(self._order))
         failure_count = 0
         asked: dict[asyncio.Task[bytes], str] = {}
-        trouble: PenstockError = Unreachable("etcd has not answered in time.")
+        trouble: PenstockError = StoreUnreachable("etcd has not answered in time.")
         try:
             while (left := until - self._loop.time()) > 0:
                 endpoint = next(turns)
@@ -61,7 +60,7 @@ class KeepAlives:
                     failure_count += 1
                     if failure_count % len(self._order) == 0:
                         await asyncio.sleep(ROUND_SECONDS)
-            raise Unreachable(str(trouble))
+            raise StoreUnreachable(str(trouble))
         finally:
             await abandon(asked)
 

@@ -21,9 +21,8 @@ from typing import Any, Final, TypeAlias, cast
 from penstock.metadata.etcd_faults import Fault, fault_of
 from penstock.metadata.etcd_grpc import ChannelConnectivity, aio, ssl_channel_credentials
 from penstock.metadata.etcd_wire import encode_range
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError
-from penstock.wire.internal.faults import Unreachable
 
 MIB: Final = 1_048_576
 # etcd sends what was asked for in one piece; a page of a list, and a watch's answer, fit several
@@ -108,7 +107,7 @@ class Link:
                 await stream.write(request)
                 answer = await stream.read()
                 if answer is aio.EOF:
-                    raise Failed(Fault(Unreachable(f"etcd at {self.endpoint} hung up")))
+                    raise Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint} hung up")))
                 return cast(bytes, answer)
             finally:
                 stream.cancel()
@@ -129,13 +128,13 @@ class Link:
         if isinstance(error, aio.AioRpcError):
             return Failed(fault_of(error, self.endpoint))
         if isinstance(error, aio.UsageError):  # the channel was closed before
-            return Failed(Fault(Unreachable(f"etcd at {self.endpoint}: given up")))
+            return Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint}: given up")))
         # The library says so, too, when the channel is closed under a call.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             return None
         text = f"etcd at {self.endpoint}: given up during a call"
-        return Failed(Fault(Unreachable(text), is_unknown=True))
+        return Failed(Fault(StoreUnreachable(text), is_unknown=True))
 
     @property
     def is_connected(self) -> bool:
@@ -211,7 +210,7 @@ class Links:
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         if link is not None:
-            self.failed(link, Unreachable(f"etcd at {link.endpoint}: the connection was lost"))
+            self.failed(link, StoreUnreachable(f"etcd at {link.endpoint}: the connection was lost"))
         connecting = self._connecting
         if connecting is None:
             connecting = self._loop.create_task(self._connect(), name=f"etcd {self._purpose}")
@@ -219,7 +218,7 @@ class Links:
             self._connecting = connecting
         await asyncio.wait((connecting,), timeout=max(0.0, until - self._loop.time()))
         if not connecting.done() or connecting.cancelled():
-            raise Unreachable(self.trouble or "etcd has not answered yet.")
+            raise StoreUnreachable(self.trouble or "etcd has not answered yet.")
         return connecting.result()
 
     def failed(self, link: Link, error: PenstockError) -> None:

@@ -24,7 +24,7 @@ from penstock.metadata.etcd_faults import Fault, one_line
 from penstock.metadata.etcd_grpc import aio
 from penstock.metadata.etcd_links import WITH_LEADER, EtcdConfig, Failed, Link, Links, abandon
 from penstock.metadata.etcd_wire import PROGRESS, Stored, WatchAnswer, decode_watch, encode_watch
-from penstock.metadata.store import Compacted, StoreUnusable
+from penstock.metadata.store import Compacted, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, Throttled
 from penstock.wire.internal.faults import Unreachable
 
@@ -132,7 +132,7 @@ class Watches:
                 read = read or self._loop.create_task(_read(link, stream), name="etcd watch")
                 if not await self._is_heard(link, stream, read):
                     text = f"etcd at {link.endpoint} has fallen silent"
-                    raise Failed(Fault(Unreachable(text)))
+                    raise Failed(Fault(StoreUnreachable(text)))
                 data, read = read.result(), None
                 watch.heard_at = self._loop.time()
                 answer = decode_watch(data)
@@ -181,7 +181,7 @@ async def _read(link: Link, stream: Any) -> bytes:
     async with link.failing():
         data = await stream.read()
         if data is aio.EOF:
-            raise Failed(Fault(Unreachable(f"etcd at {link.endpoint} ended a watch")))
+            raise Failed(Fault(StoreUnreachable(f"etcd at {link.endpoint} ended a watch")))
         assert isinstance(data, bytes)
         return data
 
@@ -192,4 +192,4 @@ def _end_of(answer: WatchAnswer, link: Link) -> PenstockError | Failed:
     text = f"etcd at {link.endpoint}: {one_line(answer.reason) or 'a watch was ended'}"
     if any(refused in text for refused in _REFUSED):
         return StoreUnusable(text)
-    return Failed(Fault(Unreachable(text)))
+    return Failed(Fault(StoreUnreachable(text)))

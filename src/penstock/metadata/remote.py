@@ -243,7 +243,9 @@ class RemoteCatalog:
         if self._is_absent(self._absent, key):
             return
         if self._store.trouble is not None and self._store.is_whole:
-            raise Throttled(f"Whether {name} exists is not known: {self._store.trouble}")
+            raise Throttled(
+                f"Whether {name} exists is not known: metadata store not reachable; retry."
+            )
         self._start(key, account, region, name)
         raise Throttled(f"{name} is being looked up.", retry_after_ms=ASKED_RETRY_MS)
 

@@ -47,6 +47,8 @@ from penstock.metadata.store import (
     Compacted,
     Entry,
     SingleWrites,
+    StoreOutcomeUnknown,
+    StoreUnreachable,
     StoreUnusable,
     check_changes,
     check_ttl,
@@ -54,7 +56,7 @@ from penstock.metadata.store import (
 from penstock.model.errors import PenstockError, Throttled, VersionConflict
 from penstock.model.ports import Clock
 from penstock.wire.internal.calls import Caller
-from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
+from penstock.wire.internal.faults import DeadlineExceeded
 
 GETS_MAX = 8  # of one value that keeps changing under the question
 DROPS_PER_TURN_MAX = 1_024
@@ -252,7 +254,7 @@ class RemoteStore(SingleWrites):
                 self.doubt(key)
             raise
         except DeadlineExceeded as error:
-            raise OutcomeUnknown(str(error)) from error
+            raise StoreOutcomeUnknown(str(error)) from error
         for key, _ in puts:
             if key.startswith(TOPICS_PREFIX):
                 self._kept[key] = max(written.revision, self._kept.get(key, 0))
@@ -385,7 +387,7 @@ class RemoteStore(SingleWrites):
     def _check_there(self) -> None:
         since_ms = self._away_since_ms
         if since_ms is not None and self._clock.mono_ms() - since_ms >= self._config.away_ms:
-            raise Unreachable(f"The metadata service is away: {self.trouble}")
+            raise StoreUnreachable(f"The metadata service is away: {self.trouble}")
 
     async def close(self) -> None:
         self._is_closed = True

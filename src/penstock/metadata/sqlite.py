@@ -153,9 +153,9 @@ class _Database:
             # such as a closed connection, carry none.
             code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
-                raise DiskFull(f"{self._path}: no space left for metadata") from exc
+                raise DiskFull("no space left on the disk for metadata") from exc
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise Throttled(f"{self._path}: locked by another process") from exc
+                raise Throttled("the metadata is locked by another process") from exc
             if code in FATAL:
                 self._failure = f"{self._path}: {exc}; restart to check the file"
                 raise StoreUnusable(self._failure) from exc

@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.model.errors import InvalidRequest, PenstockError, VersionConflict
+from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 # All are what etcd accepts by default, so that what fits one machine also fits a cluster.
 CHANGES_PER_TXN_MAX = 128  # and as many comparisons
@@ -58,6 +59,16 @@ class Compacted(PenstockError):
     def __init__(self, oldest_revision: int) -> None:
         super().__init__(f"History before revision {oldest_revision} is no longer kept.")
         self.oldest_revision = oldest_revision
+
+
+class StoreUnreachable(Unreachable):
+    """The text names the address; clients are told without it."""
+
+    public = "Metadata store not reachable; retry."
+
+
+class StoreOutcomeUnknown(OutcomeUnknown):
+    public = "Metadata store not reachable, outcome unknown; retry."
 
 
 class StoreUnusable(PenstockError):

@@ -33,6 +33,14 @@ PenstockError
 class PenstockError(Exception):
     """Base of all errors that reach a client or an operator."""
 
+    # What clients are told where the text of the error names addresses; empty: the text itself.
+    public = ""
+
+
+def client_text(error: PenstockError) -> str:
+    """Return what a client is told of an error: never an address of ours."""
+    return error.public or str(error)
+
 
 class InvalidRequest(PenstockError):
     pass

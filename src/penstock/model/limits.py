@@ -55,6 +55,7 @@ FLUSH_RECORDS_MAX = 1_000  # records coalesced into one batch
 # Rows of one coordinator topic that operators have skipped, one by one: 100 KB in the catalog.
 SKIPPED_ROWS_MAX = 1_000
 DISK_RESERVE_BYTES = 64 * MIB  # kept free so that leases and acks can still be written
+DISK_RESERVE_SHARE = 0.05  # the same on small disks, where 64 MiB would be most of the space
 
 # ── Configs of groups and other resources, in the metadata store ─────────────────────────────
 # In the memory of every node: a group with all 17 configs takes about 2 KB.

@@ -1,16 +1,19 @@
-"""The first user. With authentication on and nobody in the store, nobody could ever get in: the
-first start makes a tenant, an operator called root and one access key.
+"""The first operator. With authentication on and no operator with an active access key, nobody
+could manage users and keys: the start then makes a tenant, an operator called root and one access
+key, whether or not there are other users.
 
 Whoever deploys by machine brings the key along (``PENSTOCK_ROOT_KEY_ID`` and the path of a file in
 ``PENSTOCK_ROOT_SECRET_FILE``); otherwise it is drawn here, and the caller shows it once.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.metadata.identities import NewKey, StoredIdentities
+from penstock.metadata.identity_entries import KEYS_PER_USER_MAX
 from penstock.model.errors import Conflict, PenstockError
-from penstock.model.identity import ADMIN_POLICY, Tenant, User
+from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
 
 KEY_ID_VARIABLE = "PENSTOCK_ROOT_KEY_ID"
 SECRET_FILE_VARIABLE = "PENSTOCK_ROOT_SECRET_FILE"  # noqa: S105 - the name of a variable
@@ -18,6 +21,9 @@ TENANT = "default"
 ROOT = "root"
 POLICY = "admin"
 SECRET_BYTES_MAX = 4_096
+NAMES_MAX = 100  # of users tried for the new key
+
+log_ = logging.getLogger(__name__)
 
 
 class BootstrapImpossible(PenstockError):
@@ -27,32 +33,61 @@ class BootstrapImpossible(PenstockError):
 async def bootstrap(
     identities: StoredIdentities, *, account: str, env: Mapping[str, str], now_ms: int
 ) -> NewKey | None:
-    """None when there is somebody already. A start that was cut short between the steps is gone on
-    with: a root who is alone and has no key is as good as nobody."""
-    if _somebody(identities, account):
+    """Give an operator an access key if no operator has an active one. Returns None if there was
+    one, or if no key could be made. Raises BootstrapImpossible."""
+    if find_operator_key(identities) is not None:
         return None
     key_id, secret = _given(env)
     try:
         await identities.create_tenant(Tenant(account, TENANT, now_ms))
     except Conflict:
         pass  # made before users were, or by a start that was cut short
-    if identities.user(account, ROOT) is None:
-        root = User(account, ROOT, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
+    name = _name(identities, account)
+    if identities.user(account, name) is None:
+        root = User(account, name, now_ms, is_operator=True, policies={POLICY: ADMIN_POLICY})
         try:
             await identities.create_user(root)
         except Conflict:
             pass  # by another node that starts at the same moment; each gets a key
-    return await identities.create_key(account, ROOT, now_ms=now_ms, key_id=key_id, secret=secret)
+    try:
+        return await identities.create_key(
+            account, name, now_ms=now_ms, key_id=key_id, secret=secret
+        )
+    except Conflict as error:  # the key that was given exists, and is disabled or of another user
+        log_.warning("no access key made for root", extra={"reason": str(error)})
+        return None
 
 
-def _somebody(identities: StoredIdentities, account: str) -> bool:
-    everybody = [
-        (user.account, user.name)
-        for tenant in identities.tenants()
-        for user in identities.users(tenant.account)
-    ]
-    is_root_alone = everybody == [(account, ROOT)]
-    return bool(everybody) and not (is_root_alone and not identities.keys(account, ROOT))
+def _name(identities: StoredIdentities, account: str) -> str:
+    """Return root, or root-2 and so on if root is not an operator or has all keys it may have:
+    rights of an existing user are not changed here, nor are keys deleted."""
+    for number in range(1, NAMES_MAX):
+        name = ROOT if number == 1 else f"{ROOT}-{number}"
+        user = identities.user(account, name)
+        if user is None:
+            return name
+        if user.is_operator and len(identities.keys(account, name)) < KEYS_PER_USER_MAX:
+            return name
+    return ROOT
+
+
+def find_operator_key(identities: StoredIdentities) -> str | None:
+    """Return the id of an active access key of an operator."""
+    for tenant in identities.tenants():
+        for user in identities.users(tenant.account):
+            if user.is_operator:
+                for key in identities.keys(user.account, user.name):
+                    if key.status is KeyStatus.ACTIVE:
+                        return key.key_id
+    return None
+
+
+def is_operator_key(identities: StoredIdentities, key_id: str) -> bool:
+    key = identities.key(key_id)
+    if key is None or key.status is not KeyStatus.ACTIVE:
+        return False
+    user = identities.user(key.account, key.user)
+    return user is not None and user.is_operator
 
 
 def _given(env: Mapping[str, str]) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """The broker role of a node: partitions, and beside them the coordinators of groups and of
 transactions. Started in this order and stopped in the other."""
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
 
 from penstock.broker import coordinators
@@ -24,10 +25,12 @@ from penstock.metadata.dynamic_configs import DynamicConfigs
 from penstock.metadata.moves import MoveTasks
 from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.metadata.resource_configs import ResourceConfigs
+from penstock.model import troubles
 from penstock.model.levels import LEVEL_MAX
 from penstock.model.partitioning import partition_of_group
 from penstock.model.replication import IN_SYNC_MIN
 from penstock.model.stream import TopicDefaults
+from penstock.model.troubles import Trouble
 from penstock.node.basis import Basis
 from penstock.node.cluster_role import ClusterRole
 from penstock.node.config import Mode
@@ -194,30 +197,23 @@ class BrokerRole:
         await self.configs.stop()
         await self._tasks.stop()
 
-    def troubles(self) -> dict[str, str]:
-        """By what they are about."""
-        found = {f"partition {text}": text for text in self.broker.partitions.damages()}
-        found.update({f"groups {text}": text for text in self.groups.troubles()})
-        found.update({text: text for text in self.transactions.troubles()})
-        if self.configs.trouble is not None:
-            found["configs"] = self.configs.trouble
-        if self._cluster is not None:
-            found.update(self._cluster.troubles())
-        if self.disk.is_low:
-            found["disk"] = "the disk is full: messages are refused, receiving goes on"
-        return found
+    @property
+    def trouble(self) -> str | None:
+        """Why what this node knows of the metadata may be old."""
+        return self.configs.trouble or (None if self._cluster is None else self._cluster.trouble)
 
-    def unreadable_rows(self) -> dict[str, str]:
-        """Why coordinators are out of service until an operator skips a row, by coordinator."""
-        found = (*self.groups.unreadable_rows(), *self.transactions.unreadable_rows())
-        return {
-            f"coordinator {row.topic}/{row.partition}": (
-                f"out of service: {row}; look at it with 'penstock coordinator show {row.topic}"
-                f" {row.partition}' and skip it with 'penstock coordinator skip {row.topic}"
-                f" {row.partition} {row.offset}'"
-            )
-            for row in found
-        }
+    def troubles(self) -> Iterator[Trouble]:
+        disk = self.disk.trouble()
+        if disk is not None:
+            yield disk
+        for place, reason in self.broker.partitions.damages():
+            yield troubles.log_damaged(place, reason, is_replicated=self._cluster is not None)
+        for reason in (*self.groups.troubles(), *self.transactions.troubles()):
+            yield troubles.coordinator_down(reason)
+        for row in (*self.groups.unreadable_rows(), *self.transactions.unreadable_rows()):
+            yield troubles.row_unreadable(row.topic, row.partition, row.offset, str(row))
+        if self._cluster is not None:
+            yield from self._cluster.troubles()
 
 
 def _surroundings(

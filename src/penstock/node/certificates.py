@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
+from penstock.model.troubles import CERTIFICATE_WARN_DAYS, Trouble, certificate_ending
 from penstock.net.internal import NodeCertificates
 from penstock.net.tls import Certificates, CertificateUnusable, TlsFiles
 from penstock.node.cluster_config import InternalConfig
@@ -47,6 +48,13 @@ class CertificateKeeper:
                     log_.info("certificate renewed")
             except CertificateUnusable as error:
                 log_.error("certificate not renewed", extra={"reason": str(error)})
+
+    def troubles(self, *, now_ms: int) -> Iterable[Trouble]:
+        for whose, one in (("clients", self._clients), ("other nodes", self.nodes)):
+            if one is not None:
+                days_left = (one.expires_at_ms - now_ms) // 86_400_000
+                if days_left < CERTIFICATE_WARN_DAYS:
+                    yield certificate_ending(whose, days_left)
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
         if self._clients is not None:

@@ -318,7 +318,7 @@ class ClusterAdmin:
             node=summary.node,
             name=entry.name,
             is_alive=summary.is_alive,
-            is_leaving=summary.is_leaving,
+            is_leaving=entry.is_leaving,
             is_draining=summary.is_draining,
             is_manager=summary.node == manager,
             internal=entry.internal,

@@ -3,7 +3,7 @@ standing for manager. Started when the broker can lead something, stopped while 
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock import __version__
@@ -22,6 +22,7 @@ from penstock.metadata.membership import Membership
 from penstock.model.errors import PenstockError
 from penstock.model.levels import Levels
 from penstock.model.topic import Topic
+from penstock.model.troubles import Trouble, replica_halted
 from penstock.net.internal import InternalClient, InternalListener
 from penstock.net.remote import RemoteBroker
 from penstock.node.addresses import parse_listen
@@ -30,6 +31,7 @@ from penstock.node.certificates import CertificateKeeper
 from penstock.node.cluster_admin import ClusterAdmin
 from penstock.node.cluster_metrics import ClusterMetrics
 from penstock.node.cluster_peers import ClusterPeers, NodeCaller
+from penstock.node.cluster_troubles import ClusterTroubles
 from penstock.node.metadata_link import MetadataLink
 from penstock.node.routes import ClusterRoutes
 from penstock.replication.election import Standing
@@ -73,8 +75,9 @@ class ClusterRole:
             node=self.node,
             policy=self.policy,
             level=self.level,
-            manager=lambda: None if self.manager is None else self.manager.manager,
+            manager=self._manager,
         )
+        self._troubles = ClusterTroubles(self.view, self.admin.seen, manager=self._manager)
         self._greeted: dict[int, int] = {}
         self.peers = ClusterPeers(
             self.view,
@@ -85,6 +88,10 @@ class ClusterRole:
             secret=basis.worker_secret,
             spawn=self._close_later,
         )
+
+    def _manager(self) -> int | None:
+        """The node that manages, NOBODY if there is none, None before this node has heard."""
+        return None if self.manager is None else self.manager.manager
 
     def _close_later(self, client: InternalClient) -> None:
         task = asyncio.create_task(client.close(), name="close a connection to a node")
@@ -192,6 +199,7 @@ class ClusterRole:
         await self.replicators.leave()
 
     async def stop(self) -> None:
+        self._troubles.stop()
         if self._routed is not None:
             await self._routed.close()
         await self.replicators.stop()
@@ -279,12 +287,15 @@ class ClusterRole:
             if tuple(standing) != NOT_HERE
         }
 
-    def troubles(self) -> dict[str, str]:
-        found = {f"partition {text}": text for text in self.replicators.troubles()}
-        trouble = self.view.trouble or self.level.trouble
-        if trouble is not None:
-            found["cluster"] = trouble
-        return found
+    @property
+    def trouble(self) -> str | None:
+        """Why what this node knows of its cluster may be old."""
+        return self.view.trouble or self.level.trouble
+
+    def troubles(self) -> Iterator[Trouble]:
+        for place, reason in self.replicators.troubles():
+            yield replica_halted(place, reason)
+        yield from self._troubles.look()
 
 
 def _levels(highest: int) -> Levels:

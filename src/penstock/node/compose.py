@@ -118,7 +118,8 @@ class Node:
         self._basis = basis
         self._certificates = certificates
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="disk")
-        self._disk = DiskBudget(basis.folder.path, basis.clock)
+        reserve = basis.config.log.disk_reserve_bytes
+        self._disk = DiskBudget(basis.folder.path, basis.clock, reserve_bytes=reserve)
 
     async def start(self, stop: asyncio.Event) -> None:
         basis = self._basis

@@ -368,6 +368,15 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
             le=64 * 1_024 * limits.MIB,
         ),
     ] = limits.TAILS_BYTES_MAX
+    disk_reserve_bytes: Annotated[
+        int,
+        note(
+            "Free bytes of the disk below which messages are refused; receiving and deleting go on"
+            " from them. 0: 64 MiB, or 5 % of a disk smaller than 1.25 GiB.",
+            ge=0,
+            le=1_024 * 1_024 * limits.MIB,
+        ),
+    ] = 0
     retention_check_ms: Annotated[
         int, note("How often expired messages and finished files are removed.", ge=10)
     ] = 30_000

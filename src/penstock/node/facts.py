@@ -17,6 +17,7 @@ from penstock.frontend.usage_writer import UsageWriter
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.producer_ids import StoredProducerIds
 from penstock.model.ports import Clock
+from penstock.model.troubles import Trouble, facts_not_written
 from penstock.node.config import Config
 from penstock.node.vitals import read_vitals
 
@@ -126,10 +127,8 @@ class Facts:
         if self._telemetry is not None:  # behind usage, whose last counts pass through it
             await self._telemetry.stop(seconds_max=max(0.0, until - loop.time()))
 
-    def troubles(self) -> Iterable[tuple[str, str]]:
-        if self._writer is not None and self._writer.trouble is not None:
-            yield "usage", self._writer.trouble
-        if self._telemetry is not None and self._telemetry.trouble is not None:
-            yield "telemetry", self._telemetry.trouble
-        if self.audit is not None and self.audit.trouble is not None:
-            yield "audit", self.audit.trouble
+    def troubles(self) -> Iterable[Trouble]:
+        writers = (("usage", self._writer), ("telemetry", self._telemetry), ("audit", self.audit))
+        for what, writer in writers:
+            if writer is not None and writer.trouble is not None:
+                yield facts_not_written(what, writer.trouble)

@@ -111,7 +111,7 @@ def _root_key(node: AnyNode) -> list[str]:
         return []
     return [
         "",
-        "The first start with authentication on has made this key. It is shown this once:",
+        "No operator had an access key: this start has made one for root. It is shown this once:",
         "",
         "  [penstock]",
         f"  aws_access_key_id = {made.key.key_id}",

@@ -82,6 +82,7 @@ class MetadataAdmin:
         samples = [
             (families.READY, ((), ready)),
             (families.START_TIME, ((), self._info.started_at_ms / 1_000)),
+            *self._basis.health.samples(),
             *self._levels(),
         ]
         return HttpReply(200, self._basis.meter.render(samples), CONTENT_TYPE)

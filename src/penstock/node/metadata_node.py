@@ -19,15 +19,16 @@ from penstock.metadata.service import MetadataConfig, MetadataService
 from penstock.metadata.sqlite import SqliteStore
 from penstock.metadata.store import Store
 from penstock.metadata.store_id import store_id
+from penstock.model.troubles import metadata_away
 from penstock.net.internal import InternalListener
 from penstock.node.addresses import parse_listen, parse_places
 from penstock.node.basis import Basis
 from penstock.node.certificates import CertificateKeeper
+from penstock.node.health_watch import watch_loop
 from penstock.node.http_listener import open_admin
 from penstock.node.metadata_admin import MetadataAdmin
 from penstock.node.metadata_link import CALL_MS, start_when_there
 from penstock.node.peers import Peers
-from penstock.node.reasons import Reasons, watch_loop
 from penstock.node.store_pin import StorePin, store_feature
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
@@ -58,7 +59,6 @@ class MetadataNode:
             secret=basis.worker_secret,
         )
         self._remote: RemoteStore | None = None
-        self._reasons = Reasons(basis.health)
         self._jobs: list[asyncio.Task[None]] = []
 
     async def start(self, stop: asyncio.Event) -> None:
@@ -155,14 +155,12 @@ class MetadataNode:
     # ── What operators see ───────────────────────────────────────────────────────────────────
 
     def _report(self) -> None:
-        found: dict[str, str] = {}
-        if self._service.trouble is not None:
-            found["metadata"] = self._service.trouble
+        reason = self._service.trouble
         if self._remote is not None and self._remote.staleness_ms > AWAY_MS:
-            seconds = self._remote.staleness_ms // 1_000
-            why = self._remote.trouble or "it does not hear from its store"
-            found["store"] = f"nothing heard from the node with the store for {seconds} s: {why}"
-        self._reasons.show(found)
+            reason = self._remote.trouble or "the node with the store does not hear from it"
+        found = [] if reason is None else [metadata_away(reason)]
+        found += self._certificates.troubles(now_ms=self._basis.clock.wall_ms())
+        self._basis.health.show(found)
 
     def _levels(self) -> Iterable[tuple[Family, Sample]]:
         yield from self._certificates.samples()

@@ -8,13 +8,14 @@ from typing import Any
 
 from penstock.metadata.catalog import TOMBSTONE_MS
 from penstock.model.errors import PenstockError
+from penstock.model.troubles import Trouble, metadata_away
 from penstock.net.listener import Listener
 from penstock.node.basis import Basis
 from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.facts import Facts
+from penstock.node.health_watch import watch_loop
 from penstock.node.metadata_link import MetadataLink
-from penstock.node.reasons import Reasons, watch_loop
 from penstock.node.vault import Vault
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
@@ -42,7 +43,6 @@ class Upkeep:
         self._vault = vault
         self._facts = facts
         self._certificates = certificates
-        self._reasons = Reasons(basis.health)
         self._jobs: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -79,18 +79,22 @@ class Upkeep:
                 log_.warning("tombstones not swept", extra={"reason": str(error)})
 
     def _report(self) -> None:
-        found = self._role.troubles()
-        for name, trouble in (
-            ("catalog", self._metadata.trouble),
-            ("data keys", self._vault.data_keys.trouble),
-            ("identities", self._vault.identities.trouble),
-            ("delegation tokens", self._vault.tokens.trouble),
-        ):
-            if trouble is not None:
-                found[name] = trouble
-        found.update(self._facts.troubles())
-        unreadable = self._role.unreadable_rows()
-        self._reasons.show({**found, **unreadable}, blocking=unreadable)
+        self._basis.health.show(
+            [
+                *self._role.troubles(),
+                *self._metadata_troubles(),
+                *self._vault.troubles(),
+                *self._certificates.troubles(now_ms=self._basis.clock.wall_ms()),
+                *self._facts.troubles(),
+            ]
+        )
+
+    def _metadata_troubles(self) -> Iterable[Trouble]:
+        """At most one: all copies of the metadata are of the same store."""
+        reasons = (self._metadata.trouble, self._vault.trouble, self._role.trouble)
+        reason = next((one for one in reasons if one is not None), None)
+        if reason is not None:
+            yield metadata_away(reason)
 
     def levels(self, http: Listener) -> Iterable[tuple[Family, Sample]]:
         """For the meter."""

@@ -4,6 +4,7 @@ tokens of a node, made and started in this order, for each needs the one before.
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
 
 from penstock.frontend.sealing import Sealing
 from penstock.metadata.data_keys import DataKeys
@@ -11,8 +12,14 @@ from penstock.metadata.delegation_tokens import DelegationTokens
 from penstock.metadata.identities import NewKey, Resealed, StoredIdentities
 from penstock.model.errors import Conflict, PenstockError
 from penstock.model.identity import Tenant
+from penstock.model.troubles import Trouble, no_operator
 from penstock.node.basis import Basis
-from penstock.node.bootstrap import KEY_ID_VARIABLE, bootstrap
+from penstock.node.bootstrap import (
+    KEY_ID_VARIABLE,
+    bootstrap,
+    find_operator_key,
+    is_operator_key,
+)
 from penstock.node.bootstrap import TENANT as DEFAULT_TENANT
 from penstock.node.keyring import (
     KMS_NAME,
@@ -35,6 +42,8 @@ class Vault:
         self._metadata = metadata
         self._is_auth_on = is_auth_on
         self.root_key: NewKey | None = None  # made by this start, and shown once
+        self._operator_key: str | None = None  # an active key of an operator
+        self._operator_epoch = -1  # of the identities that were searched for it
 
     async def start(self) -> None:
         basis = self._basis
@@ -61,6 +70,25 @@ class Vault:
         await self.tokens.stop()
         await self.identities.stop()
         await self.data_keys.stop()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what this node knows of identities and keys may be old."""
+        return self.data_keys.trouble or self.identities.trouble or self.tokens.trouble
+
+    def troubles(self) -> Iterator[Trouble]:
+        if self._is_auth_on and not self._has_operator():
+            yield no_operator()
+
+    def _has_operator(self) -> bool:
+        """Asked once a second: users are searched only if they have changed."""
+        identities = self.identities
+        if self._operator_key is not None and is_operator_key(identities, self._operator_key):
+            return True
+        if self._operator_epoch != identities.epoch:
+            self._operator_epoch = identities.epoch
+            self._operator_key = find_operator_key(identities)
+        return self._operator_key is not None
 
     async def flush(self) -> None:
         """Write when keys were last used, and delete expired delegation tokens, again and again."""

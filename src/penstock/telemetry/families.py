@@ -54,6 +54,9 @@ def _histogram(name: str, help_text: str, *labels: str) -> Family:
 BUILD_INFO = _gauge("build_info", "Always 1; the labels say what runs.", "version", "python")
 START_TIME = _gauge("start_time_seconds", "When this process started, in seconds since 1970.")
 READY = _gauge("ready", "1 while the node answers /readyz with 200.")
+TROUBLE = _gauge(
+    "trouble", "Troubles of one kind that this node reports now; /readyz has their texts.", "kind"
+)
 EVENT_LOOP_LAG = _histogram(
     "event_loop_lag_seconds", "How late the event loop ran a timer: time requests spend waiting."
 )

@@ -19,6 +19,7 @@ from penstock.model.errors import Damaged, DiskFull, PenstockError, Throttled, T
 from penstock.model.message import Appended, Attribute, Claim, Delivery, Message, Record
 from penstock.model.ports import Backend, LeaseRequest, MoveTask, Peeked
 from penstock.model.topic import Kind, PeekState, QueueStats, Redrive, Topic
+from penstock.model.troubles import row_unreadable
 from penstock.net.exchange import HttpReply, HttpRequest
 from penstock.telemetry.metrics import Meter
 
@@ -217,11 +218,16 @@ async def test_the_life_of_a_node_as_its_probes_tell_it(world: World) -> None:
     world.health.ready()
     assert (await world.get("/readyz"))["status"] == "ready"
     assert (await world.get("/startupz"))["percent"] == 100
-    world.health.report("disk", "no space left", is_blocking=True)
-    assert await world.get("/readyz", 503) == {
-        "status": "not_ready",
-        "reasons": [{"name": "disk", "text": "no space left", "is_blocking": True}],
-    }
+    world.health.show([row_unreadable("__groups", 3, 17, "the row is unreadable")])
+    told = await world.get("/readyz", 503)
+    assert told["status"] == "not_ready"
+    (reason,) = told["reasons"]
+    assert (reason["kind"], reason["is_blocking"]) == ("row_unreadable", True)
+    assert "the row is unreadable" in reason["text"]
+    assert "penstock coordinator skip __groups 3 17" in reason["do"]
+    scraped = (await world.send("/metrics")).body.decode()
+    assert 'penstock_trouble{kind="row_unreadable"} 1' in scraped
+    assert 'penstock_trouble{kind="disk_full"} 0' in scraped
     assert (await world.send("/healthz")).status == 200
     world.health.drain()
     assert (await world.get("/readyz", 404))["status"] == "draining"

@@ -1,7 +1,9 @@
+import msgspec
 import pytest
 
 from penstock.frontend.admin import health as health_module
 from penstock.frontend.admin.health import TRANSITIONS, Health, State
+from penstock.model.troubles import Kind, Trouble, no_manager
 
 
 def test_a_node_is_ready_only_between_start_and_drain() -> None:
@@ -23,50 +25,80 @@ def test_there_is_no_way_back() -> None:
     assert TRANSITIONS.keys() == set(State)
 
 
-def test_a_blocking_reason_takes_the_node_out_until_it_is_resolved() -> None:
+def trouble(name: str, text: str = "x", *, is_blocking: bool = False) -> Trouble:
+    return Trouble(
+        Kind.LOG_DAMAGED,
+        name,
+        text,
+        "do this",
+        over=f"{name} is over",
+        is_blocking=is_blocking,
+        facts=lambda: {"folder": "/data"},
+    )
+
+
+def test_a_blocking_trouble_takes_the_node_out_until_it_is_over() -> None:
     health = Health()
     health.ready()
-    health.report("disk", "no space left", is_blocking=True)
+    health.show([trouble("disk", is_blocking=True)])
     assert not health.is_ready
-    health.report("disk", "still no space left", is_blocking=True)
+    health.show([trouble("disk", "still no space left", is_blocking=True)])
     assert [reason.text for reason in health.reasons] == ["still no space left"]
-    health.resolve("disk")
-    health.resolve("disk")
+    health.show([])
     assert health.is_ready
 
 
-def test_other_reasons_are_only_shown() -> None:
+def test_other_troubles_are_only_shown_and_never_with_their_facts() -> None:
     health = Health()
     health.ready()
-    health.report("partition x/0", "damaged at byte 7", is_blocking=False)
+    health.show([trouble("partition x/0", "damaged")])
     assert health.is_ready
-    assert len(health.reasons) == 1
+    (reason,) = health.reasons
+    assert msgspec.to_builtins(reason) == {
+        "kind": "log_damaged",
+        "name": "partition x/0",
+        "text": "damaged",
+        "do": "do this",
+        "is_blocking": False,
+    }
 
 
-def test_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_module, "REASONS_MAX", 3)
-    health = Health()
-    for n in range(10):
-        health.report(str(n), "x", is_blocking=False)
-    health.report("0", "newer", is_blocking=False)
-    assert [(reason.name, reason.text) for reason in health.reasons] == [
-        ("0", "newer"),
-        ("1", "x"),
-        ("2", "x"),
-    ]
-
-
-def test_a_blocking_reason_counts_even_when_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_log_has_one_line_when_a_trouble_begins_and_one_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
+    health = Health()
+    health.show([trouble("a", "first text")])
+    health.show([trouble("a", "another text"), trouble("b", "b is wrong")])
+    health.show([trouble("b", "b is wrong")])
+    said = [(one.levelname, one.message, vars(one)["trouble"]) for one in caplog.records]
+    assert said == [
+        ("ERROR", "first text", "log_damaged"),
+        ("ERROR", "b is wrong", "log_damaged"),
+        ("INFO", "a is over", "log_damaged"),
+    ]
+    assert vars(caplog.records[0])["do"] == "do this"
+    assert {vars(one)["folder"] for one in caplog.records} == {"/data"}
+
+
+def test_every_kind_has_a_series_that_counts_its_troubles() -> None:
+    health = Health()
+    health.show([trouble("a"), trouble("b"), no_manager()])
+    found = {labels: value for family, (labels, value) in health.samples()}
+    assert found.keys() == {(kind.value,) for kind in Kind}
+    assert {kind: value for kind, value in found.items() if value} == {
+        ("log_damaged",): 2,
+        ("no_manager",): 1,
+    }
+
+
+def test_reasons_are_bounded_and_blocking_ones_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "REASONS_MAX", 2)
     health = Health()
     health.ready()
-    for n in range(5):
-        health.report(str(n), "only shown", is_blocking=False)
-    health.report("disk", "full", is_blocking=True)
+    health.show([*(trouble(str(n)) for n in range(5)), trouble("row", is_blocking=True)])
     assert not health.is_ready
-    assert len(health.reasons) == 2
+    assert [reason.name for reason in health.reasons] == ["row", "0"]
 
 
 def test_progress_is_a_percentage_that_ends_with_the_start() -> None:

@@ -102,7 +102,7 @@ async def on_stage(
         folder=folder,
         clock=clock,
         pool=pool,
-        disk=DiskBudget(folder, clock, reserve_bytes_max=0),
+        disk=DiskBudget(folder, clock, reserve_bytes=1),
         catalog=catalog,
         meter=meter,
         log=log or LogConfig(),

@@ -434,10 +434,9 @@ async def test_messages_are_refused_on_a_full_disk_and_acks_are_not(
         topic = await stage.topic()
         await stage.broker.append(topic, 0, [message()])
         disk = stage.broker.partitions._surroundings.disk
-        monkeypatch.setattr(disk, "_reserve_bytes_max", 1 << 60)
-        monkeypatch.setattr("penstock.broker.disk.RESERVE_SHARE", 1.0)
+        monkeypatch.setattr(disk, "_asked_bytes", 1 << 60)
         stage.clock.advance(10_000)
-        with pytest.raises(DiskFull):
+        with pytest.raises(DiskFull, match=r"The disk is full: .* free, .* reserved .* refused"):
             await stage.broker.append(topic, 0, [message()])
         (delivery,) = await stage.broker.lease(topic, TEN)
         assert await stage.broker.ack(topic, 0, [claim(delivery)]) == (None,)

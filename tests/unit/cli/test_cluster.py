@@ -12,6 +12,7 @@ from tests.unit.manager.cluster import until
 from penstock.cli import cluster_waiting
 from penstock.cli.failure import ExitCode
 from penstock.model.levels import Levels
+from penstock.model.troubles import node_dead
 
 from .conftest import Cli, Endpoint
 from .ward import Ward
@@ -47,7 +48,9 @@ class TestStatus:
         done = cli("cluster", "status", "-o", "table")
         assert done.code == 1
         assert done.out.startswith("something is wrong: 3 nodes, 8 partitions, level 1\n")
-        assert f"node 3 (n3) is away, and has {held} partitions: nobody replaces it" in done.out
+        trouble = node_dead(3, "n3", held)
+        assert f"{trouble.text}; do: {trouble.do}" in done.out
+        assert "penstock cluster decommission 3" in trouble.do
         assert f"{held} partitions with fewer replicas than wanted" in done.out
         assert done.err == ""
         told = cli("cluster", "status")

@@ -10,6 +10,7 @@ import pytest
 from penstock.cli import checkup
 from penstock.cli.failure import ExitCode
 from penstock.cli.session import Session, Settings
+from penstock.model.troubles import disk_full, no_operator
 
 from .conftest import Cli, Endpoint
 
@@ -70,7 +71,7 @@ def test_a_running_server_is_asked_for_its_settings(
     cli: Cli, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The answer is made before the question here, however long that takes to be asked.
-    monkeypatch.setattr(checkup, "_CLOCK_SKEW_MS", 60_000)
+    monkeypatch.setattr(checkup, "CLOCK_SKEW_MS_MAX", 60_000)
     row = {"key": "node.data", "value": str(tmp_path), "origin": "flag node.data"}
     endpoint.paths["/api/v1/info"] = server_info(data=str(tmp_path))
     endpoint.paths["/api/v1/config"] = {"settings": [row]}
@@ -113,4 +114,43 @@ def test_no_server_is_wrong_only_where_one_was_named(
 def test_a_table_shows_checks_and_settings(cli: Cli, tmp_path: Path) -> None:
     text = cli("doctor", "--local", "--data", str(tmp_path), "-o", "table").out
     assert "FINDING" in text
-    assert "log.fsync" in text
+    assert "http.listen" in text
+    assert "env PENSTOCK_HTTP__LISTEN" in text
+    assert "log.fsync" not in text, "it has its default"
+    assert "settings have their defaults" in text
+
+
+def test_troubles_of_the_server_are_told_in_its_own_words(
+    cli: Cli, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    trouble = disk_full(7, 5, dict)
+    reason = {"kind": trouble.kind, "name": trouble.name, "text": trouble.text, "do": trouble.do}
+    endpoint.paths["/api/v1/info"] = server_info(data=str(tmp_path), reasons=[reason])
+    endpoint.paths["/api/v1/config"] = {"settings": []}
+    result = cli("doctor")
+    assert result.code == ExitCode.UNHEALTHY
+    (found,) = [one for one in result.json["checks"] if one["check"] == "disk"]
+    assert (found["status"], found["detail"], found["fix"]) == ("fail", trouble.text, trouble.do)
+    assert checks(result.json)[f"disk {tmp_path}"] == "ok", "the same is not said twice"
+
+
+def test_a_server_without_an_operator_says_so_to_everybody(cli: Cli, endpoint: Endpoint) -> None:
+    trouble = no_operator()
+    reason = {"kind": trouble.kind, "name": trouble.name, "text": trouble.text, "do": trouble.do}
+    denied = {"error": {"code": "access_denied", "message": "Only an operator may do this."}}
+    endpoint.paths["/api/v1/info"] = (403, denied)
+    endpoint.paths["/readyz"] = {"status": "ready", "reasons": [reason]}
+    result = cli("doctor")
+    assert result.code == ExitCode.UNHEALTHY
+    assert "no operator has an access key" in result.out
+    assert "PENSTOCK_ROOT_KEY_ID" in result.out
+
+
+@pytest.mark.parametrize(("reserve", "status"), [("1", "ok"), (str(1 << 40), "fail")])
+def test_the_disk_is_compared_with_the_reserve_that_is_set(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve: str, status: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG__DISK_RESERVE_BYTES", reserve)
+    monkeypatch.setattr(checkup, "_FREE_WANTED_BYTES", 0)
+    result = cli("doctor", "--local", "--data", str(tmp_path))
+    assert checks(result.json)[f"disk {tmp_path}"] == status

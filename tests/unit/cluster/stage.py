@@ -89,7 +89,7 @@ class ClusterNode:
             folder=self.folder,
             clock=clock,
             pool=self.pool,
-            disk=DiskBudget(self.folder, clock, reserve_bytes_max=0),
+            disk=DiskBudget(self.folder, clock, reserve_bytes=1),
             catalog=self.catalog,
             meter=Meter(),
             log=LogConfig(segment_bytes_max=64 * 1_024),

@@ -441,7 +441,7 @@ async def _start(
         folder=folder,
         clock=cluster.clock,
         pool=pool,
-        disk=DiskBudget(folder, cluster.clock, reserve_bytes_max=0),
+        disk=DiskBudget(folder, cluster.clock, reserve_bytes=1),
         catalog=catalog,
         meter=Meter(),
         log=LogConfig(),

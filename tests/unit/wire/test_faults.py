@@ -2,8 +2,12 @@ import inspect
 
 import pytest
 
+from penstock.frontend.kafka.refusal import refusal_of
+from penstock.metadata import etcd_faults
+from penstock.metadata.store import StoreOutcomeUnknown, StoreUnreachable
 from penstock.model import errors
 from penstock.wire.aws.faults import FAULTS, Fault, fault, fault_of, invalid_value, missing
+from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
 
 
 @pytest.mark.parametrize(
@@ -133,7 +137,6 @@ def test_throttling_says_when_to_come_back_in_whole_seconds() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        errors.DiskFull("/data/secret"),
         errors.Draining("/data/secret"),
         errors.Damaged("/data/secret", 7, "crc"),
     ],
@@ -142,6 +145,36 @@ def test_trouble_of_ours_is_a_503_that_shows_no_path(error: errors.PenstockError
     refusal = fault_of(error)
     assert (refusal.status, refusal.is_sender) == (503, False)
     assert "/data" not in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Unreachable("n2 at 10.0.0.5:9400: refused"), "Another node is not reachable; retry."),
+        (OutcomeUnknown("n2 at 10.0.0.5:9400: lost"), "Outcome unknown: "),
+        (DeadlineExceeded("n2 at 10.0.0.5:9400: late"), "Outcome unknown: "),
+        (
+            StoreUnreachable("etcd at 10.0.0.5:2379: refused"),
+            "Metadata store not reachable; retry.",
+        ),
+        (StoreOutcomeUnknown("etcd at 10.0.0.5:2379: lost"), "Metadata store not reachable"),
+        (
+            etcd_faults.AnswerTooLarge("etcd at 10.0.0.5:2379: large"),
+            "Metadata store not reachable",
+        ),
+    ],
+)
+def test_no_client_is_told_an_address_of_ours(error: errors.PenstockError, told: str) -> None:
+    for refusal in (fault_of(error), refusal_of(error)):
+        assert refusal.message.startswith(told)
+        assert "10.0.0.5" not in refusal.message
+    assert "10.0.0.5" in str(error), "the log has it"
+
+
+def test_a_full_disk_is_told_in_its_own_words() -> None:
+    refusal = fault_of(errors.DiskFull("The disk is full: 7 B free."))
+    assert (refusal.status, refusal.message) == (503, "The disk is full: 7 B free.")
+    assert refusal.retry_after_s == 5
 
 
 def test_long_values_are_cut_before_they_are_echoed() -> None:

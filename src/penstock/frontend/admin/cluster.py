@@ -45,7 +45,8 @@ class UpgradeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 async def state(context: Context, call: Call) -> HttpReply:
     call.only(())
-    return json_reply(200, await _cluster(context).state())
+    shown = msgspec.structs.asdict(await _cluster(context).state())
+    return json_reply(200, {**shown, "reasons": context.health.reasons})
 
 
 async def partitions(context: Context, call: Call) -> HttpReply:

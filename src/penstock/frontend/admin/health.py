@@ -1,16 +1,26 @@
 """What the probes say about this node: how far it has come, and what is wrong with it.
 
-Three states, one direction. Reasons come from whoever finds them (a damaged partition, a full
-disk, a catalog that is behind) and go when it is over. A blocking one takes the node out of the
-load balancer; any other is only shown, since a node with one bad partition still serves the rest.
+Three states, one direction. Once a second the node shows all troubles that it has
+(``model/troubles.py``). A blocking trouble takes the node out of the load balancer; any other is
+only shown, since a node with one bad partition still serves the rest. The log gets one line when a
+trouble begins and one when it ends.
 """
 
-from collections.abc import Mapping
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
+from penstock.model.troubles import Kind, Trouble
+from penstock.telemetry import families
+from penstock.telemetry.exposition import Sample
+from penstock.telemetry.families import Family
+
 REASONS_MAX = 100  # beyond it another reason tells an operator nothing new
+
+log_ = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -27,15 +37,20 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 class Reason(msgspec.Struct, frozen=True):
-    name: str  # what it is about, such as "partition 3f…/0"; a new text replaces the old
+    """A trouble as probes and the admin API show it."""
+
+    kind: str
+    name: str
     text: str
+    do: str
     is_blocking: bool
 
 
 class Health:
     def __init__(self) -> None:
         self._state = State.STARTING
-        self._reasons: dict[str, Reason] = {}
+        self._troubles: dict[tuple[Kind, str], Trouble] = {}
+        self._counts: Counter[Kind] = Counter()
         self._done = 0
         self._total = 0
 
@@ -45,13 +60,16 @@ class Health:
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
-        return tuple(self._reasons.values())
+        return tuple(
+            Reason(one.kind, one.name, one.text, one.do, one.is_blocking)
+            for one in self._troubles.values()
+        )
 
     @property
     def is_ready(self) -> bool:
         if self._state is not State.READY:
             return False
-        return not any(reason.is_blocking for reason in self._reasons.values())
+        return not any(one.is_blocking for one in self._troubles.values())
 
     @property
     def percent_started(self) -> int:
@@ -72,17 +90,25 @@ class Health:
         if self._state is not State.DRAINING:
             self._go(State.DRAINING)
 
-    def report(self, name: str, text: str, *, is_blocking: bool) -> None:
-        if name not in self._reasons and len(self._reasons) == REASONS_MAX:
-            # One that blocks is never left out for others that are only shown.
-            shown = next((r.name for r in self._reasons.values() if not r.is_blocking), None)
-            if not is_blocking or shown is None:
-                return
-            del self._reasons[shown]
-        self._reasons[name] = Reason(name, text, is_blocking)
+    def show(self, troubles: Sequence[Trouble]) -> None:
+        """Replace what is shown by all troubles that there are now."""
+        before = self._troubles
+        # A blocking one is never left out for others that are only shown.
+        kept = sorted(troubles, key=lambda one: not one.is_blocking)[:REASONS_MAX]
+        self._troubles = {(one.kind, one.name): one for one in kept}
+        self._counts = Counter(one.kind for one in troubles)
+        for key, one in self._troubles.items():
+            if key not in before:
+                told = {"trouble": one.kind, "do": one.do, **one.facts()}
+                log_.error(one.text, extra=told)
+        for key, one in before.items():
+            if key not in self._troubles:
+                log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
 
-    def resolve(self, name: str) -> None:
-        self._reasons.pop(name, None)
+    def samples(self) -> Iterable[tuple[Family, Sample]]:
+        """One series per kind, also while there is none: alerts must not wait for a series."""
+        for kind in Kind:
+            yield families.TROUBLE, ((kind.value,), self._counts[kind])
 
     def _go(self, state: State) -> None:
         assert state in TRANSITIONS[self._state], f"{self._state} does not lead to {state}"

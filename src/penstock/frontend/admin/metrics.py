@@ -49,6 +49,7 @@ async def totals(context: Context, call: Call) -> HttpReply:
         (families.QUEUE_OLDEST_AGE, ((), age)),
         (families.LOG_SIZE, ((), log_bytes)),
         (families.WAITS, ((), waits)),
+        *context.health.samples(),
     ]
     return HttpReply(200, context.meter.render(samples), CONTENT_TYPE)
 

@@ -14,7 +14,7 @@ from penstock.frontend.kafka.topics import (
     id_of,
     locate_name,
 )
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, client_text
 from penstock.model.topic import Topic
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_share_group_offsets import (
@@ -103,7 +103,7 @@ async def _partition(
     except Refusal as refusal:
         return _failed(index, refusal.code, refusal.message)
     except PenstockError as error:
-        return _failed(index, code_for(error), str(error))
+        return _failed(index, code_for(error), client_text(error))
     epoch = context.brokers.place(topic, index).epoch
     return DescribeShareGroupOffsetsResponsePartition(index, start_offset, epoch, lag)
 

@@ -28,7 +28,7 @@ from penstock.frontend.kafka.topics import (
     locate_name,
 )
 from penstock.frontend.kafka.transaction_guard import check_transaction
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, client_text
 from penstock.model.limits import (
     BATCH_BYTES_MAX,
     OPENED_BATCH_BYTES_MAX,
@@ -271,8 +271,10 @@ async def _records_refused(
 def _refused(index: int, error: Exception) -> ProducePartitionResponse:
     if isinstance(error, Refusal):
         return ProducePartitionResponse(index, error.code, error_message=error.message)
-    code = error.code if isinstance(error, BatchRefused) else code_for(cast(PenstockError, error))
-    return ProducePartitionResponse(index, code, error_message=str(error))
+    if isinstance(error, BatchRefused):
+        return ProducePartitionResponse(index, error.code, error_message=str(error))
+    error = cast(PenstockError, error)
+    return ProducePartitionResponse(index, code_for(error), error_message=client_text(error))
 
 
 def _hang_up_on_error(results: Sequence[ProducePartitionResponse]) -> None:

@@ -3,7 +3,7 @@
 Most administrative requests carry several topics or resources, and one that is refused must not
 stop the others; so a refusal is raised where it is found and caught where the part ends."""
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, client_text
 from penstock.wire.kafka.faults import ErrorCode, code_of
 
 
@@ -26,4 +26,4 @@ def refusal_of(error: Refusal | PenstockError) -> Refusal:
     code = code_of(error)
     # Texts of model errors speak of queues; those of the codes fit a Kafka client better.
     is_plain = code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_ALREADY_EXISTS)
-    return Refusal(code, code.message if is_plain else str(error))
+    return Refusal(code, code.message if is_plain else client_text(error))

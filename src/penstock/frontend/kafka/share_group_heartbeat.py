@@ -13,7 +13,7 @@ from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
 from penstock.frontend.kafka.share_groups import open_share
 from penstock.frontend.kafka.topics import find_id
-from penstock.model.errors import InvalidRequest, PenstockError
+from penstock.model.errors import InvalidRequest, PenstockError, client_text
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.share_group_heartbeat import (
     Assignment,
@@ -52,7 +52,7 @@ async def run(
             return _refused(asked, ErrorCode.INVALID_REQUEST, str(error))
         except PenstockError as error:
             # The client asks again, and the topic is not forgotten.
-            return _refused(asked, ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error))
+            return _refused(asked, ErrorCode.COORDINATOR_NOT_AVAILABLE, client_text(error))
     return ShareGroupHeartbeatResponse(
         error_code=Code.NONE,
         member_id=asked.member_id,

@@ -248,9 +248,7 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.Conflict: _Mapped("InvalidParameterValue"),
     errors.AccessDenied: _Mapped("AccessDeniedException"),
     errors.InFlightLimit: _Mapped("OverLimit"),
-    errors.DiskFull: _Mapped(
-        "ServiceUnavailable", "The server has no room left for new messages.", 5
-    ),
+    errors.DiskFull: _Mapped("ServiceUnavailable", None, 5),
     errors.Draining: _Mapped("ServiceUnavailable", "The server is about to stop.", 1),
     errors.Overloaded: _Mapped("ServiceUnavailable", None, 1),
     errors.Damaged: _Mapped("ServiceUnavailable", "The queue's storage needs its operator."),
@@ -279,5 +277,5 @@ def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Faul
             f'The input receipt handle "{_cut(receipt)}" is not a valid receipt handle.',
         )
     row = next(_TABLE[one] for one in type(error).__mro__ if one in _TABLE)
-    message = row.message if row.message is not None else (str(error) or reason)
+    message = row.message if row.message is not None else (errors.client_text(error) or reason)
     return fault(row.name, message, retry_after_s=row.retry_after_s)

@@ -31,15 +31,21 @@ Scalar = bool | int | float | str | None
 
 
 class Unreachable(Overloaded):
-    pass
+    public = "Another node is not reachable; retry."
 
 
 class OutcomeUnknown(Unreachable):
-    pass
+    public = (
+        "Outcome unknown: the connection to another node was lost. Retry only if the request is"
+        " idempotent."
+    )
 
 
 class DeadlineExceeded(Overloaded):
-    pass
+    public = (
+        "Outcome unknown: another node did not answer in time. Retry only if the request is"
+        " idempotent."
+    )
 
 
 class PeerFailed(PenstockError):

@@ -1,0 +1,300 @@
+"""Every trouble that a node or a cluster can report: the sentence that operators read, and what to
+do about it.
+
+The log, ``/readyz``, ``penstock_trouble`` in the metrics, ``penstock doctor`` and ``penstock
+cluster status`` take their words from here, so an operator who has seen one of them can search for
+the same words in the others. Probes need no log-in: no sentence contains an address or a path.
+Addresses and paths are in ``facts``, which only the log shows.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from penstock.model.units import counted, size
+
+
+class Kind(StrEnum):
+    """The label of the metric, and the value of the log field ``trouble``."""
+
+    DISK_FULL = "disk_full"
+    DISK_LOW = "disk_low"
+    NO_OPERATOR = "no_operator"
+    NODE_DEAD = "node_dead"
+    QUORUM_LOST = "quorum_lost"
+    NO_INTACT_REPLICA = "no_intact_replica"
+    NO_MANAGER = "no_manager"
+    UNDER_REPLICATED = "under_replicated"
+    PARTITIONS_MISSING = "partitions_missing"
+    PARTITIONS_ORPHANED = "partitions_orphaned"
+    METADATA_AWAY = "metadata_away"
+    LOG_DAMAGED = "log_damaged"
+    REPLICA_HALTED = "replica_halted"
+    COORDINATOR_DOWN = "coordinator_down"
+    ROW_UNREADABLE = "row_unreadable"
+    CERTIFICATE_ENDING = "certificate_ending"
+    FACTS_NOT_WRITTEN = "facts_not_written"
+
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+# Every node reports these, and ``cluster status`` counts them afresh.
+CLUSTER_WIDE: Final = frozenset(
+    {
+        Kind.NODE_DEAD,
+        Kind.QUORUM_LOST,
+        Kind.NO_INTACT_REPLICA,
+        Kind.NO_MANAGER,
+        Kind.UNDER_REPLICATED,
+        Kind.PARTITIONS_MISSING,
+        Kind.PARTITIONS_ORPHANED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    kind: Kind
+    name: str  # tells troubles of one kind apart
+    text: str  # what is wrong, and what that means for clients
+    do: str
+    over: str  # the log event when it has ended
+    is_blocking: bool = False  # load balancers shall send requests elsewhere
+    facts: Facts = dict  # more fields for the log, as they are now
+
+
+CERTIFICATE_WARN_DAYS: Final = 30
+CLOCK_SKEW_MS_MAX: Final = 1_000
+
+
+# ── Disk ─────────────────────────────────────────────────────────────────────────────────────
+
+DISK_DO: Final = "receive and delete messages, or free space on the disk of the data folder"
+
+
+def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
+    """Also the text of the error that SQS and Kafka clients get."""
+    return (
+        f"the disk is full: {size(free_bytes)} free, of which {size(reserve_bytes)} are reserved"
+        " for deletes; messages are refused, receiving and deleting go on"
+    )
+
+
+def disk_full(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
+    return Trouble(
+        Kind.DISK_FULL,
+        "disk",
+        disk_full_text(free_bytes, reserve_bytes),
+        DISK_DO,
+        over="the disk has space again: messages are accepted",
+        facts=facts,
+    )
+
+
+def disk_low(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
+    return Trouble(
+        Kind.DISK_LOW,
+        "disk",
+        f"the disk is almost full: {size(free_bytes)} free; messages are refused when"
+        f" {size(reserve_bytes)} are left",
+        DISK_DO,
+        over="the disk is no longer almost full",
+        facts=facts,
+    )
+
+
+# ── Access ───────────────────────────────────────────────────────────────────────────────────
+
+
+def no_operator() -> Trouble:
+    return Trouble(
+        Kind.NO_OPERATOR,
+        "operator",
+        "no operator has an access key: nobody can manage users, keys or the cluster",
+        "restart the server: the start makes a key for root and prints it once, or takes the key"
+        " in PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
+        over="an operator has an access key again",
+    )
+
+
+def certificate_ending(whose: str, days_left: int) -> Trouble:
+    when = f"ends in {counted(days_left, 'day')}" if days_left >= 0 else "has expired"
+    return Trouble(
+        Kind.CERTIFICATE_ENDING,
+        f"certificate {whose}",
+        f"the certificate for {whose} {when}: TLS connections fail after that",
+        "write the renewed certificate to the same file: a running node takes it over"
+        " (private authority: penstock generate certs)",
+        over=f"the certificate for {whose} was renewed",
+    )
+
+
+# ── Cluster ──────────────────────────────────────────────────────────────────────────────────
+
+
+def node_dead(
+    node: int, name: str, partitions: int, *, was_stopped: bool = False, is_draining: bool = False
+) -> Trouble:
+    shown = f"node {node} ({name})" if name else f"node {node}"
+    state = "was stopped" if was_stopped else "declared dead"
+    do = (
+        "nothing: it is being drained, and its partitions move to other nodes"
+        if is_draining
+        else f"start it again, or move its partitions to other nodes: penstock cluster"
+        f" decommission {node}"
+    )
+    return Trouble(
+        Kind.NODE_DEAD,
+        f"node {node}",
+        f"{shown} {state}, {counted(partitions, 'partition')} affected",
+        do,
+        over=f"{shown} is back, or its partitions have moved",
+    )
+
+
+def no_manager() -> Trouble:
+    return Trouble(
+        Kind.NO_MANAGER,
+        "manager",
+        "no node manages the cluster: no leader is replaced and no partition is created",
+        "check that etcd answers (etcdctl endpoint health); a node takes over within seconds",
+        over="a node manages the cluster again",
+    )
+
+
+def _see(state: str) -> str:
+    return f"list them: penstock cluster partitions --state {state}"
+
+
+def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
+    """Return what the numbers of partitions by state mean, worst first."""
+    lost, leaderless, below = (
+        counts.get(state, 0) for state in ("lost", "leaderless", "below_minimum")
+    )
+    if lost:
+        yield Trouble(
+            Kind.NO_INTACT_REPLICA,
+            "partitions lost",
+            f"{counted(lost, 'partition')} without a complete replica: nothing can be sent or"
+            " received until all replicas are back",
+            f"start all nodes that hold them; {_see('lost')}",
+            over="every partition has a complete replica again",
+        )
+    if leaderless or below:
+        yield Trouble(
+            Kind.QUORUM_LOST,
+            "quorum",
+            f"quorum lost: {counted(leaderless, 'partition')} without a leader,"
+            f" {counted(below, 'partition')} with too few replicas in sync; messages to them are"
+            " refused",
+            "start the nodes that are dead;"
+            f" {_see('leaderless' if leaderless else 'below_minimum')}",
+            over="every partition has a leader and enough replicas again",
+        )
+    for state, kind, words, do in (
+        (
+            "under_replicated",
+            Kind.UNDER_REPLICATED,
+            "with fewer replicas than wanted",
+            "start or add nodes; ",
+        ),
+        ("missing", Kind.PARTITIONS_MISSING, "not created yet", "wait a moment; "),
+        ("orphaned", Kind.PARTITIONS_ORPHANED, "without a topic", "report this as a bug; "),
+    ):
+        if counts.get(state, 0):
+            yield Trouble(
+                kind,
+                f"partitions {state}",
+                f"{counted(counts[state], 'partition')} {words}",
+                do + _see(state),
+                over=f"no partitions {words} any more",
+            )
+
+
+def metadata_away(reason: str) -> Trouble:
+    return Trouble(
+        Kind.METADATA_AWAY,
+        "metadata",
+        "metadata store not reachable: messages go on; nothing can be created, changed or deleted,"
+        " and no leader can be replaced",
+        "start etcd or the metadata service, and check the network to it; the log names its"
+        " address",
+        over="metadata store reachable again",
+        facts=lambda: {"reason": reason},
+    )
+
+
+CLOCK_DO: Final = "synchronize the clocks: NTP on every machine"
+
+
+def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
+    """Found by commands, which ask several machines for their time; nodes do not compare theirs."""
+    return (
+        f"the clocks of {one} and {other} differ by {abs(skew_ms):,} ms: signatures may be"
+        " rejected, timestamps and retention are off"
+    )
+
+
+# ── Data ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
+    """``place``: topic and partition. ``reason`` may name a file: only the log shows it."""
+    return Trouble(
+        Kind.LOG_DAMAGED,
+        f"partition {place}",
+        f"the log of {place} is damaged: the partition serves what is intact and takes no messages",
+        "it is filled again from another replica; replace the disk if this happens again"
+        if is_replicated
+        else "stop the server and look with penstock storage verify; restore a backup if needed",
+        over=f"the log of {place} is intact again",
+        facts=lambda: {"reason": reason},
+    )
+
+
+def replica_halted(place: str, reason: str) -> Trouble:
+    return Trouble(
+        Kind.REPLICA_HALTED,
+        f"replica {place}",
+        f"the replica of {place} on this node has halted",
+        "look at the reason in the log, check the disk, and restart this node",
+        over=f"the replica of {place} is at work again",
+        facts=lambda: {"reason": reason},
+    )
+
+
+def coordinator_down(reason: str) -> Trouble:
+    """``reason`` begins with topic and partition."""
+    place = reason.partition(":")[0]
+    return Trouble(
+        Kind.COORDINATOR_DOWN,
+        f"coordinator {place}",
+        f"coordinator out of service: {reason}",
+        "wait: its log is read again every few seconds; if this stays, look at the server's log",
+        over=f"coordinator in service again: {place}",
+    )
+
+
+def row_unreadable(topic: str, partition: int, offset: int, reason: str) -> Trouble:
+    place = f"{topic}/{partition}"
+    return Trouble(
+        Kind.ROW_UNREADABLE,
+        f"coordinator {place}",
+        f"coordinator out of service: {reason}",
+        f"look at the row: penstock coordinator show {topic} {partition}; then skip it: penstock"
+        f" coordinator skip {topic} {partition} {offset}",
+        over=f"coordinator in service again: {place}",
+        is_blocking=True,
+    )
+
+
+def facts_not_written(what: str, reason: str) -> Trouble:
+    return Trouble(
+        Kind.FACTS_NOT_WRITTEN,
+        what,
+        f"{what} records are not being written: {reason}",
+        "look at the reason; records wait in memory, the oldest are dropped when it is full",
+        over=f"{what} records are written again",
+    )
