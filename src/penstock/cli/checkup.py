@@ -146,8 +146,7 @@ def _local_config(
             {"node.data": data}, os.environ, node_config.config_files(explicit)
         )
     except node_config.ConfigInvalid as error:
-        fix = "see all settings with `penstock generate config`"
-        return [], Finding("settings", "fail", str(error), fix)
+        return [], Finding("settings", "fail", error.why, error.do)
     rows = [
         {"key": row.key, "value": row.value, "origin": row.origin}
         for row in node_config.describe(loaded)

@@ -161,6 +161,8 @@ def _as_failure(error: Exception) -> Failure:
             (errors.Overloaded, ExitCode.UNREACHABLE),
             (errors.Damaged, ExitCode.UNHEALTHY),
         )
+        if isinstance(error, errors.SetupError):
+            return Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code))
         code = next((code for kind, code in codes if isinstance(error, kind)), ExitCode.FAILED)
         return Failure("the command failed", str(error), exit_code=code)
     if isinstance(error, OSError) and error.strerror:

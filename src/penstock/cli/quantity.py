@@ -1,33 +1,19 @@
 """Durations and sizes as people type them: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
 
-import re
+from collections.abc import Mapping
 
 import click
 
-_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_BYTES = {
-    "": 1,
-    "b": 1,
-    "k": 1_024,
-    "kib": 1_024,
-    "kb": 1_000,
-    "m": 1_048_576,
-    "mib": 1_048_576,
-    "mb": 1_000_000,
-    "g": 1_073_741_824,
-    "gib": 1_073_741_824,
-    "gb": 1_000_000_000,
-    "tib": 1_099_511_627_776,
-}
+from penstock.model import units
 
 
 class Quantity(click.ParamType[int]):
     """A whole number of seconds or bytes, with a unit or without."""
 
-    def __init__(self, name: str, units: dict[str, int], *, low: int, high: int) -> None:
+    def __init__(self, name: str, *, low: int, high: int) -> None:
         self.name = name
-        self._units = units
+        self._is_duration = name == "duration"
+        self._units: Mapping[str, int] = units.SECONDS if self._is_duration else units.BYTES
         self._low = low
         self._high = high
 
@@ -35,20 +21,27 @@ class Quantity(click.ParamType[int]):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         text = str(value).strip()
-        match = _NUMBER.match(text)
-        unit = self._units.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            units = ", ".join(unit for unit in self._units if unit)
-            self.fail(f"'{text}' is not a {self.name}: a number, then one of {units}", param, ctx)
-        whole = round(float(match[1]) * unit)
-        if not self._low <= whole <= self._high:
-            self.fail(f"'{text}' is not between {self._low} and {self._high}", param, ctx)
+        whole = units.parse(text, self._units)
+        if whole is None:
+            known = ", ".join(self._units)
+            self.fail(f"'{text}' is not a {self.name}: a number, then one of {known}", param, ctx)
+        if whole > self._high:
+            word = "long" if self._is_duration else "large"
+            self.fail(f"{text} is too {word}: at most {self._shown(self._high)}", param, ctx)
+        if whole < self._low:
+            word = "short" if self._is_duration else "small"
+            self.fail(f"{text} is too {word}: at least {self._shown(self._low)}", param, ctx)
         return whole
+
+    def _shown(self, number: int) -> str:
+        if self._is_duration:
+            return units.short_duration(number)
+        return f"{units.size(number)} ({number:,} bytes)"
 
 
 def seconds(low: int, high: int) -> Quantity:
-    return Quantity("duration", _SECONDS, low=low, high=high)
+    return Quantity("duration", low=low, high=high)
 
 
 def bytes_of(low: int, high: int) -> Quantity:
-    return Quantity("size", _BYTES, low=low, high=high)
+    return Quantity("size", low=low, high=high)

@@ -95,8 +95,16 @@ def serve(config_file: str | None, print_config: bool, hints: bool, **flags: obj
 
     Settings: built-in default, then the file, then PENSTOCK_SECTION__KEY, then these flags.
     """
+    from penstock.model.errors import SetupError
     from penstock.node import lifecycle
 
     given = {_KEYS[name]: value for name, value in flags.items() if value is not None}
-    code = lifecycle.serve(given, config_file=config_file, print_config=print_config, hints=hints)
+    try:
+        code = lifecycle.serve(
+            given, config_file=config_file, print_config=print_config, hints=hints
+        )
+    except SetupError as error:
+        from penstock.cli.failure import ExitCode, Failure
+
+        raise Failure(error.what, error.why, error.do, exit_code=ExitCode(error.code)) from error
     raise click.exceptions.Exit(code)

@@ -26,7 +26,8 @@ PenstockError
 │   ├── NotLeader            another node leads the partition, or nobody at the moment
 │   ├── LeaderMoved          the same, and nobody knows whether it was done before that
 │   └── NotEnoughReplicas    too few nodes hold the partition to promise what its topic asks
-└── Damaged                  the log on disk is not what was written
+├── Damaged                  the log on disk is not what was written
+└── SetupError               a server cannot start: configuration, files, ports
 """
 
 
@@ -40,6 +41,31 @@ class PenstockError(Exception):
 def client_text(error: PenstockError) -> str:
     """Return what a client is told of an error: never an address of ours."""
     return error.public or str(error)
+
+
+# Exit codes of a command that could not start a server; ``cli/failure.py`` has all of them.
+FAILED, USAGE, CONFLICT = 1, 2, 6
+
+
+class SetupError(PenstockError):
+    """A server that cannot start before its operator has changed something."""
+
+    WHAT = "the server did not start"
+
+    def __init__(
+        self,
+        why: str,
+        do: str = "",
+        *,
+        what: str = WHAT,
+        code: int = FAILED,
+    ) -> None:
+        told = (what if what != SetupError.WHAT else "", why, do)
+        super().__init__(": ".join(part for part in told if part))
+        self.what = what
+        self.why = why
+        self.do = do
+        self.code = code
 
 
 class InvalidRequest(PenstockError):

@@ -11,11 +11,18 @@ from typing import NamedTuple
 
 from cryptography import x509
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import USAGE, SetupError
 
 
-class CertificateUnusable(PenstockError):
+class CertificateUnusable(SetupError):
     """One line says which file and why."""
+
+    def __init__(self, what: str, why: str, do: str = "") -> None:
+        do = do or "give PEM files that fit, or make new ones: `penstock generate certs`"
+        super().__init__(why, do, what=what, code=USAGE)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
 
 
 class TlsFiles(NamedTuple):
@@ -52,7 +59,8 @@ class Certificates:
             try:
                 found = path.stat()
             except OSError as error:
-                raise CertificateUnusable(f"{path}: {error.strerror}") from error
+                why = error.strerror or str(error)
+                raise CertificateUnusable(f"{path} cannot be read", why) from error
             stamps.append((found.st_mtime_ns, found.st_ino))
         return tuple(stamps)
 
@@ -74,14 +82,32 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
             context.load_verify_locations(files.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
-        raise CertificateUnusable(
-            f"{files.certificate} and {files.key} cannot be used: {error}"
-        ) from error
+        raise why_unusable(error, files.certificate, files.key) from error
+
+
+def why_unusable(error: OSError, certificate: Path, key: Path) -> CertificateUnusable:
+    """Return what is wrong with a certificate and its key that could not be loaded."""
+    reason = getattr(error, "reason", None) or ""
+    if reason == "KEY_VALUES_MISMATCH":
+        return CertificateUnusable(
+            f"{key} is not the private key of {certificate}",
+            "the certificate was made for another key",
+            f"give the key that belongs to {certificate}, or make both: `penstock generate certs`",
+        )
+    if key == certificate and b"PRIVATE KEY" not in certificate.read_bytes():
+        return CertificateUnusable(
+            "--tls-key is missing",
+            f"{certificate} holds a certificate and no private key",
+            f"give the private key of {certificate}: --tls-key FILE",
+        )
+    return CertificateUnusable(
+        f"{certificate} and {key} cannot be used", reason or error.strerror or str(error)
+    )
 
 
 def _expiry_ms(certificate: Path) -> int:
     try:
         first = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
     except (ValueError, IndexError, OSError) as error:
-        raise CertificateUnusable(f"{certificate} is not a certificate: {error}") from error
+        raise CertificateUnusable(f"{certificate} is not a certificate", str(error)) from error
     return int(first.not_valid_after_utc.timestamp() * 1_000)

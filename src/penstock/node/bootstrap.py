@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.metadata.identities import NewKey, StoredIdentities
 from penstock.metadata.identity_entries import KEYS_PER_USER_MAX
-from penstock.model.errors import Conflict, PenstockError
+from penstock.model.errors import USAGE, Conflict, SetupError
 from penstock.model.identity import ADMIN_POLICY, KeyStatus, Tenant, User
 
 KEY_ID_VARIABLE = "PENSTOCK_ROOT_KEY_ID"
@@ -26,8 +26,15 @@ NAMES_MAX = 100  # of users tried for the new key
 log_ = logging.getLogger(__name__)
 
 
-class BootstrapImpossible(PenstockError):
+class BootstrapImpossible(SetupError):
     """One line says which of the two variables is wrong, and how."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, what="the first access key cannot be made", code=USAGE)
+        self.do = (
+            f"set both {KEY_ID_VARIABLE} and {SECRET_FILE_VARIABLE}, or neither: then a key is"
+            " drawn and printed once"
+        )
 
 
 async def bootstrap(

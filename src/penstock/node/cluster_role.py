@@ -27,6 +27,7 @@ from penstock.net.internal import InternalClient, InternalListener
 from penstock.net.remote import RemoteBroker
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
+from penstock.node.binding import binding
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.cluster_admin import ClusterAdmin
 from penstock.node.cluster_metrics import ClusterMetrics
@@ -117,9 +118,10 @@ class ClusterRole:
         )
         nodes = self._certificates.nodes
         host, port = parse_listen(config.internal.listen)
-        bound = await self._listener.start(
-            host, port, tls=None if nodes is None else nodes.listening
-        )
+        with binding("other nodes", "--internal", host, port):
+            bound = await self._listener.start(
+                host, port, tls=None if nodes is None else nodes.listening
+            )
         basis.endpoints["internal"] = bound
         self.membership = Membership(
             self._metadata.store,

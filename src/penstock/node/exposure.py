@@ -6,13 +6,16 @@ import ipaddress
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import USAGE, SetupError
 from penstock.node.addresses import parse_listen, parse_places
 from penstock.node.config import AuthMode, Config
 
 
-class ExposureRefused(PenstockError):
+class ExposureRefused(SetupError):
     """The configuration would serve other machines without protection."""
+
+    def __init__(self, why: str, do: str) -> None:
+        super().__init__(why, do, what="this would serve other machines unprotected", code=USAGE)
 
 
 def is_loopback(host: str) -> bool:
@@ -45,14 +48,15 @@ def is_auth_on(config: Config) -> bool:
     if exposed and not config.auth.insecure:
         if not config.tls.cert_file:
             raise ExposureRefused(
-                f"{', '.join(exposed)} can be reached by other machines and there is no TLS: make "
-                "a certificate with 'penstock generate certs' and give --tls-cert and --tls-key, "
-                "or say --insecure"
+                f"{', '.join(exposed)} can be reached by other machines and there is no TLS",
+                "make a certificate with 'penstock generate certs' and give --tls-cert and"
+                " --tls-key, or say --insecure",
             )
         if not is_on:
             raise ExposureRefused(
-                f"{', '.join(exposed)} can be reached by other machines and --auth is off: anybody "
-                "there could do anything; turn it on, or say --insecure"
+                f"{', '.join(exposed)} can be reached by other machines and --auth is off: anybody"
+                " there could do anything",
+                "turn it on with --auth on, or say --insecure",
             )
     return is_on
 
@@ -68,14 +72,16 @@ def check_internal(config: Config) -> None:
     if exposed and not internal.certificate and not config.auth.insecure:
         raise ExposureRefused(
             f"other nodes are talked to by way of {', '.join(exposed)} and there is no TLS between"
-            " nodes: make certificates with 'penstock generate certs --out nodes --name NODE' and"
-            " give internal.certificate, internal.key and internal.ca, or say --insecure"
+            " nodes",
+            "make certificates with 'penstock generate certs --out nodes --name NODE' and give"
+            " internal.certificate, internal.key and internal.ca, or say --insecure",
         )
     clients_ca = config.tls.client_ca_file
     if internal.ca and clients_ca and _is_same_file(internal.ca, clients_ca):
         raise ExposureRefused(
             "internal.ca and tls.client_ca_file are the same authority: every client that has a"
-            " certificate could pass for a node; give nodes an authority of their own"
+            " certificate could pass for a node",
+            "give nodes an authority of their own: 'penstock generate certs --out nodes'",
         )
 
 
@@ -86,8 +92,8 @@ def check_etcd(config: Config) -> None:
     exposed = [str(one) for one in parse_places(cluster.etcd) if not is_loopback(one.host)]
     if exposed and not cluster.etcd_ca and not config.auth.insecure:
         raise ExposureRefused(
-            f"etcd at {', '.join(exposed)} is on another machine and there is no TLS to it: give"
-            " cluster.etcd_ca, or say --insecure (setting auth.insecure)"
+            f"etcd at {', '.join(exposed)} is on another machine and there is no TLS to it",
+            "give cluster.etcd_ca, or say --insecure (setting auth.insecure)",
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import CONFLICT, USAGE, SetupError
 from penstock.node.keyring import MASTER_NAME
 from penstock.node.private import repair
 from penstock.telemetry.clock import ClockAnchor, SystemClock, elapsed_trustworthy
@@ -19,8 +19,19 @@ IDENTITY_NAME = "cluster-id"
 METADATA_NAME = "metadata.sqlite3"
 
 
-class FolderUnusable(PenstockError):
+class FolderUnusable(SetupError):
     pass
+
+
+def unusable(path: Path, error: OSError) -> FolderUnusable:
+    """``error``: of an access to the data folder at ``path``."""
+    file = next((one for one in (path, *path.parents) if one.is_file()), None)
+    what = f"the data folder {path} cannot be used"
+    if file is not None:
+        what = f"{file} is a file, not a folder"
+    return FolderUnusable(
+        error.strerror or str(error), "choose another: --data DIR", what=what, code=USAGE
+    )
 
 
 class DataFolder:
@@ -30,16 +41,16 @@ class DataFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FolderUnusable(
-                f"the data folder {path} cannot be used: {error.strerror}"
-            ) from error
+            raise unusable(path, error) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
             raise FolderUnusable(
-                f"the data folder {path} is in use by another penstock process; "
-                "stop it, or choose another folder with --data"
+                "another penstock process has locked it",
+                "stop that process, or choose another folder: --data DIR",
+                what=f"the data folder {path} is in use",
+                code=CONFLICT,
             ) from error
         # The key ring rejects a master key that others may read: such a key is not a secret.
         repair(path, but=MASTER_NAME)

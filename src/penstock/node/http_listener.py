@@ -1,6 +1,7 @@
 """HTTP listeners of a node, with the bounds of its configuration: one for clients, one for
 operators. The latter stands beside the former unless its address is given."""
 
+import errno
 import ssl
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from penstock.net.exchange import HttpRequest
 from penstock.net.http import Answer, Forbid, HttpConfig, HttpListener
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
+from penstock.node.binding import binding
 
 
 def make_listener(
@@ -60,21 +62,21 @@ async def open_admin(
         is_open=is_open,
         request_bytes_max=BODY_BYTES_MAX,
     )
-    host, port, is_asked = _admin_address(basis)
-    try:
-        bound = await listener.start(host, port, tls=tls)
-    except OSError:
-        if is_asked:
-            raise
-        bound = await listener.start(host, 0, tls=tls)  # nobody asked for that port by name
+    bound = await _start_admin(basis, listener, tls)
     return listener, f"{'http' if tls is None else 'https'}://{bound}"
 
 
-def _admin_address(basis: Basis) -> tuple[str, int, bool]:
-    """Host, port, and whether somebody asked for that port by name."""
+async def _start_admin(basis: Basis, listener: HttpListener, tls: ssl.SSLContext | None) -> str:
     listen = basis.config.admin.listen
     if listen:
         host, port = parse_listen(listen)
-        return host, port, True
-    host, port = parse_listen(basis.config.http.listen)
-    return host, port + 1 if port else 0, False
+        with binding("admin API", "--admin", host, port):
+            return await listener.start(host, port, tls=tls)
+    host, http_port = parse_listen(basis.config.http.listen)
+    with binding("SQS", "--http", host, http_port):
+        try:
+            return await listener.start(host, http_port + 1 if http_port else 0, tls=tls)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise  # no port of that address will do
+            return await listener.start(host, 0, tls=tls)  # nobody asked for that port by name

@@ -28,7 +28,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from penstock.model.errors import Damaged, PenstockError
+from penstock.model.errors import Damaged, SetupError
 from penstock.node.config import KeysConfig
 from penstock.node.kms import CommandKms, Kms
 
@@ -47,8 +47,15 @@ _WRAPPED_BYTES_MIN = _HEAD_BYTES + _NONCE_BYTES + 16
 _KMS_CONTEXT = b"penstock master key"
 
 
-class KeyRingUnusable(PenstockError):
+class KeyRingUnusable(SetupError):
     """There is no master key to be had. One line says why, and never shows one."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, what="the master key cannot be used")
+        self.do = (
+            "give the key that sealed the metadata: keys.master_file, keys.old_master_files or"
+            f" {MASTER_VARIABLE}; docs/security.md says how"
+        )
 
 
 class MasterKeyRing:

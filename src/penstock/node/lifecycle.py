@@ -1,7 +1,7 @@
 """A node's life: read the configuration, start, say ``ready``, serve until told to stop, drain.
 
-The exit code is part of the contract: 0 after a drain, 1 when the node could not start or had to
-give up, 2 when the configuration is wrong.
+The exit code is part of the contract: 0 after a drain, 1 when the node had to give up; a start that
+fails is a SetupError with a code of its own.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +22,13 @@ from penstock.node.allocator import keep_freed_blocks
 from penstock.node.compose import AnyNode, make_node
 from penstock.node.config import Config
 from penstock.node.metadata_link import GivenUp
-from penstock.node.settings import ConfigInvalid, Loaded, describe
+from penstock.node.settings import Loaded, describe
+from penstock.node.start_errors import explained
 from penstock.telemetry import logs
 
 log_ = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_FAILED = 0, 1
 
 # Requests make short-lived objects that reference counting frees; a collector that looks after
 # every 700 of them only costs time. One that looks after 10,000 takes 2 to 4 ms at a stretch, and
@@ -39,12 +39,9 @@ GC_THRESHOLDS = (10_000, 5, 200)
 def serve(
     flags: dict[str, object], *, config_file: str | None, print_config: bool, hints: bool
 ) -> int:
-    try:
-        files = node_config.config_files(Path(config_file) if config_file else None)
-        loaded = node_config.load(flags, os.environ, files)
-    except ConfigInvalid as error:
-        print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_USAGE
+    """Returns the exit code of a server that has run. Raises SetupError."""
+    files = node_config.config_files(Path(config_file) if config_file else None)
+    loaded = node_config.load(flags, os.environ, files)
     if print_config:
         for row in describe(loaded):
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
@@ -75,8 +72,7 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
         log_.info("stopped", extra={"reason": str(reason)})
         return EXIT_OK
     except (PenstockError, OSError) as error:
-        print(f"penstock: cannot start: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
+        raise explained(error) from error
     loop.add_signal_handler(signal.SIGHUP, node.reread)
     node.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

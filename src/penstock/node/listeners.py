@@ -36,6 +36,7 @@ from penstock.net.kafka import KafkaConfig as KafkaListenerConfig
 from penstock.net.listener import NO_LIMIT, Listener
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
+from penstock.node.binding import binding
 from penstock.node.broker_role import BrokerRole
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.cluster_role import ClusterRole
@@ -158,7 +159,9 @@ class Listeners:
             outlives=frontend.outlives,
         )
         host, port = parse_listen(config.http.listen)
-        bound = await self.http.start(host, port, tls=self._tls, reuse_port=config.http.reuse_port)
+        is_shared = config.http.reuse_port
+        with binding("SQS", "--http", host, port):
+            bound = await self.http.start(host, port, tls=self._tls, reuse_port=is_shared)
         self.http_url = f"{self._scheme}://{bound}"
         basis.endpoints["sqs"] = reachable(self.http_url)
 
@@ -293,7 +296,9 @@ class Listeners:
     async def _bind_kafka(self, listener: KafkaListener) -> str:
         listen = self._basis.config.kafka.listen
         if listen:
-            return await listener.start(*parse_listen(listen), tls=self._tls)
+            host, port = parse_listen(listen)
+            with binding("Kafka", "--kafka", host, port):
+                return await listener.start(host, port, tls=self._tls)
         host, port = KAFKA_LISTEN_DEFAULT
         _, http_port = parse_listen(self._basis.config.http.listen)
         try:

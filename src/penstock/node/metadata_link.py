@@ -15,8 +15,8 @@ from penstock.metadata.catalog import TOPICS_MAX, TOPICS_PREFIX, StoredCatalog
 from penstock.metadata.remote import RemoteCatalog
 from penstock.metadata.remote_store import RemoteConfig
 from penstock.metadata.sqlite import SqliteStore
-from penstock.metadata.store import Store, StoreUnusable
-from penstock.model.errors import Overloaded, PenstockError
+from penstock.metadata.store import Store
+from penstock.model.errors import Overloaded, PenstockError, SetupError
 from penstock.model.ports import Catalog
 from penstock.net.internal import NodeCertificates
 from penstock.node.addresses import parse_places
@@ -43,7 +43,7 @@ class GivenUp(PenstockError):
     """Told to stop before there was anything to stop."""
 
 
-class FolderTaken(PenstockError):
+class FolderTaken(SetupError):
     """The data folder has metadata of its own."""
 
 
@@ -175,7 +175,11 @@ async def open_etcd(config: Config) -> "EtcdStore":
         from penstock.metadata.etcd import EtcdStore
         from penstock.metadata.etcd_links import EtcdConfig
     except ImportError:
-        raise StoreUnusable("a cluster needs: pip install 'penstock[cluster]'") from None
+        raise SetupError(
+            "the package grpcio is not installed",
+            "install it: pip install 'penstock[cluster]'",
+            what="a node of a cluster needs more packages",
+        ) from None
     cluster = config.cluster
     return await EtcdStore.open(
         EtcdConfig(
@@ -202,8 +206,8 @@ async def check_folder(folder: DataFolder) -> None:
     await own.close()
     if topics:
         raise FolderTaken(
-            f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics:"
-            " give a node of a cluster a folder of its own"
+            f"the data folder {folder.path} has a catalog of its own with {len(topics)} topics",
+            "give a node of a cluster a folder of its own: --data DIR",
         )
 
 
@@ -253,8 +257,9 @@ class RemoteMetadata:
         if topics:
             raise FolderTaken(
                 f"the data folder {self._folder.path} has a catalog of its own with {len(topics)}"
-                " topics: start it without --metadata, or hand its metadata.sqlite3 and master key"
-                " to the metadata service first"
+                " topics",
+                "start it without --metadata, or hand its metadata.sqlite3 and master key to the"
+                " metadata service first",
             )
         await start_when_there(self._remote.start, self._service, stop)
 

@@ -23,6 +23,7 @@ from penstock.model.troubles import metadata_away
 from penstock.net.internal import InternalListener
 from penstock.node.addresses import parse_listen, parse_places
 from penstock.node.basis import Basis
+from penstock.node.binding import binding
 from penstock.node.certificates import CertificateKeeper
 from penstock.node.health_watch import watch_loop
 from penstock.node.http_listener import open_admin
@@ -119,9 +120,10 @@ class MetadataNode:
             secret=self._basis.worker_secret,
         )
         host, port = parse_listen(internal.listen)
-        self._bound = await self._listener.start(
-            host, port, tls=None if nodes is None else nodes.listening
-        )
+        with binding("other nodes", "--internal", host, port):
+            self._bound = await self._listener.start(
+                host, port, tls=None if nodes is None else nodes.listening
+            )
         self._basis.endpoints["internal"] = self._bound
 
     async def _start_admin(self) -> None:

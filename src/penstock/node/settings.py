@@ -17,7 +17,8 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
-from penstock.model.errors import PenstockError
+from penstock.model import units
+from penstock.model.errors import USAGE, SetupError
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -28,8 +29,15 @@ MASK = "********"
 CONFIG_BYTES_MAX = 1_048_576  # of a configuration or secret file; more is the wrong file
 
 
-class ConfigInvalid(PenstockError):
+class ConfigInvalid(SetupError):
     """One line: which key, what is wrong, and where the value came from."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, what="the configuration is not valid", code=USAGE)
+        self.do = "see all settings with their meaning: `penstock generate config`"
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class OriginKind(StrEnum):
@@ -268,21 +276,42 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
     is_strict = origin.kind is OriginKind.FILE
     if isinstance(raw, os.PathLike):
         raw = os.fspath(raw)
+    shown_raw, raw = raw, _without_unit(setting, raw)
     why: str | None
     try:
         value = msgspec.convert(raw, setting.type, strict=is_strict)
     except msgspec.ValidationError as exc:
-        why = _choices(setting.type) or _expected(exc)
+        why = _choices(setting.type) or _expected(setting, exc)
     else:
         why = setting.check(value) if setting.check is not None else None
         if why is None:
             return value
-    shown = "" if setting.is_secret else f", got {_text(raw)!r}"
+    shown = "" if setting.is_secret else f", got {_text(shown_raw)!r}"
     raise ConfigInvalid(f"{setting.key}: {why}{shown} ({origin})")
 
 
-def _expected(exc: msgspec.ValidationError) -> str:
+def _units(setting: Setting) -> Mapping[str, int] | None:
+    """Return the units of a size or a duration, which its name shows."""
+    words = setting.name.split("_")
+    if not isinstance(setting.default, int) or isinstance(setting.default, bool):
+        return None
+    return units.BYTES if "bytes" in words else units.MILLISECONDS if "ms" in words else None
+
+
+def _without_unit(setting: Setting, raw: object) -> object:
+    """Return a size or a duration with a unit, such as 64MiB or 30s, as a number."""
+    known = _units(setting)
+    if known is None or not isinstance(raw, str) or raw.strip().isdecimal():
+        return raw
+    found = units.parse(raw, known)
+    return raw if found is None else found
+
+
+def _expected(setting: Setting, exc: msgspec.ValidationError) -> str:
     """msgspec's sentence without the type it got: the value itself is shown instead."""
+    known = _units(setting)
+    if known is not None and " `int`" in str(exc) and ">" not in str(exc) and "<" not in str(exc):
+        return f"expected a number, or one with a unit ({', '.join(known)})"
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 

@@ -20,7 +20,7 @@ import msgspec
 from penstock.broker.partitions import TOPICS_FOLDER
 from penstock.node.addresses import Place, parse_listen
 from penstock.node.config import KAFKA_OFF, WORKERS_MAX, Config
-from penstock.node.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable
+from penstock.node.folder import IDENTITY_NAME, METADATA_NAME, FolderUnusable, unusable
 from penstock.node.roles import ATTACHED, SERVICE, Role
 from penstock.node.settings import DEFAULT, ENV_PREFIX, ENV_SEPARATOR, Loaded
 
@@ -72,7 +72,7 @@ def read_marker(folder: Path) -> int:
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise FolderUnusable(f"{file} cannot be read: {error.strerror}") from error
+        raise unusable(folder, error) from error
     except msgspec.MsgspecError as error:
         raise FolderUnusable(f"{file} is damaged: {error}") from error
     if not 1 <= count <= WORKERS_MAX:
@@ -88,13 +88,13 @@ def check_folder(folder: Path, asked: int) -> int:
         if any((folder / name).exists() for name in used):
             raise FolderUnusable(
                 f"the data folder {folder} was used by a single process, whose messages workers"
-                " cannot take over: start it without --workers, or choose another folder with"
-                " --data"
+                " cannot take over",
+                "start it without --workers, or choose another folder with --data",
             )
     elif asked < before:
         raise FolderUnusable(
-            f"the data folder {folder} has {before} workers, each with messages of its own: start"
-            f" it with --workers {before}, or more"
+            f"the data folder {folder} has {before} workers, each with messages of its own",
+            f"start it with --workers {before}, or more",
         )
     return before
 
@@ -104,8 +104,8 @@ def check_not_of_workers(folder: Path) -> None:
     count = read_marker(folder)
     if count:
         raise FolderUnusable(
-            f"the data folder {folder} belongs to {count} workers: start it with --workers {count},"
-            " or choose another folder with --data"
+            f"the data folder {folder} belongs to {count} workers",
+            f"start it with --workers {count}, or choose another folder with --data",
         )
 
 

@@ -29,14 +29,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import PenstockError, SetupError
 from penstock.node import worker_plan as plan
 from penstock.node.addresses import Place, parse_listen
+from penstock.node.binding import binding
 from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
 from penstock.node.exposure import is_auth_on
 from penstock.node.folder import DataFolder
 from penstock.node.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
 from penstock.node.settings import Loaded
+from penstock.node.start_errors import explained
 from penstock.node.worker_plan import Addresses, Pauses
 from penstock.node.worker_secret import SECRET_ENV, draw_secret, pipe_with
 
@@ -53,8 +55,12 @@ log_ = logging.getLogger(__name__)
 Hints = Callable[[str], Sequence[str]]  # by the URL of the endpoint
 
 
-class NotStarted(PenstockError):
+class NotStarted(SetupError):
     """One of the processes ended before it was ready; it has said why by itself."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.do = "see the error of that process above"
 
 
 def serve(
@@ -64,7 +70,8 @@ def serve(
     config_file: str | None,
     hints: Hints | None = None,
 ) -> int:
-    """Returns the exit code. ``flags`` were given to this process, by dotted key."""
+    """Returns the exit code. ``flags`` were given to this process, by dotted key. Raises
+    SetupError."""
     config = loaded.config
     folder = Path(config.node.data)
     try:
@@ -86,8 +93,7 @@ def serve(
             )
             code = asyncio.run(supervisor.run())
     except (PenstockError, OSError) as error:
-        print(f"penstock: cannot start: {error}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILED
+        raise explained(error) from error
     taken.release()
     return code
 
@@ -143,9 +149,10 @@ def _share_master(config: Config, folder: Path) -> dict[str, str]:
 
 def _hold_addresses(config: Config, held: contextlib.ExitStack) -> Addresses:
     """Ports are kept by sockets that never listen: nobody else is given them while a worker is
-    away. Raises OSError when one that was asked for by name is taken."""
+    away. Raises SetupError when one that was asked for by name is taken."""
     host, port = parse_listen(config.http.listen)
-    http = _hold(held, host, port, is_shared=True)
+    with binding("SQS", "--http", host, port):
+        http = _hold(held, host, port, is_shared=True)
     workers = range(config.node.workers)
 
     def any_free() -> str:
@@ -166,8 +173,11 @@ def _hold_kafka(config: Config, held: contextlib.ExitStack) -> Sequence[str]:
     if listen == KAFKA_OFF:
         return [KAFKA_OFF] * config.node.workers
     if listen:
-        wishes = plan.kafka_wishes(config, *parse_listen(listen))
-        return [str(_hold(held, *wish)) for wish in wishes]
+        places = []
+        for wish in plan.kafka_wishes(config, *parse_listen(listen)):
+            with binding("Kafka", "--kafka", *wish):
+                places.append(str(_hold(held, *wish)))
+        return places
     host, port = KAFKA_LISTEN_DEFAULT
     _, http_port = parse_listen(config.http.listen)
     if http_port:
@@ -182,7 +192,9 @@ def _hold_kafka(config: Config, held: contextlib.ExitStack) -> Sequence[str]:
 
 def _hold_admin(config: Config, http: Place, held: contextlib.ExitStack) -> str:
     if config.admin.listen:
-        return str(_hold(held, *parse_listen(config.admin.listen)))
+        host, port = parse_listen(config.admin.listen)
+        with binding("admin API", "--admin", host, port):
+            return str(_hold(held, host, port))
     _, asked = parse_listen(config.http.listen)
     if asked and http.port < 65_535:
         with contextlib.suppress(OSError):
@@ -208,6 +220,8 @@ def _hold(held: contextlib.ExitStack, host: str, port: int, *, is_shared: bool =
             _prepare(keeping, family, is_shared=True)
             keeping.bind(bound)
     except OSError as error:
+        if isinstance(error, socket.gaierror):
+            raise
         raise OSError(error.errno, f"{error.strerror}: {Place(host, port)}") from error
     held.enter_context(keeping)
     return Place(host, bound[1])

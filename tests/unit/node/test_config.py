@@ -182,6 +182,38 @@ def test_a_file_is_typed_so_text_is_no_number(tmp_path: Path) -> None:
     assert refused(files=[file]).startswith("queue.partitions: expected int, got 'true'")
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "value"),
+    [
+        ("log.segment_bytes_max", "64MB", 64_000_000),
+        ("log.segment_bytes_max", "64MiB", 64 * 1_048_576),
+        ("log.disk_reserve_bytes", "1.5 g", 1_610_612_736),
+        ("log.retention_check_ms", "250ms", 250),
+        ("log.retention_check_ms", "30s", 30_000),
+        ("log.segment_age_ms_max", "1h", 3_600_000),
+    ],
+)
+def test_sizes_and_durations_may_have_units_in_files_and_in_the_environment(
+    tmp_path: Path, key: str, given: str, value: int
+) -> None:
+    section, _, name = key.partition(".")
+    file = write(tmp_path, f"[{section}]\n{name} = '{given}'")
+    variable = {f"PENSTOCK_{section}__{name}".upper(): given}
+    for loaded in (load({}, {}, [file]), load({}, variable)):
+        assert getattr(getattr(loaded.config, section), name) == value
+
+
+def test_a_unit_that_does_not_fit_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    file = write(tmp_path, "[log]\nsegment_bytes_max = '64MS'")
+    told = refused(files=[file])
+    assert told.startswith("log.segment_bytes_max: expected a number, or one with a unit (b, k, ")
+    assert "got '64MS'" in told
+    file = write(tmp_path, "[log]\nsegment_bytes_max = '1KB'")
+    assert "int >= 65536, got '1KB'" in refused(files=[file])
+    file = write(tmp_path, "[http]\nconnections_max = '64k'")
+    assert "connections_max: expected int, got '64k'" in refused(files=[file])
+
+
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert refused(files=[missing]) == f"{missing}: cannot be read: No such file or directory"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.model.errors import SetupError
 from penstock.node import worker_plan as plan
 from penstock.node.config import Config, ConfigInvalid, load
 from penstock.node.folder import FolderUnusable
@@ -191,13 +192,15 @@ def test_workers_can_listen_where_ports_were_kept_and_others_are_noticed() -> No
 
 
 def test_a_port_that_was_asked_for_by_name_has_to_be_free() -> None:
+    name = Path("/proc/self/comm").read_text().strip()
     with contextlib.ExitStack() as held, socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
         asked = config(http__listen="127.0.0.1:0", kafka__listen=f"127.0.0.1:{taken}")
-        with pytest.raises(OSError, match=str(taken)):
+        with pytest.raises(SetupError, match=rf"port {taken} \(Kafka\) is in use") as refused:
             _hold_addresses(asked, held)
+        assert refused.value.why == f"process {os.getpid()} ({name}) listens there"
 
 
 def test_without_kafka_no_worker_serves_it() -> None:

@@ -48,5 +48,5 @@ def _load(context: ssl.SSLContext, certificate: Path, key: Path, ca: Path) -> No
         context.load_verify_locations(ca)
     except (ssl.SSLError, OSError) as error:
         raise CertificateUnusable(
-            f"{certificate}, {key} and {ca} cannot be used: {error}"
+            f"{certificate}, {key} and {ca} cannot be used", str(error)
         ) from error
