@@ -8,6 +8,7 @@ dicts as the server sent them, and trouble is a ``Failure``.
 
 import base64
 import http.client
+import itertools
 import json
 import os
 import time
@@ -15,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from penstock.cli.failure import ExitCode, Failure, Refused, timed_out, unreachable
+from penstock.cli.credentials import ca_file, credentials_from_environment
+from penstock.cli.failure import ExitCode, Failure, Refused, timed_out
 from penstock.cli.signature import Credentials, Signer
 
 if TYPE_CHECKING:
@@ -29,60 +31,14 @@ _JSON = "application/json"
 # What a server has over the wait it was asked for, before we call it silent.
 _WAIT_MARGIN_S = 5.0
 _REPLY_BYTES_MAX = 64 * 1_048_576
-
-
-def credentials_from_environment() -> Credentials:
-    """What was found, else what a server without authentication takes."""
-    return found_credentials() or Credentials("penstock", "penstock")
-
-
-def found_credentials() -> Credentials | None:
-    """What AWS tools would use; else our own; else those of the profile that AWS_PROFILE names.
-    The default profile is not looked at: it belongs to somebody else's cloud more often than not.
-    """
-    env = os.environ
-    if env.get("AWS_ACCESS_KEY_ID"):
-        return Credentials(
-            env["AWS_ACCESS_KEY_ID"],
-            env.get("AWS_SECRET_ACCESS_KEY") or "penstock",
-            env.get("AWS_SESSION_TOKEN") or None,
-        )
-    if env.get("PENSTOCK_KEY_ID"):
-        return Credentials(env["PENSTOCK_KEY_ID"], env.get("PENSTOCK_SECRET", ""))
-    if env.get("AWS_PROFILE"):
-        return _profile(env["AWS_PROFILE"])
-    return None
-
-
-def _profile(name: str) -> Credentials:
-    import configparser
-
-    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
-    place = os.path.expanduser(path)  # noqa: PTH111
-    found = configparser.ConfigParser(interpolation=None)
-    try:
-        with open(place, encoding="utf-8") as file:  # noqa: PTH123
-            found.read_file(file)
-        section = found[name]
-        return Credentials(
-            section["aws_access_key_id"],
-            section["aws_secret_access_key"],
-            section.get("aws_session_token"),
-        )
-    except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
-        why = f"{place}: {error.strerror}" if isinstance(error, OSError) else f"not in {place}"
-        raise Failure(
-            f"the profile '{name}' cannot be used",
-            why,
-            "unset AWS_PROFILE, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            exit_code=ExitCode.USAGE,
-        ) from None
-
-
-def ca_file() -> str | None:
-    """A private authority, where the environment names its file: ours, or the name that AWS tools
-    know. Without one, the machine's authorities count."""
-    return os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")
+QUEUES_COMPARED_MAX = 10_000  # with a name that does not exist
+# Faults of a signature, and what is wrong with the key.
+_KEY_FAULTS = {
+    "SignatureDoesNotMatch": "the secret does not match",
+    "InvalidSignatureException": "the secret does not match",
+    "InvalidClientTokenId": "there is no such key, or it is disabled",
+    "UnrecognizedClientException": "there is no such key, or it is disabled",
+}
 
 
 def timestamp_now() -> str:
@@ -166,13 +122,13 @@ class Connection:
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
             self.close()
             if not was_open:
-                raise unreachable(self.url, _reason(error)) from error
+                raise _unreachable(self.url, error) from error
         except TimeoutError as error:
             self.close()
             raise timed_out(self.url, limit_s) from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise unreachable(self.url, _reason(error)) from error
+            raise _unreachable(self.url, error) from error
         # The server had closed an idle connection: this is the first real try.
         return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
 
@@ -204,10 +160,10 @@ class Connection:
         self._http.close()
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused: nothing listens there"
-    return str(error) or type(error).__name__
+def _unreachable(url: str, error: BaseException) -> Failure:
+    from penstock.cli.unreachable import explained  # only here: it takes time to import
+
+    return explained(url, error)
 
 
 def _decode(data: bytes, url: str) -> Json:
@@ -262,7 +218,8 @@ class Sqs:
         )
         if status == 200:
             return _decode(data, self.url)
-        raise _refused(what or f"{action} failed", status, data)
+        refusal = _refused(what or f"{action} failed", status, data)
+        raise _rejected_key(refusal, self._signer.key_id) or refusal
 
     def queue_url(self, name: str) -> str:
         """A queue may be named by its name, its ARN or its URL. With an account the URL is known;
@@ -276,10 +233,32 @@ class Sqs:
             if self._account is not None:
                 url = f"{self.url}/{self._account}/{quote(name)}"
             else:
-                what = f"no queue '{name}'"
-                url = str(self.call("GetQueueUrl", {"QueueName": name}, what=what)["QueueUrl"])
+                url = self._find_queue(name)
             self._urls[name] = url
         return url
+
+    def _find_queue(self, name: str) -> str:
+        try:
+            reply = self.call(
+                "GetQueueUrl", {"QueueName": name}, what=f"cannot find queue '{name}'"
+            )
+        except Refused as refusal:
+            if refusal.exit_code is ExitCode.NOT_FOUND:
+                refusal.what = f"no queue '{name}'"
+                refusal.fix = self._near(name) or refusal.fix
+            raise
+        return str(reply["QueueUrl"])
+
+    def _near(self, name: str) -> str:
+        """Return the queue that was probably meant, as a question; empty: none is near."""
+        import difflib
+
+        try:
+            known = list(itertools.islice(self.queue_names(), QUEUES_COMPARED_MAX))
+        except Failure:
+            return ""  # whoever may use a queue need not be allowed to list them
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"did you mean '{near[0]}'? all of them: `penstock queue list`" if near else ""
 
     def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
         request = {"QueueUrl": self.queue_url(name), "AttributeNames": list(names)}
@@ -481,6 +460,18 @@ def _account_in(token: str) -> str | None:
         return str(claims["account"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _rejected_key(refusal: Refused, key_id: str) -> Failure | None:
+    why = _KEY_FAULTS.get(refusal.fault)
+    if why is None or "expired" in refusal.why or "skew" in refusal.why:
+        return None
+    return Failure(
+        f"access key {key_id} was rejected",
+        why,
+        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or PENSTOCK_KEY_ID and PENSTOCK_SECRET",
+        exit_code=ExitCode.DENIED,
+    )
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:

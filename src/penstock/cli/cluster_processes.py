@@ -79,12 +79,31 @@ def started(
     return Process(Known(name, child.pid, started_at(child.pid) or 0), child)
 
 
-def last_words(log: Path) -> str:
+def _lines(log: Path) -> list[str]:
     try:
-        lines = log.read_text("utf-8", "replace").splitlines()
+        return log.read_text("utf-8", "replace").splitlines()
     except OSError:
-        return ""
-    return " | ".join(line.strip() for line in lines[-LAST_LINES:] if line.strip())
+        return []
+
+
+def last_words(log: Path) -> str:
+    return " | ".join(line.strip() for line in _lines(log)[-LAST_LINES:] if line.strip())
+
+
+def why_ended(name: str, log: Path) -> Failure:
+    """Return the last error of a process that did not start, which a node writes as a command
+    does: error, why, do."""
+    told: dict[str, str] = {}
+    for line in _lines(log)[-LAST_LINES:]:
+        label, _, text = line.strip().partition(": ")
+        if label == "error":
+            told = {}
+        if label in ("error", "why", "do"):
+            told[label] = text
+    if "error" not in told:
+        return Failure(f"{name} did not start", last_words(log), f"see {log}")
+    do = f"{told['do']}; its log: {log}" if "do" in told else f"see {log}"
+    return Failure(f"{name} did not start: {told['error']}", told.get("why", ""), do)
 
 
 # ── What is started ──────────────────────────────────────────────────────────────────────────
@@ -224,5 +243,5 @@ def wait_well(
         if told.fd in said:
             stop_starting()
         if process.fd in said:
-            raise Failure(f"{process.name} did not start", last_words(log), f"see {log}")
+            raise why_ended(process.name, log)
     raise Failure(f"{process.name} is not ready after {seconds:g} s", last_words(log), f"see {log}")

@@ -19,13 +19,21 @@ def config() -> None:
 @generate.command()
 @click.option("--out", "folder", type=click.Path(file_okay=False), default="certs", metavar="DIR")
 @click.option("--host", "hosts", multiple=True, metavar="NAME|ADDRESS", help="may be repeated")
+@click.option("--no-localhost", is_flag=True, help="not for localhost, 127.0.0.1 and ::1")
 @click.option("--name", default="penstock", metavar="NAME", help="of the node, or of the client")
 @click.option("--days", type=click.IntRange(1, 3_650), default=365, show_default=True)
 @click.option("--client", "is_client", is_flag=True, help="for a client that must show one")
-def certs(folder: str, hosts: tuple[str, ...], name: str, days: int, is_client: bool) -> None:
+def certs(
+    folder: str,
+    hosts: tuple[str, ...],
+    no_localhost: bool,
+    name: str,
+    days: int,
+    is_client: bool,
+) -> None:
     """Make a private authority on first use, and a certificate signed by it.
 
-    Without --host it is valid for localhost, 127.0.0.1 and ::1. Running it again renews the
+    It is valid for each --host, and for localhost, 127.0.0.1 and ::1. Running it again renews the
     certificate under the same authority; a server takes over changed files by itself.
     """
     from pathlib import Path
@@ -33,6 +41,9 @@ def certs(folder: str, hosts: tuple[str, ...], name: str, days: int, is_client: 
     from penstock.cli.certificates import Authority, write_private
     from penstock.cli.failure import ExitCode, Failure
 
+    if no_localhost and not hosts:
+        raise click.UsageError("--no-localhost goes with --host: a certificate is for some name.")
+    here = () if no_localhost else ("localhost", "127.0.0.1", "::1")
     place = Path(folder)
     stem = f"client-{name}" if is_client else name
     if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
@@ -40,7 +51,7 @@ def certs(folder: str, hosts: tuple[str, ...], name: str, days: int, is_client: 
     try:
         chain, key = Authority.at(place).issue(
             name,
-            hosts=() if is_client else hosts or ("localhost", "127.0.0.1", "::1"),
+            hosts=() if is_client else tuple(dict.fromkeys((*hosts, *here))),
             days=days,
             is_client=is_client,
         )

@@ -10,7 +10,8 @@ Log-ins use the same key as the SQS API: SCRAM, which shows the secret to nobody
 
 from typing import NamedTuple
 
-from penstock.cli.client import as_seen_from, ca_file, found_credentials
+from penstock.cli.client import as_seen_from
+from penstock.cli.credentials import ca_file, found_credentials
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.kafka_client import ADDRESS_DEFAULT, Kafka, failure_of
 from penstock.cli.session import Session

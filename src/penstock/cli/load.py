@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.cli.client import Json, credentials_from_environment, timestamp_now
+from penstock.cli.client import Json, timestamp_now
+from penstock.cli.credentials import credentials_from_environment
 from penstock.cli.failure import timed_out, unreachable
 from penstock.cli.histogram import Histogram
 from penstock.cli.signature import Signer

@@ -228,7 +228,7 @@ def _send_all(
 ) -> None:
     from penstock.cli.sending import Sender
 
-    sender = Sender(session, queue)
+    sender = Sender(session, queue, is_single=is_single)
     sender.send(source)
     if is_single and sender.replies:
         reply = sender.replies[0]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.outgoing import Defaults, Outgoing, batches, from_json, from_text
+from penstock.cli.outgoing import BATCH_BYTES_MAX, Defaults, Outgoing, batches, from_json, from_text
 from penstock.cli.session import Session
 from penstock.cli.tally import Tally
 
@@ -63,9 +63,18 @@ def read_lines(
         yield from batches(make(place, line, defaults) for place, line in chunk)
 
 
+# What a refusal says, and what helps.
+_HELP = (
+    ("parameter MessageGroupId", "add --group NAME"),
+    ("ContentBasedDeduplication", "add --dedup-id ID, or `penstock queue set {} --content-dedup`"),
+)
+
+
 class Sender(Tally):
-    def __init__(self, session: Session, queue: str) -> None:
+    def __init__(self, session: Session, queue: str, *, is_single: bool = False) -> None:
+        """``is_single``: one message is sent, whose refusal is the failure of the command."""
         super().__init__(session, "message", queue)
+        self._is_single = is_single
         self._url = session.sqs.queue_url(queue)
         self.replies: list[dict[str, Any]] = []  # of the last batch only
 
@@ -73,6 +82,11 @@ class Sender(Tally):
         self.run(source, self._send_batch, total=total)
 
     def _send_batch(self, batch: Sequence[Outgoing]) -> None:
+        if len(batch) == 1 and batch[0].size_bytes > BATCH_BYTES_MAX:
+            large = f"message too large: {batch[0].size_bytes:,} bytes; at most 1,048,576 (1 MiB)"
+            why, do = "body and attributes count", "send less, or a link to where the data is"
+            self._refused(batch[0].place, large, why, do)
+            return
         entries = [{"Id": str(number), **item.entry} for number, item in enumerate(batch)]
         reply = self._session.sqs.call(
             "SendMessageBatch",
@@ -83,4 +97,12 @@ class Sender(Tally):
         self.accepted += len(self.replies)
         for fault in reply.get("Failed", ()):
             text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
-            self.refuse(batch[int(fault["Id"])].place, text)
+            do = next((do for words, do in _HELP if words in text), "")
+            place = batch[int(fault["Id"])].place
+            self._refused(place, f"cannot send to '{self._target}'", text, do.format(self._target))
+
+    def _refused(self, place: int, what: str, why: str, do: str) -> None:
+        if self._is_single:
+            raise Failure(what, why, do)
+        told = what if what.startswith("message") else why
+        self.refuse(place, f"{told}; do: {do}" if do else told)

@@ -26,6 +26,10 @@ class Signer:
         self._day = ""
         self._day_key = b""
 
+    @property
+    def key_id(self) -> str:
+        return self._credentials.key_id
+
     def sign(
         self, *, host: str, path: str, headers: Mapping[str, str], body: bytes, timestamp: str
     ) -> dict[str, str]:

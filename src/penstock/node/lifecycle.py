@@ -8,6 +8,7 @@ import asyncio
 import gc
 import logging
 import os
+import platform
 import signal
 from functools import partial
 from pathlib import Path
@@ -48,7 +49,8 @@ def serve(
         return EXIT_OK
     private.set_umask()
     telemetry = loaded.config.telemetry
-    logs.configure(telemetry.level, telemetry.format, node=loaded.config.node.name)
+    name = loaded.config.node.name or platform.node()
+    logs.configure(telemetry.level, telemetry.format, node=name)
     open_files.raise_limit()
     if loaded.config.node.workers:
         from penstock.node import workers  # a process by itself need not know of them

@@ -97,7 +97,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 class JsonFormatter(logging.Formatter):
     def __init__(self, node: str) -> None:
         super().__init__()
-        self._node = printable(node)
+        self._node = {"node": printable(node)} if node else {}
         self._encode = msgspec.json.Encoder().encode
 
     def format(self, record: logging.LogRecord) -> str:
@@ -107,7 +107,7 @@ class JsonFormatter(logging.Formatter):
             .replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "event": _plain(record.getMessage()),
-            "node": self._node,
+            **self._node,
             **_fields(record),
         }
         return self._encode(line).decode()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cli import password
-from penstock.cli.client import credentials_from_environment
+from penstock.cli.credentials import credentials_from_environment
 from penstock.cli.failure import ExitCode, Failure
 
 from .conftest import Cli

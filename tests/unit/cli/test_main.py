@@ -107,7 +107,6 @@ def test_nobody_listening_is_exit_5_and_three_lines(cli: Cli) -> None:
         ("QueueDoesNotExist", 400, ExitCode.NOT_FOUND),
         ("ResourceNotFoundException", 404, ExitCode.NOT_FOUND),
         ("AccessDenied", 403, ExitCode.DENIED),
-        ("SignatureDoesNotMatch", 403, ExitCode.DENIED),
         ("QueueNameExists", 400, ExitCode.CONFLICT),
         ("PurgeQueueInProgress", 403, ExitCode.CONFLICT),
         ("OverLimit", 403, ExitCode.UNREACHABLE),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.output import Column, Output, duration, one_line, size
+from penstock.cli.output import Column, Output, duration, one_line
+from penstock.model.units import size
 
 ROWS: list[dict[str, Any]] = [{"name": "a", "count": 1_234}, {"name": "bb", "count": None}]
 COLUMNS = (Column("name", "NAME"), Column("count", "COUNT", is_number=True))

@@ -156,7 +156,7 @@ class AdminApi:
             reply = await self._carry_out(route, call)
         else:
             reply = await self._carry_out_noted(route, route.noted, request, call)
-        if request.method not in READS and route.right != OPEN:
+        if route.noted is not None and route.right != OPEN:
             log.info(
                 "admin change",
                 extra={

@@ -14,6 +14,8 @@ from penstock.frontend.admin.cluster_port import ClusterPort, PartitionState
 from penstock.frontend.admin.reply import json_reply
 from penstock.frontend.admin.request import Call, Context
 from penstock.model.errors import InvalidRequest, NotFound, TopicNotFound
+from penstock.model.topic import Topic
+from penstock.model.units import counted
 from penstock.net.exchange import HttpReply
 
 PARTITIONS_MAX = 1_000  # in one answer; the rest by ``after``
@@ -102,7 +104,7 @@ async def place(context: Context, call: Call) -> HttpReply:
     call.only(())
     cluster = _cluster(context)
     asked = call.json(Place)
-    topic_id = _topic_id(context, asked.topic, asked.account, asked.region)
+    topic_id = _partition(context, asked)
     await cluster.place(topic_id, asked.partition, asked.replicas)
     return json_reply(
         200, {"topic": asked.topic, "partition": asked.partition, "moving_to": asked.replicas}
@@ -118,7 +120,7 @@ async def unclean_elect(context: Context, call: Call) -> HttpReply:
             f"Whatever node {asked.node} does not have of this partition is lost for good:"
             " accept_data_loss has to be true."
         )
-    topic_id = _topic_id(context, asked.topic, asked.account, asked.region)
+    topic_id = _partition(context, asked)
     await cluster.elect_uncleanly(topic_id, asked.partition, asked.node)
     return json_reply(
         200, {"topic": asked.topic, "partition": asked.partition, "leader": asked.node}
@@ -138,13 +140,29 @@ def _cluster(context: Context) -> ClusterPort:
     return context.cluster
 
 
-def _topic_id(context: Context, name: str, account: str, region: str) -> str:
-    """A share is another way to read the partitions of its topic."""
+def _partition(context: Context, asked: Place | UncleanElection) -> str:
+    """Return the id of the topic. Raises NotFound if the topic has no such partition."""
+    topic = _topic(context, asked.topic, asked.account, asked.region)
+    if not 0 <= asked.partition < topic.partition_count:
+        raise NotFound(
+            f"topic {topic.name} has {counted(topic.partition_count, 'partition')} (0 to"
+            f" {topic.partition_count - 1}); there is no partition {asked.partition}"
+        )
+    return topic.source_id or topic.topic_id
+
+
+def _topic(context: Context, name: str, account: str, region: str) -> Topic:
     topic = context.everything.find(
         account or context.info.account, region or context.info.region, name
     )
     if topic is None:
         raise TopicNotFound(name)
+    return topic
+
+
+def _topic_id(context: Context, name: str, account: str, region: str) -> str:
+    """A share is another way to read the partitions of its topic."""
+    topic = _topic(context, name, account, region)
     return topic.source_id or topic.topic_id
 
 

@@ -1,0 +1,60 @@
+"""Who a command says it is, and whose certificates it believes: as the environment says."""
+
+import os
+
+from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.signature import Credentials
+
+
+def credentials_from_environment() -> Credentials:
+    """What was found, else what a server without authentication takes."""
+    return found_credentials() or Credentials("penstock", "penstock")
+
+
+def found_credentials() -> Credentials | None:
+    """What AWS tools would use; else our own; else those of the profile that AWS_PROFILE names.
+    The default profile is not looked at: it belongs to somebody else's cloud more often than not.
+    """
+    env = os.environ
+    if env.get("AWS_ACCESS_KEY_ID"):
+        return Credentials(
+            env["AWS_ACCESS_KEY_ID"],
+            env.get("AWS_SECRET_ACCESS_KEY") or "penstock",
+            env.get("AWS_SESSION_TOKEN") or None,
+        )
+    if env.get("PENSTOCK_KEY_ID"):
+        return Credentials(env["PENSTOCK_KEY_ID"], env.get("PENSTOCK_SECRET", ""))
+    if env.get("AWS_PROFILE"):
+        return _profile(env["AWS_PROFILE"])
+    return None
+
+
+def _profile(name: str) -> Credentials:
+    import configparser
+
+    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    place = os.path.expanduser(path)  # noqa: PTH111
+    found = configparser.ConfigParser(interpolation=None)
+    try:
+        with open(place, encoding="utf-8") as file:  # noqa: PTH123
+            found.read_file(file)
+        section = found[name]
+        return Credentials(
+            section["aws_access_key_id"],
+            section["aws_secret_access_key"],
+            section.get("aws_session_token"),
+        )
+    except (OSError, UnicodeDecodeError, configparser.Error, KeyError) as error:
+        why = f"{place}: {error.strerror}" if isinstance(error, OSError) else f"not in {place}"
+        raise Failure(
+            f"the profile '{name}' cannot be used",
+            why,
+            "unset AWS_PROFILE, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            exit_code=ExitCode.USAGE,
+        ) from None
+
+
+def ca_file() -> str | None:
+    """A private authority, where the environment names its file: ours, or the name that AWS tools
+    know. Without one, the machine's authorities count."""
+    return os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")

@@ -1,0 +1,132 @@
+"""Why a server could not be talked to. Imported when a connection has failed: finding it out takes
+another connection or two, each with a short time limit.
+"""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from penstock.cli.failure import ExitCode, Failure, unreachable
+
+ASK_SECONDS_MAX: Final = 2.0
+NAMES_MAX: Final = 3  # of a certificate, that are shown
+# OpenSSL's codes of a certificate that does not verify.
+EXPIRED, NOT_YET_VALID, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
+_API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, id, client
+
+
+def explained(url: str, error: BaseException) -> Failure:
+    parts = urlsplit(url)
+    host, is_tls = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if is_tls else 80)
+    if isinstance(error, ConnectionRefusedError):
+        return unreachable(url, "connection refused: nothing listens there")
+    reason = str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _not_verified(url, host, port, error)
+    if isinstance(error, ssl.SSLError):
+        if _closes_plain(host, port):
+            return unreachable(url, reason)
+        return _wrong(
+            url,
+            "the server answers without TLS",
+            f"this port does not speak TLS: use http://{parts.netloc}",
+        )
+    if isinstance(error, socket.gaierror):
+        do = "check the name in the address: --endpoint URL or PENSTOCK_ENDPOINT"
+        return _wrong(url, f"the name {host} does not resolve", do)
+    if _is_kafka(host, port, is_tls=is_tls):
+        return _wrong(
+            url,
+            f"{parts.netloc} is a Kafka listener",
+            "use the address of SQS, by default port 9324: --endpoint URL or PENSTOCK_ENDPOINT",
+        )
+    if not is_tls and _speaks_tls(host, port):
+        do = f"this port speaks TLS: use https://{parts.netloc}"
+        return _wrong(url, "the server closed the connection: it expects TLS", do)
+    return unreachable(url, reason)
+
+
+def _wrong(url: str, why: str, do: str) -> Failure:
+    return Failure(f"cannot reach {url}", why, do, exit_code=ExitCode.UNREACHABLE)
+
+
+def _not_verified(url: str, host: str, port: int, error: ssl.SSLCertVerificationError) -> Failure:
+    code = error.verify_code
+    if code in (WRONG_NAME, WRONG_ADDRESS):
+        names = _names(host, port)
+        for_whom = ", ".join(names[:NAMES_MAX]) or "another name"
+        return _wrong(
+            url,
+            f"the certificate is for {for_whom} and not for {host}",
+            f"use that name, or make one with `penstock generate certs --host {host}`",
+        )
+    if code in (EXPIRED, NOT_YET_VALID):
+        why = (
+            "the certificate has expired" if code == EXPIRED else "the certificate is not valid yet"
+        )
+        return _wrong(url, why, "renew it: `penstock generate certs`; check the clock: NTP")
+    return _wrong(
+        url,
+        f"the CA is not trusted: {error.verify_message}",
+        "set PENSTOCK_CA_FILE to the ca.pem that the server's certificate was signed with",
+    )
+
+
+def _names(host: str, port: int) -> list[str]:
+    from cryptography import x509
+
+    try:
+        pem = ssl.get_server_certificate((host, port), timeout=ASK_SECONDS_MAX)
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    addresses = map(str, found.get_values_for_type(x509.IPAddress))
+    return [*found.get_values_for_type(x509.DNSName), *addresses]
+
+
+@contextlib.contextmanager
+def _connected(host: str, port: int, *, is_tls: bool) -> Iterator[socket.socket]:
+    with socket.create_connection((host, port), timeout=ASK_SECONDS_MAX) as plain:
+        if not is_tls:
+            yield plain
+            return
+        # Nothing is sent that anybody could use: whoever answers may be anybody.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        with context.wrap_socket(plain, server_hostname=host) as secret:
+            yield secret
+
+
+def _speaks_tls(host: str, port: int) -> bool:
+    try:
+        with _connected(host, port, is_tls=True):
+            return True
+    except OSError:
+        return False
+
+
+def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
+    """Whether a request for the API versions, which every Kafka listener answers, is answered."""
+    try:
+        with _connected(host, port, is_tls=is_tls) as there:
+            there.sendall(_API_VERSIONS)
+            head = there.recv(8)
+    except OSError:
+        return False
+    return len(head) == 8 and struct.unpack(">i", head[4:])[0] == 1
+
+
+def _closes_plain(host: str, port: int) -> bool:
+    """Whether HTTP without TLS is not answered either."""
+    try:
+        with _connected(host, port, is_tls=False) as there:
+            there.sendall(b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n")
+            return not there.recv(5).startswith(b"HTTP/")
+    except OSError:
+        return True
