@@ -88,6 +88,7 @@ class _Process:
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.ready_line: str | None = None
         self.told = threading.Event()  # ready, or stdout ended without it
+        self.stdout: list[str] = []  # until it is ready
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
         self.popen = subprocess.Popen(
             command,
@@ -110,6 +111,8 @@ class _Process:
     def _read_stdout(self, pipe: IO[str]) -> None:
         with pipe:
             for line in pipe:
+                if self.ready_line is None:
+                    self.stdout.append(line)
                 if line.startswith("ready") and self.ready_line is None:
                     self.ready_line = line
                     self.told.set()
@@ -262,6 +265,12 @@ class Server:
         return code
 
     # ── what it says and uses ────────────────────────────────────────────────────────────────
+    @property
+    def stdout(self) -> str:
+        """What the last run has printed before it was ready: the first key, above all."""
+        assert self._process is not None, "the server was not started"
+        return "".join(self._process.stdout)
+
     @property
     def stderr(self) -> str:
         """All that was written to stderr, over every run, oldest first."""

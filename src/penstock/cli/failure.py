@@ -69,6 +69,12 @@ _FIX_BY_FAULT: Mapping[str, str] = {
     "ResourceNotFoundException": "see dead-letter queues with `penstock dlq list`",
 }
 
+# Faults that are told apart by their words alone.
+_FIX_BY_WORDS: Mapping[str, str] = {
+    "parameter MessageGroupId": "add --group NAME",
+    "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",
+}
+
 _EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
     401: ExitCode.DENIED,
     403: ExitCode.DENIED,
@@ -93,11 +99,16 @@ class Refused(Failure):
 
     def __init__(self, what: str, *, status: int, fault: str, message: str) -> None:
         code = _EXIT_CODE_BY_FAULT.get(fault) or _EXIT_CODE_BY_STATUS.get(status, ExitCode.FAILED)
-        fix = _FIX_BY_FAULT.get(fault) or _FIX_BY_EXIT_CODE.get(code, "")
+        fix = _FIX_BY_FAULT.get(fault) or fix_in(message) or _FIX_BY_EXIT_CODE.get(code, "")
         why = f"{message} ({fault})" if fault else message
         super().__init__(what, why or f"HTTP status {status}", fix, exit_code=code)
         self.status = status
         self.fault = fault
+
+
+def fix_in(message: str) -> str:
+    """Return what helps against a refusal with these words; empty: not known."""
+    return next((fix for words, fix in _FIX_BY_WORDS.items() if words in message), "")
 
 
 def unreachable(url: str, reason: str) -> Failure:

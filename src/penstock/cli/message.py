@@ -144,7 +144,7 @@ def send(
     if unique:
         source = _made_unique(source)
     with _as_queue(session, queue, verb="send"):
-        _send_all(session, queue, source, is_single=len(bodies) == 1)
+        _send_all(session, queue, source, is_single=len(bodies) == 1, is_whole=whole)
 
 
 def _input(
@@ -224,11 +224,16 @@ def _made_unique(source: Iterator[Sequence[Any]]) -> Iterator[Sequence[Any]]:
 
 
 def _send_all(
-    session: Session, queue: str, source: Iterator[Sequence[Any]], *, is_single: bool
+    session: Session,
+    queue: str,
+    source: Iterator[Sequence[Any]],
+    *,
+    is_single: bool,
+    is_whole: bool,
 ) -> None:
     from penstock.cli.sending import Sender
 
-    sender = Sender(session, queue, is_single=is_single)
+    sender = Sender(session, queue, is_single=is_single or is_whole)
     sender.send(source)
     if is_single and sender.replies:
         reply = sender.replies[0]

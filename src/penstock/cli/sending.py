@@ -8,7 +8,7 @@ run, the user learns how many messages the server has accepted.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
 
-from penstock.cli.failure import ExitCode, Failure
+from penstock.cli.failure import ExitCode, Failure, fix_in
 from penstock.cli.outgoing import BATCH_BYTES_MAX, Defaults, Outgoing, batches, from_json, from_text
 from penstock.cli.session import Session
 from penstock.cli.tally import Tally
@@ -63,13 +63,6 @@ def read_lines(
         yield from batches(make(place, line, defaults) for place, line in chunk)
 
 
-# What a refusal says, and what helps.
-_HELP = (
-    ("parameter MessageGroupId", "add --group NAME"),
-    ("ContentBasedDeduplication", "add --dedup-id ID, or `penstock queue set {} --content-dedup`"),
-)
-
-
 class Sender(Tally):
     def __init__(self, session: Session, queue: str, *, is_single: bool = False) -> None:
         """``is_single``: one message is sent, whose refusal is the failure of the command."""
@@ -97,9 +90,8 @@ class Sender(Tally):
         self.accepted += len(self.replies)
         for fault in reply.get("Failed", ()):
             text = f"{fault.get('Message', '')} ({fault.get('Code', '')})"
-            do = next((do for words, do in _HELP if words in text), "")
             place = batch[int(fault["Id"])].place
-            self._refused(place, f"cannot send to '{self._target}'", text, do.format(self._target))
+            self._refused(place, f"cannot send to '{self._target}'", text, fix_in(text))
 
     def _refused(self, place: int, what: str, why: str, do: str) -> None:
         if self._is_single:

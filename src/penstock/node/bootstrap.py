@@ -45,6 +45,7 @@ async def bootstrap(
     if find_operator_key(identities) is not None:
         return None
     key_id, secret = _given(env)
+    log_.warning("no operator has an access key: making one")
     try:
         await identities.create_tenant(Tenant(account, TENANT, now_ms))
     except Conflict:
