@@ -160,18 +160,20 @@ def test_at_the_level_it_does_not_and_what_was_deleted_before_stays_so(
     healthy(cluster)
 
 
-def test_a_node_of_the_earlier_version_is_refused_in_one_line(cluster: PenstockCluster) -> None:
+def test_a_node_of_the_earlier_version_is_refused_with_the_reason(cluster: PenstockCluster) -> None:
     node = cluster.nodes[3]
     assert node.stop() == 0
     said_before = len(node.stderr.splitlines())
     node.env.update(EARLIER)
     with pytest.raises(ServerFailed, match="ended before it was ready"):
         node.start(seconds=SECONDS_MAX)
-    [said] = node.stderr.splitlines()[said_before:]
-    assert said == (
-        f"penstock: cannot start: this node speaks feature {Levels(highest=BEFORE)}, and the"
-        f" cluster is at level {LEVEL_MAX}: run a newer version of Penstock here"
+    what, why, do = node.stderr.splitlines()[said_before:]
+    assert what == "error: the server did not start"
+    assert why == (
+        f"  why: this node speaks feature {Levels(highest=BEFORE)}, and the cluster is at level"
+        f" {LEVEL_MAX}: run a newer version of Penstock here"
     )
+    assert do.startswith("   do: run a version that speaks the level of the cluster")
     lowered = ask(cluster, "upgrade", "--to", str(BEFORE))
     assert (lowered.code, "never lowered" in lowered.err) == (1, True)
     for name in EARLIER:

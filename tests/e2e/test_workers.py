@@ -385,7 +385,7 @@ def test_no_process_is_left_when_the_one_that_started_them_is_killed(server: Wor
         ("workers.json", (), "--workers 3"),
     ],
 )
-def test_a_folder_of_another_kind_is_refused_in_one_line(
+def test_a_folder_of_another_kind_is_refused_with_what_to_do(
     tmp_path: Path, marker: str, arguments: Sequence[str], why: str
 ) -> None:
     (tmp_path / marker).write_text('{"workers":3}')
@@ -393,5 +393,9 @@ def test_a_folder_of_another_kind_is_refused_in_one_line(
     ran = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 1
     assert ran.stdout == ""
-    assert ran.stderr.count("\n") == 1
+    assert [line.strip().partition(":")[0] for line in ran.stderr.splitlines()] == [
+        "error",
+        "why",
+        "do",
+    ]
     assert why in ran.stderr

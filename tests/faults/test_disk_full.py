@@ -116,7 +116,7 @@ def test_operators_and_clients_are_told_of_a_full_disk_in_the_same_words(disk: L
         client.close()
         words = "disk is full: "
         assert words in refusal
-        assert " free, of which " in refusal
+        assert " reserved for deletes" in refusal
         assert "receive and delete messages, or free space" in refusal
         assert str(folder) not in refusal
 

@@ -23,6 +23,7 @@ from penstock.model.troubles import (
     CLOCK_DO,
     CLOCK_SKEW_MS_MAX,
     DISK_DO,
+    WARNINGS,
     Kind,
     clock_skew_text,
     disk_full_text,
@@ -34,7 +35,6 @@ _FILES_WANTED = 4_096  # connections and segments of a busy node; the usual defa
 _FREE_WANTED_BYTES = 1_073_741_824
 _FSYNC_ROUNDS = 20
 _FSYNC_SLOW_MS = 20.0
-_WARNINGS = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING, Kind.FACTS_NOT_WRITTEN})
 # No correct clock is earlier than this program: 2026-01-01.
 _EARLIEST_S = 1_767_225_600
 
@@ -125,7 +125,7 @@ def _server(session: Session) -> tuple[list[Finding], Json | None]:
 def _troubles(info: Json) -> Iterator[Finding]:
     """What the server itself reports, in its words."""
     for one in info.get("reasons") or ():
-        status: Status = "warn" if one.get("kind") in _WARNINGS else "fail"
+        status: Status = "warn" if one.get("kind") in WARNINGS else "fail"
         yield Finding(one["name"], status, one["text"], one.get("do") or "see the server's log")
 
 

@@ -7,7 +7,7 @@ are in ``cluster_up.py``.
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,7 +16,7 @@ from penstock.cli.cluster_up import down, up
 from penstock.cli.cluster_waiting import decommission, wait_safe
 from penstock.cli.cluster_words import (
     levels_of_node,
-    own_problems,
+    own_troubles,
     problems,
     remarks,
     state_of_node,
@@ -26,6 +26,9 @@ from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column, Row
 from penstock.cli.session import Noun, Session, pass_session
 from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
+
+if TYPE_CHECKING:
+    from penstock.cli.client import Admin
 
 ASKED_MAX = 50  # other nodes that ``status`` asks, one after the other
 ASK_SECONDS_MAX = 2.0
@@ -88,8 +91,8 @@ def status(session: Session) -> None:
     Exit code 1 when something is wrong.
     """
     found = session.admin.get("cluster", what="cannot ask how the cluster is")
-    of_others, unasked = _ask_others(session, found)
-    wrong, worth_knowing = problems(found) + of_others, remarks(found) + unasked
+    of_others, noted = _ask_others(session, found)
+    wrong, worth_knowing = problems(found) + of_others, remarks(found) + noted
     if session.out.is_table:
         session.out.line(verdict(found, wrong))
         for line in (*wrong, *worth_knowing):
@@ -103,36 +106,54 @@ def status(session: Session) -> None:
         raise click.exceptions.Exit(ExitCode.FAILED)
 
 
+class _Told(NamedTuple):
+    """What a node says of itself, and how far its clock is ahead of this machine's, in ms: not less
+    than ``ahead_min``, not more than ``ahead_max``."""
+
+    info: dict[str, Any]
+    ahead_min: float
+    ahead_max: float
+
+    def skew_ms(self, other: "_Told") -> int:
+        """Return how far two clocks are apart at least."""
+        return int(max(self.ahead_min - other.ahead_max, other.ahead_min - self.ahead_max))
+
+
+def _ask(admin: "Admin") -> _Told:
+    began_ms = time.time() * 1_000
+    info = admin.info()
+    now_ms = info["now_ms"]
+    return _Told(info, now_ms - time.time() * 1_000, now_ms - began_ms)
+
+
 def _ask_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the troubles that other nodes report of themselves, and remarks on nodes that this
-    machine cannot ask."""
+    """Return the troubles that other nodes report of themselves, and remarks: their warnings, and
+    nodes that this machine cannot ask."""
     wrong: list[str] = []
-    unasked: list[str] = []
-    own_ms: int | None = None
-    others = [one for one in found["nodes"] if one["is_alive"] and one["node"] != found["node"]]
-    for node in [one for one in others if one["http"]][:ASKED_MAX]:
-        told = _info_of(session, node)
+    noted: list[str] = []
+    own: _Told | None = None
+    # Workers share one address: which of them answers there is the kernel's choice.
+    shared = {"", *(one["http"] for one in found["nodes"] if one["node"] == found["node"])}
+    others = [one for one in found["nodes"] if one["is_alive"] and one["http"] not in shared]
+    for node in others[:ASKED_MAX]:
+        told = _ask_at(session, node)
         if told is None:
-            unasked.append(f"node {node['node']} could not be asked for its own troubles")
+            noted.append(f"node {node['node']} could not be asked for its own troubles")
             continue
-        wrong += own_problems(node["node"], told.get("reasons") or ())
-        if own_ms is None:
-            own_ms = _ahead_ms(session.admin.info())
-        skew_ms = _ahead_ms(told) - own_ms
-        if abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+        reasons = told.info.get("reasons") or ()
+        wrong += own_troubles(node["node"], reasons)
+        noted += own_troubles(node["node"], reasons, are_warnings=True)
+        own = own or _ask(session.admin)
+        skew_ms = told.skew_ms(own)
+        if skew_ms > CLOCK_SKEW_MS_MAX:
             one, other = f"node {found['node']}", f"node {node['node']}"
             wrong.append(f"{clock_skew_text(one, other, skew_ms)}; do: {CLOCK_DO}")
     if len(others) > ASKED_MAX:
-        unasked.append(f"only {ASKED_MAX} of {len(others)} other nodes were asked")
-    return wrong, unasked
+        noted.append(f"only {ASKED_MAX} of {len(others)} other nodes were asked")
+    return wrong, noted
 
 
-def _ahead_ms(info: dict[str, Any]) -> int:
-    """Return how far the clock of a node that has just answered is ahead of this machine's."""
-    return int(info["now_ms"] - time.time() * 1_000)
-
-
-def _info_of(session: Session, node: dict[str, Any]) -> dict[str, Any] | None:
+def _ask_at(session: Session, node: dict[str, Any]) -> _Told | None:
     """Return None if this machine does not reach that very node."""
     from penstock.cli.client import Admin, Sqs, as_seen_from
 
@@ -144,14 +165,14 @@ def _info_of(session: Session, node: dict[str, Any]) -> dict[str, Any] | None:
         url = as_seen_from(here, str(sqs.info()["admin"]))
         admin = Admin(url, region=settings.region, account=None, timeout_s=seconds)
         try:
-            told = admin.info()
+            told = _ask(admin)
         finally:
             admin.close()
     except Failure:
         return None
     finally:
         sqs.close()
-    return told if told.get("node") == node["name"] else None
+    return told if told.info.get("node") == node["name"] else None
 
 
 @cluster.command()

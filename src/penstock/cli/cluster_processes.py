@@ -27,6 +27,7 @@ PR_SET_PDEATHSIG = 1
 ASK_EVERY_S = 0.1  # whether somebody is ready
 STOP_SECONDS_MAX = 30.0  # for one that was asked to end, before it is made to
 LAST_LINES = 3
+ERROR_LINES = 20  # at the end of a log, in which an error is looked for
 
 
 class Process:
@@ -94,7 +95,7 @@ def why_ended(name: str, log: Path) -> Failure:
     """Return the last error of a process that did not start, which a node writes as a command
     does: error, why, do."""
     told: dict[str, str] = {}
-    for line in _lines(log)[-LAST_LINES:]:
+    for line in _lines(log)[-ERROR_LINES:]:
         label, _, text = line.strip().partition(": ")
         if label == "error":
             told = {}

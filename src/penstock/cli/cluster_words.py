@@ -31,16 +31,17 @@ def problems(found: Found) -> list[str]:
     lines = [_line(one.text, one.do, one.facts().get("reason")) for one in told]
     said = {one.kind.value for one in told}
     own = [one for one in found.get("reasons") or () if one["kind"] not in said]
-    return lines + own_problems(found["node"], own)
+    return lines + own_troubles(found["node"], own)
 
 
-def own_problems(node: int, reasons: Sequence[Found]) -> list[str]:
-    """Return the troubles that one node reports of itself. Troubles of the cluster are counted
-    afresh from its numbers, so they are left out."""
+def own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
+    """Return the troubles, or the warnings, that one node reports of itself. Troubles of the
+    cluster are counted afresh from its numbers, so they are left out."""
     return [
         f"node {node}: {_line(one['text'], one['do'])}"
         for one in reasons
         if one["kind"] not in troubles.CLUSTER_WIDE
+        and (one["kind"] in troubles.WARNINGS) is are_warnings
     ]
 
 
@@ -49,7 +50,7 @@ def _line(text: str, do: str, reason: str | None = None) -> str:
 
 
 def remarks(found: Found) -> list[str]:
-    lines = []
+    lines = own_troubles(found["node"], found.get("reasons") or (), are_warnings=True)
     for node in found["nodes"]:
         if node["is_draining"] and node["is_alive"]:
             held = node["replicas"]

@@ -17,8 +17,8 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from penstock.cli.finding import Finding
+from penstock.model.troubles import CERTIFICATE_WARN_DAYS
 
-WARN_DAYS = 30
 LISTED_MAX = 20  # of one file: more is no chain, but a bundle of authorities
 _HANDSHAKE_S = 5.0
 _FIX = "renew it: `penstock generate certs`, or your own authority; a running node takes it over"
@@ -82,7 +82,11 @@ def judged(shown: Shown, now: datetime) -> Finding:
         fix = "set the clock: NTP; or wait"
         return Finding(name, "fail", f"not good before {begin:%Y-%m-%d %H:%M} UTC", fix)
     detail = f"{left} days left, until {end:%Y-%m-%d}"
-    return Finding(name, "warn", detail, _FIX) if left < WARN_DAYS else Finding(name, "ok", detail)
+    return (
+        Finding(name, "warn", detail, _FIX)
+        if left < CERTIFICATE_WARN_DAYS
+        else Finding(name, "ok", detail)
+    )
 
 
 def _name_of(certificate: x509.Certificate) -> str:

@@ -40,6 +40,8 @@ class Kind(StrEnum):
 Facts = Callable[[], Mapping[str, Any]]
 
 
+# These need attention, and nothing is refused yet.
+WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
 # Every node reports these, and ``cluster status`` counts them afresh.
 CLUSTER_WIDE: Final = frozenset(
     {
@@ -60,7 +62,7 @@ class Trouble:
     name: str  # tells troubles of one kind apart
     text: str  # what is wrong, and what that means for clients
     do: str
-    over: str  # the log event when it has ended
+    over: str  # the log event when it has ended; empty: none
     is_blocking: bool = False  # load balancers shall send requests elsewhere
     facts: Facts = dict  # more fields for the log, as they are now
 
@@ -77,8 +79,8 @@ DISK_DO: Final = "receive and delete messages, or free space on the disk of the 
 def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
     """Also the text of the error that SQS and Kafka clients get."""
     return (
-        f"the disk is full: {size(free_bytes)} free, of which {size(reserve_bytes)} are reserved"
-        " for deletes; messages are refused, receiving and deleting go on"
+        f"the disk is full: {size(free_bytes)} free, {size(reserve_bytes)} reserved for deletes;"
+        " messages are refused, receiving and deleting go on"
     )
 
 
@@ -100,7 +102,7 @@ def disk_low(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
         f"the disk is almost full: {size(free_bytes)} free; messages are refused when"
         f" {size(reserve_bytes)} are left",
         DISK_DO,
-        over="the disk is no longer almost full",
+        over="",  # it ends by becoming full, too
         facts=facts,
     )
 
@@ -271,9 +273,10 @@ def coordinator_down(reason: str) -> Trouble:
     return Trouble(
         Kind.COORDINATOR_DOWN,
         f"coordinator {place}",
-        f"coordinator out of service: {reason}",
+        f"coordinator out of service: {place}; its groups or transactions are refused",
         "wait: its log is read again every few seconds; if this stays, look at the server's log",
         over=f"coordinator in service again: {place}",
+        facts=lambda: {"reason": reason},
     )
 
 
@@ -294,7 +297,9 @@ def facts_not_written(what: str, reason: str) -> Trouble:
     return Trouble(
         Kind.FACTS_NOT_WRITTEN,
         what,
-        f"{what} records are not being written: {reason}",
-        "look at the reason; records wait in memory, the oldest are dropped when it is full",
+        f"{what} records are not being written; they wait in memory, and some are lost when it is"
+        " full",
+        "look at the reason in the log: a full disk, a damaged log, or too few replicas",
         over=f"{what} records are written again",
+        facts=lambda: {"reason": reason},
     )

@@ -9,7 +9,7 @@ that can neither open a log nor accept a connection.
 import logging
 import resource
 
-from penstock.model.errors import PenstockError
+from penstock.model.errors import SetupError
 
 log_ = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ PARTITIONS_SHARE = 0.75
 UNLIMITED = 1 << 30
 
 
-class TooFewFiles(PenstockError):
+class TooFewFiles(SetupError):
     """The node cannot open what it has."""
 
 
@@ -51,5 +51,6 @@ def check_room(partition_count: int, limit: int) -> None:
     wanted = 1 << (needed * 2 - 1).bit_length()
     raise TooFewFiles(
         f"the limit of {limit} open files is too low, for {partition_count} partitions need"
-        f" {needed}: raise it with `ulimit -n {wanted}` or LimitNOFILE={wanted} in the unit file"
+        f" {needed}",
+        f"raise it with `ulimit -n {wanted}` or LimitNOFILE={wanted} in the unit file",
     )

@@ -193,9 +193,9 @@ def test_a_low_limit_of_open_files_is_told_and_refused(server: Server) -> None:
         check=False,
     )
     assert low.returncode == 1
-    (line,) = low.stderr.splitlines()
-    assert "the limit of 300 open files is too low" in line
-    assert "ulimit -n" in line
+    _, why, do = low.stderr.splitlines()
+    assert "the limit of 300 open files is too low" in why
+    assert "ulimit -n" in do
     server.command = lambda: ["prlimit", "--nofile=1024:1024", *command]  # type: ignore[method-assign]
     server.start()
     with pytest.raises(KafkaException, match="limit of open files"):

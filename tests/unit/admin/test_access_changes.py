@@ -293,3 +293,15 @@ async def test_a_node_without_identities_says_so(office: Office) -> None:
     for target in ("tenants", "users", "keys"):
         await office.no(404, "", "GET", target)
     await office.no(401, "", "POST", "login", {"key_id": "x", "secret": "y"})
+
+
+async def test_a_question_about_policies_is_no_change_in_the_log(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    arn = (await office.topic("q")).arn
+    question = {"user": "ann", "tenant": "acme", "action": "sqs:SendMessage", "resource": arn}
+    await office.ok("root", "POST", "policies/test", question)
+    assert "admin change" not in caplog.messages
+    await office.ok("root", "POST", "users", {"name": "new", "tenant": "acme"})
+    assert "admin change" in caplog.messages

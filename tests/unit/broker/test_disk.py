@@ -97,7 +97,7 @@ def test_operators_and_clients_read_the_same_words_and_only_the_log_has_the_fold
     disk.left(512 * KIB)
     assert not disk.budget.admits(MIB)
     trouble = disk.trouble()
-    assert trouble.text.startswith("the disk is full: 7.0 MiB free, of which 6.5 MiB are reserved")
+    assert trouble.text.startswith("the disk is full: 7.0 MiB free, 6.5 MiB reserved")
     assert disk.budget.refusal[1:].startswith(trouble.text[1:])
     assert "receive and delete messages" in trouble.do
     assert trouble.do in disk.budget.refusal

@@ -128,6 +128,10 @@ class TestChanges:
         ward.run(until(lambda: ward.cluster.row("a", 0).replicas == (4, 3, 2)))
         assert cli("cluster", "rebalance").json == {"leaders_changed": 0}
         assert cli("cluster", "place", "a", "0").code == 2
+        for verb in (("place", "a", "8", "4"), ("unclean-elect", "a", "8", "4", "--yes-lose-data")):
+            wrong = cli("cluster", *verb)
+            assert wrong.code == ExitCode.NOT_FOUND
+            assert "topic a has 8 partitions (0 to 7); there is no partition 8" in wrong.err
 
 
 class TestUpgrade:

@@ -145,6 +145,18 @@ class TestProcesses:
         assert failed.value.why == "no such disk"
         process.ended()
 
+    def test_that_says_why_it_did_not_start_is_quoted(self, tmp_path: Path, told: Told) -> None:
+        log = tmp_path / "log"
+        said = "error: port 9 is in use\\n  why: process 7 listens there\\n   do: stop it"
+        command = [sys.executable, "-c", f"print('earlier'); print('{said}')"]
+        process = started("n1", command, env=os.environ, log=log, stays=True)
+        with pytest.raises(Failure) as failed:
+            wait_well(process, 1, "/readyz", log=log, seconds=10, told=told)
+        assert failed.value.what == "n1 did not start: port 9 is in use"
+        assert failed.value.why == "process 7 listens there"
+        assert failed.value.fix == f"stop it; its log: {log}"
+        process.ended()
+
     def test_of_a_command_in_the_foreground_end_with_it(self, tmp_path: Path) -> None:
         """Even if it is killed."""
         text = (

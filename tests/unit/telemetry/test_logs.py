@@ -47,6 +47,13 @@ def test_a_line_is_one_json_object_with_the_agreed_keys() -> None:
     }
 
 
+def test_a_node_without_a_name_has_no_empty_field() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream=stream)
+    logging.getLogger("penstock.test").info("x")
+    assert json.loads(stream.getvalue()).keys() == {"ts", "level", "event"}
+
+
 def test_a_terminal_gets_a_readable_line_and_a_pipe_gets_json() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from penstock.model.troubles import Kind, Trouble
+from penstock.model.troubles import WARNINGS, Kind, Trouble
 from penstock.telemetry import families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import Family
@@ -100,9 +100,10 @@ class Health:
         for key, one in self._troubles.items():
             if key not in before:
                 told = {"trouble": one.kind, "do": one.do, **one.facts()}
-                log_.error(one.text, extra=told)
+                level = logging.WARNING if one.kind in WARNINGS else logging.ERROR
+                log_.log(level, one.text, extra=told)
         for key, one in before.items():
-            if key not in self._troubles:
+            if key not in self._troubles and one.over:
                 log_.info(one.over, extra={"trouble": one.kind, **one.facts()})
 
     def samples(self) -> Iterable[tuple[Family, Sample]]:
