@@ -32,7 +32,7 @@ def parse(text: str, units: Mapping[str, int]) -> int | None:
 
 def short_duration(seconds: int) -> str:
     """Return the text that ``parse`` would read, in the largest unit that fits."""
-    for unit, count in reversed(SECONDS.items()):
+    for unit, count in reversed(tuple(SECONDS.items())):
         if seconds and seconds % count == 0:
             return f"{seconds // count}{unit}"
     return f"{seconds}s"
