@@ -268,7 +268,7 @@ START = [
     ),
     Mistake(
         "half of the first key",
-        f"{SERVE} --auth on",
+        "serve --data half --http 127.0.0.1:0 --auth on",
         2,
         "the first access key cannot be made",
         "PENSTOCK_ROOT_KEY_ID is set, and PENSTOCK_ROOT_SECRET_FILE is not",
@@ -572,6 +572,14 @@ def test_a_mistake_is_told_with_its_reason_and_what_to_do(world: World, mistake:
         assert world.text(mistake.do) in lines["do"]
     if mistake.error not in ("cannot ask how the cluster is",):
         assert "do" in lines, "every mistake has a way out"
+
+
+def test_a_key_that_a_failed_start_has_made_is_shown_all_the_same(world: World) -> None:
+    """The next start finds it in the store and makes no other."""
+    words = f"serve --data keyed --http 127.0.0.1:{world.taken} --auth on".split()
+    done = run(world.folder, {}, *words)
+    assert done.returncode == 6
+    assert "aws_secret_access_key = " in done.stdout
 
 
 @pytest.mark.parametrize("mistake", USAGE, ids=lambda one: one.name)

@@ -33,7 +33,8 @@ def _unusable(error: OSError, what: str, given: str, host: str, port: int, flag:
             code=CONFLICT,
         )
     reason = error.strerror or str(error)
-    if error.errno is not None and error.errno in errno.errorcode:  # without the address, which the headline has
+    if error.errno is not None and error.errno in errno.errorcode:
+        # Without the address, which the headline has.
         reason = os.strerror(error.errno)
     if error.errno == errno.EADDRNOTAVAIL:
         what = f"this machine has no address {host} ({given})"

@@ -258,7 +258,8 @@ class Node:
 
     @property
     def root_key(self) -> NewKey | None:
-        return self._vault.root_key
+        vault: Vault | None = getattr(self, "_vault", None)  # None: the start ended before it
+        return None if vault is None else vault.root_key
 
     @property
     def http_url(self) -> str:

@@ -67,6 +67,7 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _asked_to_stop, stop)
+    node: AnyNode | None = None
     try:
         node = make_node(loaded)
         await node.start(stop)
@@ -74,6 +75,9 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
         log_.info("stopped", extra={"reason": str(reason)})
         return EXIT_OK
     except (PenstockError, OSError) as error:
+        if node is not None and (lines := _root_key(node)):
+            # The next start finds the key and makes no other: this is the only time to show it.
+            print("\n".join(lines), flush=True)  # noqa: T201
         raise explained(error) from error
     loop.add_signal_handler(signal.SIGHUP, node.reread)
     node.freeze()
