@@ -387,6 +387,7 @@ ADMIN: Mapping[str, AdminRow] = {
     "GET queues": AdminRow(For.TENANT, query=_of_account),
     "GET queues/*": _queue(),
     "GET queues/*/messages": _queue(),
+    "GET queues/*/explain": _queue(),
     "POST queues/*/rotate": _queue(passes=frozenset({400, 409})),  # it is not encrypted
     "GET tenants": AdminRow(For.TENANT, is_own=True),
     "POST tenants": AdminRow(For.OPERATOR, body=lambda has: {"name": f"{has.queue}-tenant"}),

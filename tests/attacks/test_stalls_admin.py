@@ -94,6 +94,7 @@ ROUTES: dict[str, Asked | Unmeasured] = {
     "GET api/v1/queues": Asked("/api/v1/queues"),
     "GET api/v1/queues/*": Asked(f"/api/v1/queues/{QUEUE}"),
     "GET api/v1/queues/*/messages": Asked(f"/api/v1/queues/{QUEUE}/messages?count=100"),
+    "GET api/v1/queues/*/explain": Asked(f"/api/v1/queues/{QUEUE}/explain"),
     "POST api/v1/queues/*/rotate": BY_ID,
     "GET api/v1/tenants": Asked("/api/v1/tenants"),
     "POST api/v1/tenants": Asked("/api/v1/tenants", {"name": "x" * 1_000_000}, 400),

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -21,6 +22,7 @@ from tests.harness.server import Server, penstock_command
 
 from penstock.cli.examples import RECIPES
 from penstock.cli.failure import ExitCode
+from penstock.cli.output import time_of_day
 
 PENSTOCK = penstock_command()
 
@@ -166,6 +168,37 @@ def test_a_terminal_gets_a_table(shell: Shell, queue: str) -> None:
     assert code == 0
     assert "VISIBLE" in shown
     assert "{" not in shown
+
+
+def test_a_blocked_message_group_says_what_blocks_it(shell: Shell) -> None:
+    name = "blocked.fifo"
+    assert shell("queue", "create", name, "--content-dedup", "--visibility", "10m").code == 0
+    for body in "abc":
+        shell("message", "send", name, body, "--group", "g1")
+    assert shell("message", "receive", name).json["body"] == "a"
+    first, second, third = shell("message", "peek", name).lines
+    assert (first["state"], first["attempts"]) == ("in_flight", 1)
+    assert second["state"] == third["state"] == "blocked"
+    assert second["blocked_by"] == first["offset"]
+    # The server turns a monotonic time into a wall time each time: they differ by a millisecond.
+    assert abs(second["until_ms"] - first["until_ms"]) <= 2
+    ends = "|".join({time_of_day(first["until_ms"] + late_ms) for late_ms in (-2, 0, 2)})
+    until, offset = f"until ({ends})", first["offset"]
+    table = shell("message", "peek", name, "-o", "table").out
+    assert re.search(f"in flight {until}", table)
+    assert re.search(f"blocked by offset {offset}, {until}", table)
+    assert shell("queue", "show", name).json["blocked"] == 2
+    told = shell("queue", "explain", name).json
+    assert not told["is_delivering"]
+    assert [reason["code"] for reason in told["reasons"]] == ["blocked", "in_flight"]
+    code, shown = shell.on_terminal("message", "receive", name)
+    assert code == 0
+    assert re.search(f"no message: 2 blocked in group g1 {until}, 0 delayed", shown)
+    code, shown = shell.on_terminal("queue", "explain", name)
+    assert re.search(f"offset {offset} of partition 0 is in flight {until}", shown)
+    silent = shell("message", "receive", name)
+    assert (silent.out, silent.err) == ("", ""), "a pipe gets messages and nothing else"
+    assert shell("message", "receive", name, "-o", "json").json == []
 
 
 def test_messages_go_in_and_out_through_pipes(shell: Shell, queue: str) -> None:

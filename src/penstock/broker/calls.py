@@ -4,6 +4,8 @@ call means is in queue.py and partition.py."""
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from penstock.broker.moves import Mover
 from penstock.broker.partition import Partition
 from penstock.broker.partitions import Partitions
@@ -157,8 +159,12 @@ class Broker:
         for partition in queue.partitions.values():
             await partition.purge()
 
-    async def stats(self, topic: Topic) -> QueueStats:
-        return (await self._queue(topic)).stats()
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
+        queue = await self._queue(topic)
+        if not is_detailed:
+            return queue.stats()
+        obstacles = await queue.obstacles()
+        return msgspec.structs.replace(queue.stats(), obstacles=obstacles)
 
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int

@@ -19,6 +19,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from penstock.broker.alarm import Alarm
 from penstock.broker.flush import Flush
 from penstock.broker.fresh import Fresh
@@ -32,12 +34,14 @@ from penstock.cursor.events import AckReason, Event, encode, encode_shared
 from penstock.cursor.lease import LeaseCursor
 from penstock.cursor.outcome import Pick
 from penstock.cursor.standard import StandardCursor
+from penstock.cursor.survey import Terms
 from penstock.log.log import Log
 from penstock.model import limits
 from penstock.model.errors import Damaged
 from penstock.model.message import Claim, Delivery, Message, Record
 from penstock.model.ports import LeaseRequest, Peeked
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Kind, Obstacles, Topic
+from penstock.net.turns import in_turns
 from penstock.record.batch import BatchHeader
 
 OLDEST_READ_BYTES = 4 * limits.KIB
@@ -466,16 +470,25 @@ class Leases:
         return peek(self._reader, start, end, count, read_bytes_max, self._peeked)
 
     def _peeked(self, record: Record) -> Peeked | None:
-        state = self.cursor.state_of(
-            record.offset,
-            now_ms=self._clock.mono_ms(),
-            wall_ms=self._clock.wall_ms(),
-            queue_delay_ms=self.topic.settings.delay_ms,
-            record=record,
-        )
-        if state is None:
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        delay_ms = self.topic.settings.delay_ms
+        seen = self.cursor.see(record, now_ms=now_ms, wall_ms=wall_ms, queue_delay_ms=delay_ms)
+        if seen is None:
             return None
-        return Peeked(self.index, record, state, self.cursor.attempts_of(record.offset))
+        attempts = self.cursor.attempts_of(record.offset) + record.message.attempts
+        until_ms = None if seen.until_ms is None else wall_ms + seen.until_ms - now_ms
+        return Peeked(self.index, record, seen.state, attempts, until_ms, seen.blocked_by)
+
+    async def obstacles(self, *, attempts_max: int | None) -> Obstacles:
+        """Find out what keeps messages from being delivered."""
+        now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
+        if self.cursor.wants_feed:
+            self._feed(now_ms, wall_ms)
+        delay_ms = self.topic.settings.delay_ms
+        terms = Terms(self.index, attempts_max, self.retention_ms, delay_ms, now_ms, wall_ms)
+        found = await in_turns(self.cursor.survey(terms))
+        uncommitted = max(0, self._messages_end - self._journal.high_watermark)
+        return msgspec.structs.replace(found, uncommitted=uncommitted)
 
     # ── cleaning ─────────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from penstock.broker.leases import Leases
 from penstock.broker.partition import Partition
 from penstock.broker.taken import Taken
@@ -20,7 +22,7 @@ from penstock.cursor.outcome import Pick
 from penstock.model.errors import InFlightLimit, NotLeader, PenstockError
 from penstock.model.message import Claim, Delivery
 from penstock.model.ports import LeaseRequest
-from penstock.model.topic import QueueStats, Topic
+from penstock.model.topic import Obstacles, QueueStats, Topic, join_obstacles
 
 # Moves picks of a partition to the topic's dead-letter target and acknowledges them.
 MoveDead = Callable[[Leases, Sequence[Pick]], Awaitable[None]]
@@ -249,6 +251,12 @@ class Queue:
             with contextlib.suppress(Exception):
                 # Strictly: somebody else may have leased it since.
                 await self.leases[delivery.partition].extend([(claim, 0)], is_strict=True)
+
+    async def obstacles(self) -> Obstacles:
+        attempts_max = self._attempts_max(self.topic)
+        found = [await each.obstacles(attempts_max=attempts_max) for each in self._views]
+        joined = join_obstacles(found)
+        return msgspec.structs.replace(joined, in_flight_max=self._in_flight_max)
 
     def stats(self) -> QueueStats:
         visible = in_flight = delayed = 0

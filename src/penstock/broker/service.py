@@ -235,10 +235,10 @@ class BrokerService:
         await self._check_led(topic, request)  # else what has left meanwhile was not purged
         return Nothing()
 
-    async def _stats(self, request: wire.OfLed, _asked: Asked) -> wire.StatsTold:
+    async def _stats(self, request: wire.Stats, _asked: Asked) -> wire.StatsTold:
         topic = await self._topic(request)
         await self._check_led(topic, request)
-        return wire.StatsTold(await self._broker.stats(topic))
+        return wire.StatsTold(await self._broker.stats(topic, is_detailed=request.is_detailed))
 
     async def _check_led(self, topic: Topic, request: wire.OfLed) -> None:
         """The broker answers for what it leads, be that nothing. Raises NotLeader for less than

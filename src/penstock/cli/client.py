@@ -429,6 +429,14 @@ class Admin:
             if after is None:
                 return
 
+    def explanation(self, name: str, user: str | None = None) -> Json:
+        """Why a receive from the queue gets nothing."""
+        return self.get(
+            f"queues/{quote(name, safe='')}/explain",
+            {**self._scope, "user": user},
+            what=f"cannot explain queue '{name}'",
+        )
+
     def messages(
         self, name: str, *, start: str, partition: int | None, count: int, wait_ms: int = 0
     ) -> Json:

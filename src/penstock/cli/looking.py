@@ -8,12 +8,13 @@ the tail hides messages from it. Offsets also number what the log keeps of lease
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from penstock.cli.client import Json
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, duration, one_line
+from penstock.cli.output import Column, duration, one_line, time_of_day
 from penstock.cli.session import Session
 
 _PAGE_COUNT_MAX = 100
@@ -50,12 +51,31 @@ def _body(item: Json) -> str:
 _PEEK_COLUMNS = (
     Column("partition", "PART", is_number=True),
     Column("offset", "OFFSET", is_number=True),
-    Column("state", "STATE"),
+    Column("state_line", "STATE"),
     Column("attempts", "TRIES", is_number=True),
     Column("age_s", "AGE", is_number=True, form=duration),
     Column("group", "GROUP"),
+    Column("source_line", "FROM"),
     Column("body_line", "BODY"),
 )
+
+
+def _peek_row(item: Json) -> Json:
+    """An item with what only the table shows."""
+    return {
+        **item,
+        "state_line": state_text(item),
+        "source_line": item["source"].rpartition(":")[2] if "source" in item else None,
+        "body_line": one_line(_body(item), _BODY_WIDTH),
+    }
+
+
+def state_text(item: Json) -> str:
+    """The state, and until when it lasts: "blocked by offset 0, until 09:27:12 UTC"."""
+    text = str(item["state"]).replace("_", " ")
+    if "blocked_by" in item:
+        text += f" by offset {item['blocked_by']},"
+    return f"{text} until {time_of_day(item['until_ms'])}" if "until_ms" in item else text
 
 
 def peek(session: Session, queue: str, *, count: int, partition: int | None, start: int) -> None:
@@ -63,10 +83,14 @@ def peek(session: Session, queue: str, *, count: int, partition: int | None, sta
 
     now_ms = int(time.time() * 1_000)
     pages = _until_end(session, queue, str(start), partition)
-    items = (as_item(row, now_ms) for row in _first(pages, count))
+    items: Iterable[Json] = (as_item(row, now_ms) for row in _first(pages, count))
+    columns = _PEEK_COLUMNS
     if session.out.is_table:
-        items = ({**item, "body_line": one_line(_body(item), _BODY_WIDTH)} for item in items)
-    session.out.many(items, columns=_PEEK_COLUMNS, name="message_id")
+        items = list(map(_peek_row, items))
+        # Only a dead-letter queue has messages that came from another queue.
+        if not any(map(itemgetter("source_line"), items)):
+            columns = tuple(each for each in columns if each.key != "source_line")
+    session.out.many(items, columns=columns, name="message_id", empty=f"no message in '{queue}'")
 
 
 def _first(rows: Iterator[Json], count: int) -> Iterator[Json]:
@@ -123,7 +147,7 @@ def tail(
         if wanted is not None and not wanted.search(body):
             continue
         place = f"{item['partition']}:{item['offset']}"
-        session.out.streamed(item, text=f"{place}  {item['state']}  {body}", name="message_id")
+        session.out.streamed(item, text=f"{place}  {state_text(item)}  {body}", name="message_id")
         shown += 1
         if shown == count_max:
             return

@@ -31,6 +31,8 @@ _IGNORED_FIELDS = frozenset(
         "offset",
         "state",
         "appended_at_ms",
+        "blocked_by",
+        "until_ms",
         "age_s",
         "size_bytes",
         "delay_ms",

@@ -34,6 +34,14 @@ class Column(NamedTuple):
         return self.form(value) if self.form is not None else _plain(value)
 
 
+def field(key: str) -> Column:
+    """A column for a field by the unit that its name ends with: times as times, sizes as sizes."""
+    for unit, form in _UNITS.items():
+        if key.endswith(unit) and not key.endswith("_per_s"):
+            return Column(key, key.removesuffix(unit).replace("_", " "), form=form)
+    return Column(key, key.replace("_", " "))
+
+
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -65,15 +73,32 @@ def duration(seconds: float) -> str:
 
 
 def moment(at_ms: int) -> str:
+    return _time(at_ms, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def time_of_day(at_ms: int) -> str:
+    """For times that are at most hours away."""
+    return _time(at_ms, "%H:%M:%S UTC")
+
+
+def _time(at_ms: int, form: str) -> str:
     from datetime import UTC, datetime
 
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(form)
 
 
 def one_line(text: str, width: int) -> str:
     """A message body in a table cell: control characters made visible, cut with an ellipsis."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: width + 1])
     return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "_at_ms": moment,
+    "_at_s": lambda at_s: moment(at_s * 1_000),
+    "_s": duration,
+    "_bytes": size,
+}
 
 
 def is_drawing(stream: TextIO) -> bool:
@@ -90,6 +115,11 @@ class Output:
     def is_table(self) -> bool:
         return self.format_of("json") == "table"
 
+    @property
+    def is_for_people(self) -> bool:
+        """Whether somebody reads a table on a terminal: there, nothing is worth a sentence."""
+        return self.is_table and self._stream.isatty()
+
     def format_of(self, otherwise: str) -> str:
         if self._chosen is not None:
             return self._chosen
@@ -99,7 +129,7 @@ class Output:
         """One thing: as a table it is read downwards, a line a field."""
         form = self.format_of("json")
         if form == "table":
-            shown = columns or [Column(key, key.replace("_", " ")) for key in item]
+            shown = columns or [field(key) for key in item]
             width = max((len(column.title) for column in shown), default=0)
             for column in shown:
                 self.line(f"{column.title.ljust(width)}  {column.text(item)}".rstrip())
@@ -108,10 +138,22 @@ class Output:
         else:
             self._machine(item, form, name)
 
-    def many(self, items: Iterable[Row], *, columns: Sequence[Column], name: str = "name") -> None:
+    def many(
+        self,
+        items: Iterable[Row],
+        *,
+        columns: Sequence[Column],
+        name: str = "name",
+        empty: str = "nothing found",
+    ) -> None:
+        """``empty``: what a terminal shows when there are no items. A pipe gets no line at all."""
         form = self.format_of("ndjson")
         if form == "table":
-            self._table(list(items), columns)
+            rows = list(items)
+            if rows:
+                self._table(rows, columns)
+            elif self.is_for_people:
+                self.line(empty)
         elif form == "json":
             self.line(json.dumps(list(items), ensure_ascii=False, indent=2))
         else:

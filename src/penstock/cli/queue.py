@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.output import Column, duration
+from penstock.cli.output import Column, duration, field
 from penstock.cli.queue_settings import (
     SETTINGS,
     attributes_of,
@@ -104,20 +104,47 @@ def show(session: Session, name: str) -> None:
     item = described(name.rpartition("/")[2].rpartition(":")[2], url, attributes)
     reply = session.sqs.call("ListQueueTags", {"QueueUrl": url}, what=f"cannot show '{name}'")
     item["tags"] = reply.get("Tags", {})
+    if item["kind"] == "fifo":
+        item = _with_blocked(session, item)
     forms = {setting.field: setting.show for setting in SETTINGS}
-    forms["created_at_s"] = forms["modified_at_s"] = _moment
-    columns = [Column(key, _title(key), form=forms.get(key)) for key in item]
+    columns = [
+        field(key)._replace(**({"form": forms[key]} if key in forms else {})) for key in item
+    ]
     session.out.one(item, columns=columns)
 
 
-def _title(field: str) -> str:
-    return field.removesuffix("_at_s").removesuffix("_s").replace("_", " ")
+def _with_blocked(session: Session, item: dict[str, Any]) -> dict[str, Any]:
+    """Put ``blocked``, a part of ``visible``, behind it. Any SQS server has the rest: without an
+    admin API the number is left out."""
+    from penstock.cli.failure import Failure
+
+    try:
+        blocked = session.admin.explanation(item["name"]).get("blocked")
+    except Failure:
+        return item
+    shown: dict[str, Any] = {}
+    for key, value in item.items():
+        shown[key] = value
+        if key == "visible":
+            shown["blocked"] = blocked
+    return shown
 
 
-def _moment(at_s: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+@queue.command()
+@click.argument("name")
+@click.option("--user", metavar="NAME", help="user whose policies and limits count [default: you]")
+@pass_session
+def explain(session: Session, name: str, user: str | None) -> None:
+    """Say why a receive from a queue gets nothing."""
+    name = name.rpartition("/")[2].rpartition(":")[2]
+    found = session.admin.explanation(name, user)
+    if not session.out.is_table:
+        session.out.one(found, name="summary")
+        return
+    state = "delivers messages" if found["is_delivering"] else "has nothing to deliver now"
+    session.out.line(f"{name} {state}")
+    for reason in found["reasons"]:
+        session.out.line(f"  {reason['text']}")
 
 
 @queue.command("set")

@@ -98,8 +98,9 @@ def receive(session: Session, queue: str, wish: Wish) -> None:
     is_array = session.out.format_of("ndjson") == "json"
     if is_array:  # one array has to wait for the last message
         replies = [list(itertools.chain.from_iterable(replies))]
-    failed = 0
+    failed = received = 0
     for items in replies:
+        received += len(items)
         if is_array:
             session.out.many(items, columns=())
         else:
@@ -108,6 +109,8 @@ def receive(session: Session, queue: str, wish: Wish) -> None:
         session.out.flush()
         if wish.is_deleting:
             failed += delete_all(session, queue, (item["receipt"] for item in items))[1]
+    if not received and session.out.is_for_people:
+        session.remark(_nothing(session, queue))
     if failed:
         raise Failure(
             f"{failed} messages were received but not deleted",
@@ -115,6 +118,15 @@ def receive(session: Session, queue: str, wish: Wish) -> None:
             "they will be seen again when their lease ends",
             exit_code=ExitCode.PARTIAL,
         )
+
+
+def _nothing(session: Session, queue: str) -> str:
+    """Why nothing was received, as far as the server tells."""
+    name = queue.rpartition("/")[2].rpartition(":")[2]
+    try:
+        return f"no message: {session.admin.explanation(name)['summary']}"
+    except Failure:
+        return "no message"
 
 
 def receipts_from(stdin: IO[bytes], given: Sequence[str]) -> Iterator[str]:

@@ -19,13 +19,14 @@ and no entry of the table is ever delayed.
 
 from collections import deque
 from heapq import heappop, heappush
+from itertools import islice
 
 from penstock.cursor.entry import LEASED, READY, TAKEN, UNKNOWN, Entry
 from penstock.cursor.events import LeaseDetail, LeaseEvent
 from penstock.cursor.lease import EXPIRED_PER_EVENT_MAX, LeaseCursor, Selection
 from penstock.cursor.outcome import LeaseOutcome
 from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
-from penstock.model.limits import WINDOW_RECORDS_MAX
+from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
 # A receive wants to see this many fresh records, to find what belongs to its first group.
@@ -249,6 +250,17 @@ class FifoCursor(LeaseCursor):
                 return offset
             offsets.popleft()
         del self._groups[key]
+        return None
+
+    def _blocker(self, group: str | None, offset: int) -> int | None:
+        if group is None:
+            return None
+        for earlier in islice(self._groups.get(group, ()), LOCK_STEPS_MAX):
+            if earlier >= offset:
+                return None
+            entry = self._table.get(earlier)
+            if entry is not None and entry.state == LEASED:
+                return earlier
         return None
 
     def _line_up(self, key: GroupKey) -> None:

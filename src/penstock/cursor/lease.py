@@ -13,7 +13,10 @@ and then so that idle queues forget too. Either way the event names what went.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
 
 from penstock.cursor.delay import due_at
 from penstock.cursor.entry import DELAYED, LEASED, UNKNOWN, Entry
@@ -29,6 +32,7 @@ from penstock.cursor.events import (
 )
 from penstock.cursor.fold import LeaseFold
 from penstock.cursor.outcome import CursorStats, LeaseOutcome, Outcome, Pick
+from penstock.cursor.survey import Survey, Tally, Terms, survey
 from penstock.model.errors import ExpiredReceipt, InvalidRequest, NotLeased
 from penstock.model.limits import (
     DEFERRED_MAX,
@@ -47,6 +51,14 @@ EXPIRED_PER_EVENT_MAX = 1_000
 _RECEIPT_EXPIRED = "The receipt handle has expired."
 _NOT_LEASED = "The message does not exist or is not available for visibility timeout change."
 _TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 seconds]."
+
+
+class Seen(NamedTuple):
+    """A record that is not gone. Times are monotonic."""
+
+    state: PeekState
+    until_ms: int | None = None  # the end of the lease or delay, or of the lease it waits for
+    blocked_by: int | None = None  # FIFO: offset in flight that locks its group
 
 
 class Selection:
@@ -398,29 +410,51 @@ class LeaseCursor(LeaseFold):
         entry = self._table.get(offset)
         return 0 if entry is None else entry.attempts
 
-    def state_of(
-        self,
-        offset: int,
-        *,
-        now_ms: int,
-        wall_ms: int = 0,
-        queue_delay_ms: int = 0,
-        record: Record | None = None,
-    ) -> PeekState | None:
-        """None: gone. A record ahead of the head is known to be delayed only by its contents."""
+    def see(
+        self, record: Record, *, now_ms: int, wall_ms: int, queue_delay_ms: int = 0
+    ) -> Seen | None:
+        """None: gone."""
         self._advance(now_ms)
+        offset = record.offset
         entry = self._table.get(offset)
-        if entry is not None:
-            if entry.state == LEASED:
-                return PeekState.IN_FLIGHT
-            return PeekState.DELAYED if entry.state == DELAYED else PeekState.VISIBLE
-        if offset < self._head or offset in self._acked_ahead:
+        if entry is None and (offset < self._head or offset in self._acked_ahead):
             return None
-        if record is not None:
-            delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
-            if due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms) > now_ms:
-                return PeekState.DELAYED
-        return PeekState.VISIBLE
+        if entry is not None and entry.state == LEASED:
+            return Seen(PeekState.IN_FLIGHT, entry.until_ms)
+        if entry is not None and entry.state == DELAYED:
+            return Seen(PeekState.DELAYED, entry.until_ms)
+        if entry is None:
+            due_ms = self._due_ms(record, queue_delay_ms, now_ms, wall_ms)
+            if due_ms > now_ms:
+                return Seen(PeekState.DELAYED, due_ms)
+        blocker = self._blocker(record.message.group, offset)
+        if blocker is not None:
+            return Seen(PeekState.VISIBLE, self._table[blocker].until_ms, blocker)
+        return Seen(PeekState.VISIBLE)
+
+    def _due_ms(self, record: Record, queue_delay_ms: int, now_ms: int, wall_ms: int) -> int:
+        """When a record ahead of the head is due."""
+        delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
+        return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
+
+    @abstractmethod
+    def _blocker(self, group: str | None, offset: int) -> int | None:
+        """Return the offset in flight that a record of the group has to wait for."""
+
+    def survey(self, terms: Terms) -> Survey:
+        """Find out what keeps messages from being delivered; yields every millisecond or so."""
+        self._advance(terms.now_ms)
+        delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
+        tally = Tally(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
+
+        def fresh() -> Iterator[tuple[str | None, int]]:
+            for record in self._window:
+                due_ms = self._due_ms(record, terms.queue_delay_ms, terms.now_ms, terms.wall_ms)
+                if due_ms <= terms.now_ms and record.offset not in self._acked_ahead:
+                    yield record.message.group, self._retention_base(record)
+
+        found = yield from survey(self._table, fresh, tally)
+        return msgspec.structs.replace(found, is_read_ahead_full=not self._may_skip)
 
 
 def size_of(record: Record) -> int:

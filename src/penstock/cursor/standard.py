@@ -304,6 +304,9 @@ class StandardCursor(LeaseCursor):
                 selection.picked.append((record.offset, record))
         return head
 
+    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - FIFO's
+        return None
+
     # ── What the fold tells ──────────────────────────────────────────────────────────────────
     def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - FIFO needs it
         heappush(self._ready, offset)

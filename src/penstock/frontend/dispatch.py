@@ -120,8 +120,10 @@ class DispatchedBackend:
     async def purge(self, topic: Topic) -> None:
         await self._of(topic).call(lambda: self._backend.purge(topic), topic)
 
-    async def stats(self, topic: Topic) -> QueueStats:
-        return await self._of(topic).read(lambda: self._backend.stats(topic), topic)
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
+        return await self._of(topic).read(
+            lambda: self._backend.stats(topic, is_detailed=is_detailed), topic
+        )
 
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int

@@ -80,6 +80,17 @@ class Throttler:
             return None
         return self.enter(self.way_of(tenant, caller, action, arn, now_ms=now_ms), now_ms=now_ms)
 
+    def wait(
+        self, tenant: Tenant | None, caller: Caller, action: str, arn: str | None, *, now_ms: float
+    ) -> tuple[int, str]:
+        """Return for how many milliseconds ``check`` refuses, and by which limit; 0 and "" if the
+        next request passes. Costs the caller nothing."""
+        if tenant is None:
+            return 0, ""
+        way = self.way_of(tenant, caller, action, arn, now_ms=now_ms)
+        wait_ms, limit = _longest_wait(way, now_ms)
+        return wait_ms, limit if wait_ms else ""
+
     def way_of(
         self, tenant: Tenant, caller: Caller, action: str, arn: str | None, *, now_ms: float
     ) -> Way:

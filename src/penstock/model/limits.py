@@ -26,6 +26,10 @@ TAGS_MAX = 50
 DEFERRED_MAX = 120_000
 DEDUP_ENTRIES_MAX = 1_000_000  # per partition, about 180 MB at worst; more is throttled
 ATTEMPT_IDS_MAX = 10_000
+LOCKS_SHOWN_MAX = 10  # locked message groups in one explanation: more than anybody reads
+# Messages of a group in front of the one in flight that peek looks through. Usually there is none;
+# 10 peeked messages with this many each take about a millisecond.
+LOCK_STEPS_MAX = 1_000
 WINDOW_RECORDS_MAX = 512  # decoded records waiting in front of the cursor
 WINDOW_BYTES_MAX = MIB
 READ_BYTES_MAX = 256 * KIB  # one read-ahead from the log

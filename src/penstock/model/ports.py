@@ -35,7 +35,9 @@ class Peeked(msgspec.Struct, frozen=True):
     partition: int
     record: Record
     state: PeekState
-    attempts: int = 0
+    attempts: int = 0  # in all queues that the message has been in
+    until_ms: int | None = None  # the end of the lease or delay, or of the lease it waits for
+    blocked_by: int | None = None  # FIFO: offset of the message in flight that locks its group
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,7 +92,10 @@ class Backend(Protocol):
 
     async def purge(self, topic: Topic) -> None: ...
 
-    async def stats(self, topic: Topic) -> QueueStats: ...
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
+        """``is_detailed``: with ``obstacles``, which looks at every message that is in flight or
+        was passed over."""
+        ...
 
     async def peek(
         self, topic: Topic, *, partition: int, start: int, count: int

@@ -1,10 +1,13 @@
 """A topic and the settings of the queue view on it: one frozen value, kept in the catalog."""
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from heapq import nsmallest
 from typing import Any
 
 import msgspec
 
+from penstock.model.limits import LOCKS_SHOWN_MAX
 from penstock.model.names import queue_arn
 
 
@@ -109,8 +112,64 @@ class Topic(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, settings=settings, modified_at_ms=now_ms)
 
 
+class GroupLock(msgspec.Struct, frozen=True):
+    """A message group of a FIFO queue with messages that wait for one in flight."""
+
+    partition: int
+    group: str
+    offset: int  # of the message in flight
+    until_ms: int  # the end of its lease, on the wall clock
+    blocked: int  # messages of the group that wait
+
+
+class Obstacles(msgspec.Struct, frozen=True):
+    """What keeps messages of a queue from being delivered. Counts the messages that the cursor has
+    read so far; ``QueueStats.visible`` has the others as well."""
+
+    available: int = 0  # nothing keeps them
+    blocked: int = 0  # FIFO: an earlier message of the group is in flight
+    locked_groups: int = 0  # groups with blocked messages
+    locks: Sequence[GroupLock] = ()  # the groups with the most blocked messages
+    exhausted: int = 0  # leased as often as the redrive policy allows
+    expired: int = 0  # past the retention period
+    lease_ends_ms: int | None = None  # the first lease to end, on the wall clock
+    delay_ends_ms: int | None = None  # the first delay to end
+    is_read_ahead_full: bool = False  # the cursor passes over no more messages
+    uncommitted: int = 0  # appended and not yet replicated
+    in_flight_max: int = 0
+
+
+def join_obstacles(parts: Sequence[Obstacles]) -> Obstacles:
+    """Return the obstacles of several partitions or nodes as those of one queue."""
+    return Obstacles(
+        available=sum(each.available for each in parts),
+        blocked=sum(each.blocked for each in parts),
+        locked_groups=sum(each.locked_groups for each in parts),
+        locks=worst_locks(lock for each in parts for lock in each.locks),
+        exhausted=sum(each.exhausted for each in parts),
+        expired=sum(each.expired for each in parts),
+        lease_ends_ms=_first(each.lease_ends_ms for each in parts),
+        delay_ends_ms=_first(each.delay_ends_ms for each in parts),
+        is_read_ahead_full=any(each.is_read_ahead_full for each in parts),
+        uncommitted=sum(each.uncommitted for each in parts),
+        in_flight_max=max((each.in_flight_max for each in parts), default=0),
+    )
+
+
+def worst_locks(locks: Iterable[GroupLock]) -> list[GroupLock]:
+    """Return the locks that most messages wait for, the worst first."""
+    return nsmallest(
+        LOCKS_SHOWN_MAX, locks, key=lambda lock: (-lock.blocked, lock.partition, lock.offset)
+    )
+
+
+def _first(times_ms: Iterable[int | None]) -> int | None:
+    return min((each for each in times_ms if each is not None), default=None)
+
+
 class QueueStats(msgspec.Struct, frozen=True):
-    """Counts of one queue, summed over its partitions. Cheap to ask for: nothing is scanned."""
+    """Counts of one queue, summed over its partitions. Cheap to ask for: nothing is scanned, except
+    for ``obstacles``."""
 
     visible: int = 0
     in_flight: int = 0
@@ -123,6 +182,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     dead_lettered: int = 0
     expired: int = 0
     waits: int = 0  # parked long polls
+    obstacles: Obstacles | None = None  # None: not asked for, or the node is of an older version
 
 
 class PeekState(StrEnum):

@@ -101,6 +101,7 @@ class Listeners:
             identities=calls.directory,
             callees=calls.callees,
             quotas=calls.quotas,
+            throttler=calls.throttler,
             cluster=None if self._cluster is None else self._cluster.admin,
             backup=self._backup,
             coordinators=self._coordinators,

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.frontend.admin.api import AdminApi
 from penstock.frontend.admin.request import Info
+from penstock.frontend.throttle import Throttler
 from penstock.metadata.catalog import StoredCatalog
 from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.sqlite import SqliteStore
@@ -37,6 +38,7 @@ class Office(World):
 
     def __init__(self, catalog: StoredCatalog, identities: StoredIdentities) -> None:
         self.identities = identities
+        self.throttler = Throttler()
         self.secrets: dict[str, tuple[str, str]] = {}
         self.tokens: dict[str, str] = {}
         super().__init__(catalog)
@@ -59,6 +61,7 @@ class Office(World):
             ),
             token=token,
             identities=self.identities,
+            throttler=self.throttler,
             is_auth_on=is_auth_on,
         )
 

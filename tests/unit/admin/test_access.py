@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from penstock.frontend.admin.login import TOKEN_MS
-from penstock.model.identity import ADMIN_POLICY, KeyStatus
+from penstock.model.errors import NotLeader
+from penstock.model.identity import ADMIN_POLICY, Caller, KeyStatus, Limits, Rate
 from penstock.model.message import Message
+from penstock.model.topic import Obstacles, QueueStats, Topic
 
 from .conftest import ACME, EVIL, Office
 from .test_api import ACCOUNT
@@ -272,3 +274,67 @@ async def test_queues_are_those_of_the_callers_account(office: Office) -> None:
     await office.ok("ann", "GET", "queues/ours/messages")
     await office.no(404, "ann", "GET", "queues/theirs/messages")
     assert (await office.ok("root", "GET", "queues/theirs/messages"))["messages"]
+
+
+async def _ours(office: Office) -> Topic:
+    """A queue of the tenant acme with one available message."""
+    topic = await office.topic("theirs")
+    own = msgspec.structs.replace(topic, topic_id="own", account=ACME, name="ours")
+    office.backend.counts["own"] = QueueStats(visible=1, obstacles=Obstacles(available=1))
+    return await office.catalog.create(own)
+
+
+async def test_an_explanation_names_the_policy_that_keeps_the_caller_out(office: Office) -> None:
+    ours = await _ours(office)
+    looks = {
+        "Effect": "Allow",
+        "Action": ["sqs:GetQueueAttributes", "admin:Read"],
+        "Resource": "*",
+    }
+    await office.ok("ann", "PUT", "policies/bob/look", {"Statement": [looks]})
+    told = await office.ok("bob", "GET", "queues/ours/explain")
+    assert not told["is_delivering"]
+    denied = told["reasons"][0]
+    assert denied["code"] == "denied"
+    assert denied["text"] == (
+        f"bob may not do sqs:ReceiveMessage on {ours.arn}: no policy allows it"
+    )
+    assert told["summary"] == denied["text"]
+    # For somebody else, as an administrator or operator asks it.
+    for who in ("ann", "root"):
+        target = f"queues/ours/explain?account={ACME}"
+        told = await office.ok(who, "GET", target)
+        assert told["is_delivering"], told
+        assert not (await office.ok(who, "GET", f"{target}&user=bob"))["is_delivering"]
+    await office.no(404, "ann", "GET", "queues/ours/explain?user=nobody")
+    refused = {**looks, "Effect": "Deny", "Action": "sqs:ReceiveMessage"}
+    await office.ok("ann", "PUT", "policies/bob/no", {"Statement": [refused]})
+    told = await office.ok("bob", "GET", "queues/ours/explain")
+    assert told["summary"].endswith("the identity-based policy denies it")
+
+
+async def test_an_explanation_names_the_limit_that_is_used_up(office: Office) -> None:
+    ours = await _ours(office)
+    limits = Limits(operations={"sqs:ReceiveMessage": Rate(1, 1)})
+    await office.identities.change_tenant(ACME, lambda t: msgspec.structs.replace(t, limits=limits))
+    assert (await office.ok("ann", "GET", "queues/ours/explain"))["is_delivering"]
+    now_ms = office.clock.mono_ms()
+    tenant = office.identities.tenant(ACME)
+    office.throttler.check(
+        tenant, Caller(ACME, "ann"), "sqs:ReceiveMessage", ours.arn, now_ms=now_ms
+    )
+    told = await office.ok("ann", "GET", "queues/ours/explain")
+    assert not told["is_delivering"]
+    assert told["reasons"][0]["code"] == "throttled"
+    assert "the operation limit is used up" in told["summary"]
+    office.clock.now_ms += 1_000
+    assert (await office.ok("ann", "GET", "queues/ours/explain"))["is_delivering"]
+
+
+async def test_an_explanation_without_a_leader_says_so(office: Office) -> None:
+    ours = await _ours(office)
+    office.backend.failure = NotLeader(f"{ours.topic_id}/2")
+    told = await office.ok("ann", "GET", "queues/ours/explain")
+    assert not told["is_delivering"]
+    assert told["summary"].startswith("partition 2 has no leader")
+    assert "visible" not in told

@@ -42,7 +42,7 @@ class ListBackend:
         record = Record(len(records), 2_000 + len(records), message)
         records.append(Peeked(partition, record, state, attempts))
 
-    async def stats(self, topic: Topic) -> QueueStats:
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
         if self.failure is not None:
             raise self.failure
         if topic.topic_id not in self.counts:

@@ -427,6 +427,46 @@ async def test_peek_shows_states_and_takes_nothing(tmp_path: Path) -> None:
         assert (await stage.broker.stats(topic)).in_flight == 1
 
 
+async def test_peek_says_until_when_and_counts_attempts_of_earlier_queues(tmp_path: Path) -> None:
+    async with on_stage(tmp_path) as stage:
+        dead = await stage.topic("dead.fifo", fifo=True)
+        rule = Redrive(target_arn=dead.arn, attempts_max=2)
+        jobs = await stage.topic("jobs.fifo", fifo=True, settings=QueueSettings(redrive=rule))
+        await stage.broker.append(jobs, 0, [message("a", group="g", dedup_id="1")])
+        for _ in range(2):
+            (delivery,) = await stage.broker.lease(jobs, LeaseRequest(lease_ms=1_000))
+            stage.clock.advance(1_000)
+        assert not await stage.broker.lease(jobs, TEN)
+        await stage.broker.append(dead, 0, [message("b", group="g", dedup_id="2")])
+        ((first, second), _) = await stage.broker.peek(dead, partition=0, start=0, count=9)
+        assert (first.attempts, first.record.message.source_arn) == (2, jobs.arn)
+        (delivery,) = await stage.broker.lease(dead, LeaseRequest(lease_ms=5_000))
+        ((first, second), _) = await stage.broker.peek(dead, partition=0, start=0, count=9)
+        assert first.attempts == delivery.attempt == 3
+        assert first.state is PeekState.IN_FLIGHT
+        assert first.until_ms == second.until_ms == stage.clock.wall + 5_000
+        assert (first.blocked_by, second.blocked_by) == (None, 0)
+
+
+async def test_the_broker_knows_what_keeps_messages_back(tmp_path: Path) -> None:
+    async with on_stage(tmp_path, in_flight_max=7) as stage:
+        dead = await stage.topic("dead")
+        rule = Redrive(target_arn=dead.arn, attempts_max=1)
+        jobs = await stage.topic("jobs", settings=QueueSettings(redrive=rule))
+        await stage.broker.append(jobs, 0, [message("exhausted"), message("held"), message("free")])
+        await stage.broker.append(jobs, 0, [message("late", delay_ms=60_000)])
+        (first, _) = await stage.broker.lease(jobs, LeaseRequest(count=2, lease_ms=9_000))
+        await stage.broker.extend(jobs, 0, [(claim(first), 0)])
+        stats = await stage.broker.stats(jobs, is_detailed=True)
+        found = stats.obstacles
+        assert found is not None
+        assert (found.exhausted, found.available, found.blocked) == (1, 1, 0)
+        assert found.in_flight_max == 7
+        assert found.lease_ends_ms == stage.clock.wall + 9_000
+        assert found.delay_ends_ms == stage.clock.wall + 60_000
+        assert (await stage.broker.stats(jobs)).obstacles is None, "only who asks pays for it"
+
+
 async def test_messages_are_refused_on_a_full_disk_and_acks_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,16 +3,20 @@
 It does what the broker does with a cursor: appends the events it returns (through their encoding),
 feeds it when asked, and after a restart replays log or snapshot and hydrates."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
 from penstock.cursor.events import AckReason, Event, decode, encode
-from penstock.cursor.lease import LeaseCursor
+from penstock.cursor.lease import LeaseCursor, Seen
 from penstock.cursor.open import open_cursor, restore_cursor
 from penstock.cursor.outcome import LeaseOutcome, Pick
+from penstock.cursor.survey import Terms
 from penstock.model.message import Claim, Message, Record
+from penstock.model.topic import Obstacles
 
 WALL = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -37,6 +41,7 @@ class Shell:
     wall_skew_ms: int = WALL
     log: list[Batch | tuple[int, int, bytes, int]] = field(default_factory=list)
     records: dict[int, Record] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)  # of the records, ascending
     end: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +64,7 @@ class Shell:
         batch = Batch(records, self.now_ms, self.queue_delay_ms if self.is_fifo else delay_ms or 0)
         self.log.append(batch)
         self.records.update((r.offset, r) for r in records)
+        self.offsets += [r.offset for r in records]
         self.end += count
         self._tell(batch)
         return [r.offset for r in records]
@@ -114,7 +120,8 @@ class Shell:
 
     def feed(self) -> bool:
         start = self.cursor.scan_from
-        offsets = sorted(o for o in self.records if o >= start)[: self.feed_max]
+        at = bisect_left(self.offsets, start)
+        offsets = self.offsets[at : at + self.feed_max]
         chunk = [self.records[o] for o in offsets]
         next_offset = chunk[-1].offset + 1 if chunk else self.end
         self.cursor.feed(chunk, next_offset, now_ms=self.now_ms, wall_ms=self.wall_ms)
@@ -151,6 +158,33 @@ class Shell:
     def counts(self) -> tuple[int, int, int]:
         stats = self.cursor.stats(now_ms=self.now_ms, queue_delay_ms=self.queue_delay_ms)
         return stats.visible, stats.in_flight, stats.delayed
+
+    def see(self, offset: int) -> Seen | None:
+        return self.cursor.see(
+            self.records[offset],
+            now_ms=self.now_ms,
+            wall_ms=self.wall_ms,
+            queue_delay_ms=self.queue_delay_ms,
+        )
+
+    def survey(self) -> Obstacles:
+        """Of all that the window has room for."""
+        while self.cursor.wants_feed and self.feed():
+            pass
+        terms = Terms(
+            partition=0,
+            attempts_max=self.attempts_max,
+            retention_ms=self.retention_ms,
+            queue_delay_ms=self.queue_delay_ms,
+            now_ms=self.now_ms,
+            wall_ms=self.wall_ms,
+        )
+        steps = self.cursor.survey(terms)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(Obstacles, end.value)
 
     def replay(self, cursor: LeaseCursor, start: int = 0) -> None:
         """Become a process that knows only the log from entry ``start`` on and ``cursor``."""

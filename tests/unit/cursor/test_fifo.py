@@ -1,11 +1,15 @@
 """A FIFO queue, rule by rule."""
 
+import time
+
 import pytest
 from tests.unit.cursor.harness import Shell, claim_of
 
 from penstock.cursor.events import AckReason
+from penstock.cursor.survey import Terms
 from penstock.model.errors import ExpiredReceipt, NotLeased
-from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS
+from penstock.model.limits import ATTEMPT_IDS_MAX, ATTEMPT_WINDOW_MS, DEFERRED_MAX
+from penstock.model.topic import Obstacles
 
 
 @pytest.fixture
@@ -270,3 +274,48 @@ def test_attempt_ids_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
     shell.lease(1, attempt_id="2")
     assert len(shell.cursor._attempts) == 2
     assert shell.lease(1, attempt_id="0").picks != first
+
+
+def test_explaining_a_million_messages_gives_the_loop_back(shell: Shell) -> None:
+    """120,000 passed over in 20,000 groups that are in flight, and a million unread."""
+    groups = [f"g{number}" for number in range(20_000)]
+    shell.feed_max = 512
+    for group in groups:
+        shell.send(1, group=group)
+    while shell.take(500):
+        pass
+    for group in groups:
+        shell.send(DEFERRED_MAX // len(groups) + 1, group=group)
+    assert shell.take(1) == [], "all of them wait for one of those in flight"
+    shell.cursor.appended(
+        shell.end, 1_000_000, next_offset=shell.end + 1_000_000, now_ms=shell.now_ms
+    )
+    terms = Terms(0, None, shell.retention_ms, 0, shell.now_ms, shell.wall_ms)
+    steps = shell.cursor.survey(terms)
+    longest_s = 0.0
+    while True:
+        begun_s = time.thread_time()
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Obstacles = end.value
+            break
+        finally:
+            longest_s = max(longest_s, time.thread_time() - begun_s)
+    assert found.blocked >= DEFERRED_MAX
+    assert found.locked_groups > 10_000
+    assert found.is_read_ahead_full
+    assert longest_s < 0.02
+
+
+def test_peek_looks_through_a_bounded_part_of_a_group(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cursor.fifo.LOCK_STEPS_MAX", 3)
+    shell.send(5, group="g")
+    picks = shell.lease(4).picks
+    for pick in picks[:3]:
+        shell.extend(claim_of(pick), 0)
+    seen = shell.see(4)
+    assert seen is not None
+    assert seen.blocked_by is None, "the message in flight is the fourth"

@@ -1,6 +1,7 @@
 """Random lives of a queue against a model so simple that it can be checked by reading: one list of
 messages, scanned from the front each time."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -18,10 +19,12 @@ from tests.unit.cursor.harness import Shell, claim_of
 
 from penstock.cursor import fair
 from penstock.cursor.events import AckReason
+from penstock.cursor.lease import Seen
 from penstock.cursor.outcome import LeaseOutcome
 from penstock.cursor.redrive import HOLD_MS
 from penstock.model.errors import ExpiredReceipt, NotLeased
 from penstock.model.message import Claim
+from penstock.model.topic import PeekState
 
 SECOND = 1_000
 GROUPS = ["a", "b", "c", None]
@@ -228,7 +231,49 @@ class QueueMachine(RuleBasedStateMachine):
         low = self.shell.cursor.low_offset()
         assert all(t.offset >= low for t in self.alive)
         for offset in self.gone:
-            assert self.shell.cursor.state_of(offset, now_ms=self.now) is None or offset >= low
+            assert self.shell.see(offset) is None or offset >= low
+
+    @rule()
+    def explain(self) -> None:
+        """The survey and a look at each message agree with the model."""
+        found = self.shell.survey()
+        leased = [t for t in self.alive if t.is_leased(self.now)]
+        delayed = [t for t in self.alive if self.is_delayed(t) and t not in leased]
+        free = [t for t in self.alive if t not in leased and t not in delayed]
+        blockers = {t.offset: self.blocker(t) for t in free}
+        blocked = [t for t in free if blockers[t.offset] is not None]
+        dead = [t for t in free if self.is_dead(t) and t not in blocked]
+        assert found.blocked == len(blocked)
+        assert found.exhausted == len(dead)
+        assert found.expired == 0, "the rule wait drops them"
+        assert found.available == len(free) - len(blocked) - len(dead)
+        assert found.lease_ends_ms == self.first_end(t.until_ms for t in leased)
+        assert (found.delay_ends_ms is None) == (not delayed)
+        assert found.locked_groups == len({t.group for t in blocked})
+        for lock in found.locks:
+            waiting = [t for t in blocked if t.group == lock.group]
+            assert lock.blocked == len(waiting)
+            assert {lock.offset} == {blockers[t.offset] for t in waiting}
+            told = self.find(lock.offset)
+            assert told is not None
+            assert lock.until_ms == self.first_end([told.until_ms])
+        for told in self.alive:
+            seen = self.shell.see(told.offset)
+            assert seen is not None
+            if told in leased:
+                assert seen == Seen(PeekState.IN_FLIGHT, told.until_ms)
+            elif told in delayed:
+                assert seen.state is PeekState.DELAYED
+            else:
+                assert seen.state is PeekState.VISIBLE
+                assert seen.blocked_by == blockers[told.offset]
+
+    def blocker(self, told: Told) -> int | None:
+        return None
+
+    def first_end(self, ends_ms: Iterable[int]) -> int | None:
+        """On the wall clock."""
+        return min((each + self.shell.wall_ms - self.now for each in ends_ms), default=None)
 
 
 class FifoMachine(QueueMachine):
@@ -268,6 +313,15 @@ class FifoMachine(QueueMachine):
             assert ends == [told]
             assert all(t in taken for t in run)
         return taken, held
+
+    def blocker(self, told: Told) -> int | None:
+        """The oldest message in flight of its group, if that is older."""
+        older = (
+            t.offset
+            for t in self.alive
+            if t.group == told.group and t.offset < told.offset and t.is_leased(self.now)
+        )
+        return min(older, default=None)
 
     def told(self, offset: int) -> Told:
         found = self.find(offset)

@@ -4,6 +4,7 @@ import pytest
 from tests.unit.cursor.harness import DAY_MS, Shell, claim_of
 
 from penstock.cursor.events import AckReason
+from penstock.cursor.lease import Seen
 from penstock.cursor.redrive import HELD_PER_LEASE_MAX, HOLD_MS
 from penstock.model.errors import InvalidRequest, NotLeased
 from penstock.model.limits import DEFERRED_MAX, LEASE_MS_MAX
@@ -85,7 +86,7 @@ def test_an_ack_holds_although_a_crash_took_the_event_of_its_lease(shell: Shell)
     assert shell.ack(claim) == [None]
     assert shell.counts() == (2, 0, 0)
     shell.restart()
-    assert shell.cursor.state_of(1, now_ms=shell.now_ms) is None
+    assert shell.see(1) is None
     assert shell.take(10) == [0, 2]
     assert shell.counts() == (0, 2, 0)
 
@@ -172,7 +173,7 @@ def test_a_delayed_record_waits_for_its_own_time_and_lets_others_pass(shell: She
     assert shell.counts() == (1, 0, 1)
     assert shell.take(10) == [1]
     assert shell.counts() == (0, 1, 1)
-    assert shell.cursor.state_of(0, now_ms=shell.now_ms) is PeekState.DELAYED
+    assert shell.see(0) == Seen(PeekState.DELAYED, until_ms=shell.now_ms + 5_000)
     shell.now_ms += 4_999
     assert shell.take(10) == []
     shell.now_ms += 1
@@ -319,14 +320,12 @@ def test_a_state_can_be_asked_for_every_offset(shell: Shell) -> None:
     shell.send(2)
     shell.send(1, delay_ms=5_000)
     claim = claim_of(shell.lease(1).picks[0])
-    now_ms, wall_ms = shell.now_ms, shell.wall_ms
-    cursor = shell.cursor
-    assert cursor.state_of(0, now_ms=now_ms) is PeekState.IN_FLIGHT
-    assert cursor.state_of(1, now_ms=now_ms) is PeekState.VISIBLE
-    delayed = cursor.state_of(2, now_ms=now_ms, wall_ms=wall_ms, record=shell.records[2])
-    assert delayed is PeekState.DELAYED
+    now_ms = shell.now_ms
+    assert shell.see(0) == Seen(PeekState.IN_FLIGHT, until_ms=now_ms + 30_000)
+    assert shell.see(1) == Seen(PeekState.VISIBLE)
+    assert shell.see(2) == Seen(PeekState.DELAYED, until_ms=now_ms + 5_000)
     shell.ack(claim)
-    assert cursor.state_of(0, now_ms=now_ms) is None
+    assert shell.see(0) is None
 
 
 def test_a_restart_knows_again_who_is_delayed_and_who_is_leased(shell: Shell) -> None:

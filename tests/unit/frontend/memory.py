@@ -166,7 +166,7 @@ class MemoryBackend:
             if topic_id == topic.topic_id:
                 del self.records[topic_id, partition]
 
-    async def stats(self, topic: Topic) -> QueueStats:
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
         logs = [log for (topic_id, _), log in self.records.items() if topic_id == topic.topic_id]
         return QueueStats(visible=sum(len(log) for log in logs))
 

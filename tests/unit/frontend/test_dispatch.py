@@ -86,7 +86,7 @@ class Switched(MemoryBackend):
         await self._pass(topic)
         return await super().lease(topic, request)
 
-    async def stats(self, topic: Topic) -> QueueStats:
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
         self.stats_count += 1
         await self._pass(topic)
         return await super().stats(topic)

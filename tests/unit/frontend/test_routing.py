@@ -12,6 +12,7 @@ from tests.unit.broker.test_stream import batch
 from tests.unit.frontend.routing_kit import CALLS_MAX, Cluster, HandRoutes, on_nodes, until
 
 from penstock.frontend.routing.appending import REFUSED_SECONDS, Nearby
+from penstock.frontend.routing.routed import _sum
 from penstock.model.errors import (
     DiskFull,
     InFlightLimit,
@@ -22,7 +23,7 @@ from penstock.model.errors import (
     TopicNotFound,
 )
 from penstock.model.ports import EARLIEST, LATEST, LeaseRequest, MoveTask
-from penstock.model.topic import Kind, Topic
+from penstock.model.topic import Kind, Obstacles, QueueStats, Topic
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
 TEN = LeaseRequest(count=10)
@@ -449,6 +450,33 @@ async def test_stats_are_summed_over_the_nodes(cluster: Cluster) -> None:
     stats = await routed.stats(queue)
     assert (stats.visible, stats.in_flight, stats.sent, stats.received) == (1, 2, 3, 2)
     assert stats.oldest_sent_at_ms == cluster.clock.wall - 1_000
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+async def test_any_node_tells_what_keeps_messages_back_on_all_of_them(
+    cluster: Cluster, asked: int
+) -> None:
+    queue = await cluster.topic("q.fifo", led_by=(1, 2, 3), kind=Kind.FIFO)
+    for partition in range(3):
+        for number in range(2 + partition):
+            group, dedup_id = f"g{partition}", f"{partition}-{number}"
+            await cluster.put(queue, partition, [message(group=group, dedup_id=dedup_id)])
+    for _ in range(3):
+        assert await cluster.routed(1).lease(queue, LeaseRequest())
+    stats = await cluster.routed(asked).stats(queue, is_detailed=True)
+    assert stats.obstacles is not None
+    assert (stats.obstacles.blocked, stats.obstacles.locked_groups) == (6, 3)
+    assert [(lock.partition, lock.group, lock.blocked) for lock in stats.obstacles.locks] == [
+        (2, "g2", 3),
+        (1, "g1", 2),
+        (0, "g0", 1),
+    ]
+
+
+def test_without_the_obstacles_of_one_node_there_are_none() -> None:
+    """A node of an older version tells counts only."""
+    parts = [QueueStats(visible=1, obstacles=Obstacles(available=1)), QueueStats(visible=1)]
+    assert (_sum(parts).visible, _sum(parts).obstacles) == (2, None)
 
 
 async def test_a_node_that_has_ceased_to_lead_does_not_answer_for_what_it_led(

@@ -169,6 +169,23 @@ async def test_stats_are_those_of_the_leader(subject: Subject) -> None:
     assert (stats.visible, stats.in_flight, stats.sent, stats.acked) == (1, 1, 3, 1)
 
 
+async def test_what_keeps_messages_back_is_told_by_the_leader(subject: Subject) -> None:
+    queue = await subject.topic("q.fifo", kind=Kind.FIFO)
+    for number in range(3):
+        await subject.calls.append(queue, 0, [message(group="g", dedup_id=str(number))])
+    (taken,) = await subject.calls.lease(queue, LeaseRequest())
+    leader = subject.cluster.nodes[subject.leader]
+    stats = await subject.calls.stats(queue, is_detailed=True)
+    assert stats == await leader.broker.stats(queue, is_detailed=True)
+    assert stats.obstacles is not None
+    assert (stats.obstacles.blocked, stats.obstacles.in_flight_max) == (2, 20)
+    (lock,) = stats.obstacles.locks
+    assert (lock.group, lock.offset) == ("g", taken.record.offset)
+    peeked, _ = await subject.calls.peek(queue, partition=0, start=0, count=10)
+    assert [each.blocked_by for each in peeked] == [None, 0, 0]
+    assert {each.until_ms for each in peeked} == {lock.until_ms}
+
+
 async def test_peeking_takes_nothing(subject: Subject) -> None:
     queue = await subject.topic()
     await subject.calls.append(queue, 0, [message("a"), message("b")])

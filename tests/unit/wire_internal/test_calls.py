@@ -22,6 +22,7 @@ from penstock.model.errors import (
     TopicNotFound,
     VersionConflict,
 )
+from penstock.model.topic import Obstacles, QueueStats
 from penstock.wire.internal import broker_calls, coordinator_calls, replica_calls
 from penstock.wire.internal.calls import PING, Answers, Asked, Call, encode
 from penstock.wire.internal.faults import (
@@ -55,6 +56,21 @@ def crossed(error: BaseException, **more: type[PenstockError]) -> PenstockError:
 @given(st.builds(Question, st.text(), st.integers(-(2**63), 2**63 - 1)))
 def test_a_request_is_read_as_it_was_written(question: Question) -> None:
     assert ASK.decode_request(encode(question)) == question
+
+
+def test_a_node_before_obstacles_reads_and_is_read() -> None:
+    """The call for counts has grown: an older node ignores what it does not know, and its reply
+    lacks what it cannot tell."""
+    asked = encode(broker_calls.Stats("t", 1, ((0, 1),), is_detailed=True))
+    older = Call(0x0206, "stats", broker_calls.OfLed, broker_calls.StatsTold, is_idempotent=True)
+    assert older.decode_request(asked) == broker_calls.OfLed("t", 1, [(0, 1)])
+    told = encode(broker_calls.StatsTold(QueueStats(visible=2, obstacles=Obstacles(blocked=1))))
+    fields = set(msgspec.msgpack.decode(told)[0])
+    assert fields >= {"visible", "obstacles"}
+    before = msgspec.msgpack.encode([{"visible": 2}])
+    assert broker_calls.STATS.decode_reply(before).stats == QueueStats(visible=2)
+    asked_before = msgspec.msgpack.encode(["t", 1, []])
+    assert not broker_calls.STATS.decode_request(asked_before).is_detailed
 
 
 def test_a_payload_may_grow_at_its_end() -> None:

@@ -38,6 +38,7 @@ from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
+from penstock.frontend.throttle import Throttler
 from penstock.model.errors import InvalidRequest, PenstockError
 from penstock.model.limits import MIB, WHOLE_BODY_BYTES_MAX
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
@@ -73,6 +74,7 @@ class AdminApi:
         sealing: Sealing | None = None,
         callees: Callees | None = None,
         quotas: TenantQuotas | None = None,
+        throttler: Throttler | None = None,
         cluster: ClusterPort | None = None,
         backup: BackupPort | None = None,
         coordinators: CoordinatorPort | None = None,
@@ -98,6 +100,7 @@ class AdminApi:
             sealing=sealing,
             callees=callees,
             quotas=quotas,
+            throttler=throttler,
             cluster=cluster,
             backup=backup,
             coordinators=coordinators,

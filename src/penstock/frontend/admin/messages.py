@@ -189,7 +189,7 @@ def _row(peeked: Peeked) -> dict[str, object]:
         "partition": peeked.partition,
         "offset": record.offset,
         "message_id": uuid_text(message.message_id),
-        "state": peeked.state,
+        "state": "blocked" if peeked.blocked_by is not None else peeked.state,
         "attempts": peeked.attempts,
         "sent_at_ms": record.sent_at_ms,
         "appended_at_ms": record.appended_at_ms,
@@ -200,6 +200,8 @@ def _row(peeked: Peeked) -> dict[str, object]:
         },
     }
     extras = {
+        "blocked_by": peeked.blocked_by,
+        "until_ms": peeked.until_ms,
         "group": message.group,
         "dedup_id": message.dedup_id,
         "delay_ms": message.delay_ms,

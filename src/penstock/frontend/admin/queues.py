@@ -66,6 +66,7 @@ def _summary(
 ) -> dict[str, object]:
     redrive = topic.settings.redrive
     counts = msgspec.structs.asdict(stats)
+    del counts["obstacles"]
     oldest_at_ms = stats.oldest_sent_at_ms
     counts["oldest_age_ms"] = None if oldest_at_ms is None else max(0, now_ms - oldest_at_ms)
     return {

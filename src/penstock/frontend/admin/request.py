@@ -19,6 +19,7 @@ from penstock.frontend.callees import Callees
 from penstock.frontend.decisions import Decisions
 from penstock.frontend.quotas import TenantQuotas
 from penstock.frontend.sealing import Sealing
+from penstock.frontend.throttle import Throttler
 from penstock.model.errors import InvalidRequest
 from penstock.model.identity import Caller
 from penstock.model.ports import Backend, Catalog, Clock, Sleep
@@ -72,6 +73,7 @@ class Context(msgspec.Struct, frozen=True):
     sealing: Sealing | None = None
     callees: Callees | None = None
     quotas: TenantQuotas | None = None  # None: usage and shares are not shown
+    throttler: Throttler | None = None  # None: rate limits are not shown
     cluster: ClusterPort | None = None
     backup: BackupPort | None = None
     coordinators: CoordinatorPort | None = None

@@ -14,6 +14,7 @@ from penstock.frontend.queue_access import decide_on_queue
 from penstock.model.errors import AccessDenied, NotFound
 from penstock.model.identity import Caller, Circumstances, Tenant, User
 from penstock.model.names import is_account, queue_arn
+from penstock.wire.aws.access import Decision
 
 READ = "admin:Read"
 WRITE = "admin:Write"
@@ -83,19 +84,25 @@ def may_use_queue(context: Context, call: Call, action: str, name: str) -> None:
     if caller.is_operator:
         return
     region = call.text("region") or context.info.region
-    arn = queue_arn(caller.account, region, name)
-    decision = decide_on_queue(
+    decision = queue_decision(context, call, caller, action, region, name)
+    if not decision.is_allowed:
+        raise _denied(caller, action, queue_arn(caller.account, region, name))
+
+
+def queue_decision(
+    context: Context, call: Call, who: Caller, action: str, region: str, name: str
+) -> Decision:
+    """Decide whether ``who`` may do ``action`` on the queue ``name`` of their own tenant."""
+    return decide_on_queue(
         decisions(context),
         context.everything,
-        caller,
+        who,
         action,
-        arn=arn,
-        owner=caller.account,
-        topic=context.everything.find(caller.account, region, name),
+        arn=queue_arn(who.account, region, name),
+        owner=who.account,
+        topic=context.everything.find(who.account, region, name),
         circumstances=lambda: _circumstances(context, call),
     )
-    if not decision.is_allowed:
-        raise _denied(caller, action, arn)
 
 
 def _circumstances(context: Context, call: Call) -> Circumstances:

@@ -15,6 +15,7 @@ from penstock.frontend.admin import (
     cluster,
     coordinators,
     data_key,
+    explain,
     keys,
     metrics,
     node,
@@ -143,6 +144,7 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", _QUEUES, queues.many, "sqs:ListQueues"),
         Route("GET", (*_QUEUES, ANY), queues.one, "sqs:GetQueueAttributes"),
         Route("GET", (*_QUEUES, ANY, "messages"), Messages(), RECEIVE),
+        Route("GET", (*_QUEUES, ANY, "explain"), explain.one, "sqs:GetQueueAttributes"),
         Route(
             "POST",
             (*_QUEUES, ANY, "rotate"),

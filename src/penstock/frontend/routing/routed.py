@@ -38,7 +38,7 @@ from penstock.model.ports import (
     ProducerSeen,
     StreamEnds,
 )
-from penstock.model.topic import QueueSettings, QueueStats, Topic
+from penstock.model.topic import Obstacles, QueueSettings, QueueStats, Topic, join_obstacles
 from penstock.record.batch import parse_header
 
 
@@ -142,12 +142,12 @@ class Routed:
             if not isinstance(error, PurgeInProgress) or len(refusals) == len(answers):
                 raise error
 
-    async def stats(self, topic: Topic) -> QueueStats:
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
         parts: list[QueueStats] = []
 
         async def ask(at: BrokerCalls) -> QueueStats:
             await self._check_own(at, topic)
-            return await at.stats(topic)
+            return await at.stats(topic, is_detailed=is_detailed)
 
         answers = await self._leaders.ask_all(topic, ask, is_harmless=True)
         for answer in answers:
@@ -423,4 +423,11 @@ def _sum(parts: Sequence[QueueStats]) -> QueueStats:
         expired=sum(each.expired for each in parts),
         # One long poll is parked at all of them.
         waits=max(each.waits for each in parts),
+        obstacles=_join(parts),
     )
+
+
+def _join(parts: Sequence[QueueStats]) -> Obstacles | None:
+    """None: not asked for, or a node is of an older version."""
+    found = [each.obstacles for each in parts if each.obstacles is not None]
+    return join_obstacles(found) if len(found) == len(parts) else None

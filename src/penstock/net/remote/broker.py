@@ -169,9 +169,11 @@ class RemoteBroker:
         """Of the partitions that are led there."""
         await self._caller.call(wire.PURGE, self._of(topic), timeout_ms=self._call_ms)
 
-    async def stats(self, topic: Topic) -> QueueStats:
+    async def stats(self, topic: Topic, *, is_detailed: bool = False) -> QueueStats:
         """Of the partitions that are led there."""
-        told = await self._caller.call(wire.STATS, self._of(topic), timeout_ms=self._call_ms)
+        led = self._led_there(topic)
+        request = wire.Stats(topic.topic_id, topic.modified_at_ms, led, is_detailed)
+        told = await self._caller.call(wire.STATS, request, timeout_ms=self._call_ms)
         return told.stats
 
     async def peek(

@@ -109,6 +109,10 @@ class Results(msgspec.Struct, frozen=True, array_like=True):
     failures: dict[int, bytes] = {}  # by the claim's position
 
 
+class Stats(OfLed, frozen=True, array_like=True):
+    is_detailed: bool = False  # a node of an older version answers without obstacles
+
+
 class StatsTold(msgspec.Struct, frozen=True, array_like=True):
     stats: QueueStats
 
@@ -289,7 +293,7 @@ GIVE_BACK: Final = Call(0x0202, "broker.give_back", GiveBack, Nothing, is_idempo
 ACK: Final = Call(0x0203, "broker.ack", Ack, Results, is_idempotent=True)
 EXTEND: Final = Call(0x0204, "broker.extend", Extend, Results, is_idempotent=True)
 PURGE: Final = Call(0x0205, "broker.purge", OfLed, Nothing, is_idempotent=False)
-STATS: Final = Call(0x0206, "broker.stats", OfLed, StatsTold, is_idempotent=True)
+STATS: Final = Call(0x0206, "broker.stats", Stats, StatsTold, is_idempotent=True)
 PEEK: Final = Call(0x0207, "broker.peek", Peek, PeekTold, is_idempotent=True)
 START_MOVE: Final = Call(0x0208, "broker.start_move", StartMove, Nothing, is_idempotent=False)
 CANCEL_MOVE: Final = Call(0x0209, "broker.cancel_move", CancelMove, MoveTold, is_idempotent=True)
