@@ -96,7 +96,7 @@ def list_backups(session: Session, folder: Path) -> None:
             session.remark(f"{one.name} cannot be used: {error}")
     for partial in partials_in(folder):
         session.remark(f"{partial.name} was never finished: remove it unless it is being written")
-    session.out.many(rows, columns=_COLUMNS)
+    session.out.many(rows, columns=_COLUMNS, empty=f"no backups in {folder}")
 
 
 @backup.command()

@@ -11,7 +11,7 @@ import click
 
 from penstock.cli.client import Json
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, duration
+from penstock.cli.output import Column, duration, moment
 from penstock.cli.session import Noun, Session, pass_session
 
 _POLL_S = 0.25
@@ -44,7 +44,7 @@ def list_queues(session: Session) -> None:
         for row in queue_numbers.rows(session)
         if row["sources"]
     ]
-    session.out.many(items, columns=_LIST_COLUMNS)
+    session.out.many(items, columns=_LIST_COLUMNS, empty="no dead-letter queues")
 
 
 @dlq.command()
@@ -168,6 +168,7 @@ def _check_ended(queue: str, task: Json) -> None:
 
 _TASK_COLUMNS = (
     Column("status", "STATUS"),
+    Column("started_at_ms", "STARTED", form=moment),
     Column("moved", "MOVED", is_number=True),
     Column("to_move", "OF", is_number=True),
     Column("to", "TO"),
@@ -188,7 +189,8 @@ def status(session: Session, queue: str, count: int, wait: bool) -> None:
     if wait and tasks and tasks[0]["status"] in _RUNNING:
         _wait(session, arn)
         tasks = _tasks(session, arn, count)
-    session.out.many(tasks, columns=_TASK_COLUMNS, name="status")
+    empty = f"no moves out of '{queue}'"
+    session.out.many(tasks, columns=_TASK_COLUMNS, name="status", empty=empty)
     if wait and tasks:
         _check_ended(queue, tasks[0])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, duration
+from penstock.cli.output import Column, duration, field, none_of
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def list_groups(session: Session, prefix: str) -> None:
         for known in _known(session)
         if known.name.startswith(prefix)
     )
-    session.out.many(rows, columns=_LIST_COLUMNS)
+    session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("groups", prefix))
 
 
 _MEMBER_COLUMNS = (
@@ -124,12 +124,13 @@ def show(session: Session, name: str) -> None:
     if not session.out.is_table:
         session.out.one({**item, "members": members, "offsets": offsets})
         return
-    columns = [Column(key, key, form=duration if key == "lag_s" else None) for key in item]
+    behind = Column("lag_s", "behind", form=duration)
+    columns = [behind if key == "lag_s" else field(key) for key in item]
     session.out.one(item, columns=columns)
     session.out.line("")
-    session.out.many(members, columns=_MEMBER_COLUMNS)
+    session.out.many(members, columns=_MEMBER_COLUMNS, empty="no members")
     session.out.line("")
-    session.out.many(offsets, columns=group_lag.COLUMNS[1:])
+    session.out.many(offsets, columns=group_lag.COLUMNS[1:], empty="no committed offsets")
 
 
 Described = tuple[dict[str, Any], list[dict[str, Any]]]
@@ -294,7 +295,8 @@ def lag(
         group_lag.watch(session, wanted, standing_of, interval_s=interval, samples_max=samples)
         return
     rows = group_lag.rows(session.kafka, wanted, standing_of)
-    session.out.many(rows, columns=group_lag.COLUMNS, name="group")
+    empty = "no committed offsets" if wanted else "no groups"
+    session.out.many(rows, columns=group_lag.COLUMNS, name="group", empty=empty)
 
 
 _RESET_COLUMNS = (

@@ -69,7 +69,7 @@ def list_keys(session: Session, user: str | None, tenant: str | None) -> None:
     """List the keys of a user, or of all users of a tenant."""
     query = {"tenant": tenant_of(session, tenant), "user": user}
     found = session.admin.get("keys", query, what="cannot list keys")["keys"]
-    session.out.many(found, columns=_COLUMNS, name="key_id")
+    session.out.many(found, columns=_COLUMNS, name="key_id", empty="no keys")
 
 
 def _set_status(session: Session, key_id: str, status: str, verb: str) -> None:

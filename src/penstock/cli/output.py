@@ -19,6 +19,7 @@ FORMATS = ("table", "json", "ndjson", "name")
 Row = Mapping[str, Any]
 
 _FOLDED_WIDTH_MIN = 12
+_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # cells that judge
 
 
 class Column(NamedTuple):
@@ -85,6 +86,10 @@ def _time(at_ms: int, form: str) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(form)
+
+
+def none_of(what: str, prefix: str = "") -> str:
+    return f"no {what} that start with '{prefix}'" if prefix else f"no {what}"
 
 
 def one_line(text: str, width: int) -> str:
@@ -212,5 +217,6 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
         width = max((len(row[number]) for row in cells), default=0)
         table.add_column(column.title, overflow="fold", min_width=min(width, _FOLDED_WIDTH_MIN))
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))  # Text: a body may hold [markup]
+        # Text: a body may hold [markup]. Without colours where NO_COLOR says so.
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table

@@ -44,7 +44,8 @@ def show(session: Session, user: str, name: str | None, tenant: str | None) -> N
         return
     found = session.admin.get(_path(user), query, what=f"cannot show the policies of '{user}'")
     rows = [{"name": key, "text": text} for key, text in sorted(found["policies"].items())]
-    session.out.many(rows, columns=(Column("name", "NAME"), Column("text", "POLICY")))
+    columns = (Column("name", "NAME"), Column("text", "POLICY"))
+    session.out.many(rows, columns=columns, empty=f"no policies of '{user}'")
 
 
 @policy.command()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.output import Column, duration, field
+from penstock.cli.output import Column, duration, field, none_of
 from penstock.cli.queue_settings import (
     SETTINGS,
     attributes_of,
@@ -91,7 +91,8 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
         session.out.many(({"name": name} for name in session.sqs.queue_names(prefix)), columns=())
         return
     rows = queue_numbers.rows(session, prefix)
-    session.out.many(queue_numbers.sorted_rows(rows, sort), columns=_LIST_COLUMNS)
+    sorted_rows = queue_numbers.sorted_rows(rows, sort)
+    session.out.many(sorted_rows, columns=_LIST_COLUMNS, empty=none_of("queues", prefix))
 
 
 @queue.command()
@@ -243,6 +244,6 @@ def stats(
 
     if not watch:
         rows = queue_numbers.rows_of(session, names)
-        session.out.many(rows, columns=queue_numbers.COLUMNS)
+        session.out.many(rows, columns=queue_numbers.COLUMNS, empty="no queues")
         return
     queue_numbers.watch(session, names, interval_s=interval, samples_max=samples)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, one_line
+from penstock.cli.output import Column, moment, one_line
 from penstock.cli.session import Noun, Session, pass_session
 from penstock.model.units import size
 
@@ -45,7 +45,7 @@ _FINDING_COLUMNS = (
 _RECORD_COLUMNS = (
     Column("offset", "OFFSET", is_number=True),
     Column("kind", "KIND"),
-    Column("timestamp_ms", "TIME MS", is_number=True, form=str),
+    Column("timestamp_ms", "TIME", form=moment),
     Column("epoch", "EPOCH", is_number=True),
     Column("codec", "CODEC"),
     Column("group", "GROUP"),
@@ -84,7 +84,8 @@ def inspect_folder(session: Session, folder: Path) -> None:
                 "damaged_ranges": len(found.damage),
             }
         )
-    session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id")
+    empty = f"no partitions in {folder}"
+    session.out.many(rows, columns=_PARTITION_COLUMNS, name="topic_id", empty=empty)
 
 
 @storage.command()
@@ -94,8 +95,15 @@ def verify(session: Session, folder: Path) -> None:
     """Read every byte of every log below a data folder; exit code 8 when there is damage."""
     from penstock.cli.progress import Progress
     from penstock.log.survey import segments_of
+    from penstock.node.folder import is_in_use
 
     places = _partitions(folder)
+    is_running = is_in_use(folder)
+    if is_running:
+        session.remark(
+            f"a server runs on {folder}: a batch that it is writing looks torn or damaged;"
+            " verify again, or stop the server first"
+        )
     total = sum(path.stat().st_size for place in places for path in place.folder.glob("*.log"))
     findings: list[dict[str, Any]] = []
     done_bytes = batches = 0
@@ -109,6 +117,7 @@ def verify(session: Session, folder: Path) -> None:
     is_damaged = any(finding["kind"] == "damage" for finding in findings)
     summary = {
         "healthy": not is_damaged,
+        "server_running": is_running,
         "partitions": len(places),
         "bytes": done_bytes,
         "batches": batches,
@@ -119,8 +128,10 @@ def verify(session: Session, folder: Path) -> None:
             session.out.many(findings, columns=_FINDING_COLUMNS)
             session.out.line("")
         verdict = "damage found" if is_damaged else "no damage"
+        while_running = ", while a server runs" if is_running else ""
         session.out.line(
             f"{verdict}: {len(places)} partitions, {batches:,} batches, {size(done_bytes)} read"
+            f"{while_running}"
         )
     else:
         session.out.one(summary, name="healthy")
@@ -199,7 +210,7 @@ def dump_segment(session: Session, file: Path, bodies: bool, from_offset: int, c
         )
     rows = islice(_segment_rows(file, from_offset=from_offset, with_bodies=bodies), count)
     columns = (*_RECORD_COLUMNS, _BODY_COLUMN) if bodies else _RECORD_COLUMNS
-    session.out.many(rows, columns=columns, name="offset")
+    session.out.many(rows, columns=columns, name="offset", empty="no records from that offset on")
 
 
 def _segment_rows(file: Path, *, from_offset: int, with_bodies: bool) -> Iterator[dict[str, Any]]:

@@ -53,7 +53,7 @@ def list_tenants(session: Session) -> None:
         after = reply.get("next")
         if after is None:
             break
-    session.out.many(found, columns=_COLUMNS)
+    session.out.many(found, columns=_COLUMNS, empty="no tenants")
 
 
 @tenant.command()

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.output import Column, duration
+from penstock.cli.output import Column, duration, none_of
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
 from penstock.model.units import size
 
@@ -108,7 +108,7 @@ def list_topics(session: Session, prefix: str, internal: bool) -> None:
         session.out.many(({"name": each.name} for each in found), columns=())
         return
     rows = _rows(session, {each.name: len(each.partitions) for each in found})
-    session.out.many(rows, columns=_LIST_COLUMNS)
+    session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("topics", prefix))
 
 
 def _rows(session: Session, counts: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def report(
     if is_csv:
         _print_csv(session, rows)
         return
-    session.out.many(rows, columns=_COLUMNS, name="resource")
+    session.out.many(rows, columns=_COLUMNS, name="resource", empty="no usage in this time")
 
 
 def _moment(text: str | None, now_ms: int, *, option: str) -> int | None:

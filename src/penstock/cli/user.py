@@ -95,7 +95,7 @@ def list_users(session: Session, tenant: str | None) -> None:
     """List the users of a tenant."""
     query = {"tenant": tenant_of(session, tenant)}
     found = session.admin.get("users", query, what="cannot list users")["users"]
-    session.out.many(found, columns=_COLUMNS)
+    session.out.many(found, columns=_COLUMNS, empty="no users")
 
 
 _KEY_COLUMNS = (

@@ -34,6 +34,21 @@ def unusable(path: Path, error: OSError) -> FolderUnusable:
     )
 
 
+def is_in_use(path: Path) -> bool:
+    """Return whether a server runs on the data folder. Writes nothing."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 class DataFolder:
     def __init__(self, path: Path) -> None:
         self.path = path

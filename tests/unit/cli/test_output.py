@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.output import Column, Output, duration, one_line
+from penstock.cli.output import Column, Output, duration, field, one_line
 from penstock.model.units import size
 
 ROWS: list[dict[str, Any]] = [{"name": "a", "count": 1_234}, {"name": "bb", "count": None}]
@@ -86,3 +86,53 @@ def test_a_body_in_a_cell_is_one_line_and_no_wider_than_asked(text: str, width: 
     shown = one_line(text, width)
     assert len(shown) <= width
     assert shown.isprintable()
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, cell: str, **environment: str) -> str:
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    Output(None, stream=stream).many([{"name": cell}], columns=COLUMNS[:1])
+    return stream.getvalue()
+
+
+def test_a_failed_check_is_red_unless_colours_are_not_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    red = "\x1b[31m"
+    assert f"{red}✗" in drawn(monkeypatch, "✗")
+    assert red not in drawn(monkeypatch, "✗ is a body like any other")
+    assert red not in drawn(monkeypatch, "✗", NO_COLOR="1")
+
+
+def test_nothing_is_a_sentence_on_a_terminal_and_no_line_in_a_pipe() -> None:
+    def of(form: str | None, stream: io.StringIO) -> str:
+        Output(form, stream=stream).many([], columns=COLUMNS, empty="no queues")
+        return stream.getvalue()
+
+    assert of(None, Terminal()) == "no queues\n"
+    assert of("table", io.StringIO()) == ""
+    assert of(None, io.StringIO()) == ""
+    assert of("json", io.StringIO()) == "[]\n"
+    assert of("json", Terminal()) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("started_at_ms", 1_794_820_624_799, "started  2026-11-16 09:17:04 UTC"),
+        ("created_at_s", 1_794_820_624, "created  2026-11-16 09:17:04 UTC"),
+        ("lag_s", 75.3, "lag  1m 15s"),
+        ("log_bytes", 2_048, "log  2.0 KiB"),
+        ("sent_per_s", 3, "sent per s  3"),
+        ("in_flight", 1_234, "in flight  1,234"),
+    ],
+)
+def test_a_field_is_shown_in_its_unit(key: str, value: float, line: str) -> None:
+    stream = io.StringIO()
+    Output("table", stream=stream).one({key: value})
+    assert stream.getvalue() == line + "\n"
+    assert field(key).key == key

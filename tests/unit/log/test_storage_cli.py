@@ -11,6 +11,7 @@ from tests.unit.log.stage import append_many, open_log
 from penstock.cli import main
 from penstock.log.log import LogConfig
 from penstock.model.message import Attribute, Message
+from penstock.node.folder import DataFolder
 from penstock.record.batch import ATTR_APPEND_TIME, encode_batch
 from penstock.record.control import encode_control_batch
 from penstock.record.message import encode_message
@@ -167,3 +168,16 @@ def test_mistakes_are_three_lines_and_an_exit_code(
     assert (found, out) == (code, "")
     assert err.startswith("error: ")
     assert "Traceback" not in err
+
+
+def test_verify_says_that_a_server_runs_on_the_folder(run: Run, data: Path) -> None:
+    running = DataFolder(data)
+    before = snapshot(data)
+    code, out, err = run("verify", str(data), "-o", "json")
+    assert (code, json.loads(out)["server_running"]) == (0, True)
+    assert f"a server runs on {data}" in err
+    assert "while a server runs" in run("verify", str(data), "-o", "table")[1]
+    running.release()
+    code, out, err = run("verify", str(data), "-o", "json")
+    assert (code, json.loads(out)["server_running"], err) == (0, False, "")
+    assert snapshot(data) == before
