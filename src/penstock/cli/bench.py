@@ -31,10 +31,10 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--duration",
-            type=click.FloatRange(0.1, 3_600.0),
+            type=quantity.some_seconds(0.1, 3_600),
             default=10.0,
             show_default=True,
-            metavar="SECONDS",
+            metavar="DURATION",
         ),
         click.option(
             "--rate", type=click.FloatRange(0.1, 1e6), help="messages a second [default: no limit]"

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
+from penstock.model.units import size
+
 FORMATS = ("table", "json", "ndjson", "name")
 
 Row = Mapping[str, Any]

@@ -1,47 +1,45 @@
-"""Durations and sizes as people type them: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
-
-from collections.abc import Mapping
+"""Options that take a duration or a size: ``90``, ``90s``, ``15m``, ``4d``; ``256KiB``."""
 
 import click
 
-from penstock.model import units
+from penstock.model.units import DURATION, SIZE, Kind, misfit, parsed
+
+_SECOND_MS = 1_000
 
 
-class Quantity(click.ParamType[int]):
-    """A whole number of seconds or bytes, with a unit or without."""
+class Quantity(click.ParamType[float]):
+    """A number of seconds or bytes, with a unit or without. ``is_whole``: rounded to an integer."""
 
-    def __init__(self, name: str, *, low: int, high: int) -> None:
-        self.name = name
-        self._is_duration = name == "duration"
-        self._units: Mapping[str, int] = units.SECONDS if self._is_duration else units.BYTES
-        self._low = low
-        self._high = high
+    def __init__(self, kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> None:
+        self.name = kind.noun
+        self._kind = kind
+        self._base = base
+        self._low = round(low * base)
+        self._high = round(high * base)
+        self._is_whole = is_whole
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    ) -> float:
         text = str(value).strip()
-        whole = units.parse(text, self._units)
-        if whole is None:
-            known = ", ".join(self._units)
-            self.fail(f"'{text}' is not a {self.name}: a number, then one of {known}", param, ctx)
-        if whole > self._high:
-            word = "long" if self._is_duration else "large"
-            self.fail(f"{text} is too {word}: at most {self._shown(self._high)}", param, ctx)
-        if whole < self._low:
-            word = "short" if self._is_duration else "small"
-            self.fail(f"{text} is too {word}: at least {self._shown(self._low)}", param, ctx)
-        return whole
-
-    def _shown(self, number: int) -> str:
-        if self._is_duration:
-            return units.short_duration(number)
-        return f"{units.size(number)} ({number:,} bytes)"
+        found = parsed(text, self._kind, base=self._base)
+        if found is None:
+            units = ", ".join(self._kind.units)
+            self.fail(f"'{text}' is not a {self.name}: a number, then one of {units}", param, ctx)
+        why = misfit(text, found, self._kind, self._low, self._high)
+        if why is not None:
+            self.fail(why, param, ctx)
+        return round(found / self._base) if self._is_whole else found / self._base
 
 
 def seconds(low: int, high: int) -> Quantity:
-    return Quantity("duration", low=low, high=high)
+    return Quantity(DURATION, base=_SECOND_MS, low=low, high=high, is_whole=True)
+
+
+def some_seconds(low: float, high: float) -> Quantity:
+    """Fractions of a second are kept."""
+    return Quantity(DURATION, base=_SECOND_MS, low=low, high=high, is_whole=False)
 
 
 def bytes_of(low: int, high: int) -> Quantity:
-    return Quantity("size", low=low, high=high)
+    return Quantity(SIZE, base=1, low=low, high=high, is_whole=True)

@@ -1,41 +1,82 @@
-"""Numbers as people write and read them: ``90s``, ``15m``, ``256KiB``."""
+"""Durations and sizes as people write them: ``90``, ``90s``, ``1.5h``; ``64MB``, ``256KiB``.
+
+Durations are counted in milliseconds and sizes in bytes. Options of the CLI, settings files and the
+environment read them here, and errors name bounds in the same words.
+"""
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-_NUMBER: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
-
-SECONDS: Final[Mapping[str, int]] = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-MILLISECONDS: Final[Mapping[str, int]] = {"ms": 1} | {u: 1_000 * s for u, s in SECONDS.items()}
-BYTES: Final[Mapping[str, int]] = {
-    "b": 1,
-    "k": 1_024,
-    "kib": 1_024,
-    "kb": 1_000,
-    "m": 1_048_576,
-    "mib": 1_048_576,
-    "mb": 1_000_000,
-    "g": 1_073_741_824,
-    "gib": 1_073_741_824,
-    "gb": 1_000_000_000,
-    "tib": 1_099_511_627_776,
-}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
 
 
-def parse(text: str, units: Mapping[str, int]) -> int | None:
-    """Return a number with a unit, or without one, in the smallest unit; None: not a number."""
+class Kind(NamedTuple):
+    noun: str
+    units: Mapping[str, int]  # the plain ones first, which ``written`` uses: the largest that fits
+    plain: int  # how many of the units ``written`` uses
+    below: str  # what a value below its bound is
+    above: str
+
+
+DURATION: Final = Kind(
+    "duration",
+    {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000},
+    5,
+    "too short",
+    "too long",
+)
+SIZE: Final = Kind(
+    "size",
+    {
+        "B": 1,
+        "KiB": 1 << 10,
+        "MiB": 1 << 20,
+        "GiB": 1 << 30,
+        "TiB": 1 << 40,
+        "k": 1 << 10,
+        "m": 1 << 20,
+        "g": 1 << 30,
+        "kB": 10**3,
+        "MB": 10**6,
+        "GB": 10**9,
+        "TB": 10**12,
+    },
+    5,
+    "too small",
+    "too large",
+)
+
+
+def parsed(text: str, kind: Kind, *, base: int = 1) -> float | None:
+    """Return the value in milliseconds or bytes; a number without a unit counts ``base`` of them.
+    None if the text is not of this kind."""
     match = _NUMBER.match(text.strip())
-    unit = units.get(match[2].lower(), 1 if not match[2] else None) if match else None
-    return None if match is None or unit is None else round(float(match[1]) * unit)
+    if match is None:
+        return None
+    unit = base
+    if match[2]:
+        units = {name.lower(): value for name, value in kind.units.items()}
+        if match[2].lower() not in units:
+            return None
+        unit = units[match[2].lower()]
+    return float(match[1]) * unit
 
 
-def short_duration(seconds: int) -> str:
-    """Return the text that ``parse`` would read, in the largest unit that fits."""
-    for unit, count in reversed(tuple(SECONDS.items())):
-        if seconds and seconds % count == 0:
-            return f"{seconds // count}{unit}"
-    return f"{seconds}s"
+def written(value: int, kind: Kind) -> str:
+    """Return the value with the largest unit that divides it: 43,200,000 is 12h."""
+    names = list(kind.units)[: kind.plain]
+    name = max((n for n in names if value % kind.units[n] == 0), key=kind.units.__getitem__)
+    return f"{value // kind.units[name]}{name}" if value else f"0{names[0]}"
+
+
+def misfit(text: str, value: float, kind: Kind, low: int | None, high: int | None) -> str | None:
+    """Return why a value is out of bounds, in the words it was written in, or None."""
+    if low is not None and value < low:
+        return f"{text} is {kind.below}: at least {written(low, kind)}"
+    if high is not None and value > high:
+        return f"{text} is {kind.above}: at most {written(high, kind)}"
+    return None
 
 
 def size(count: int) -> str:

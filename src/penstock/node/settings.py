@@ -276,42 +276,49 @@ def _checked(setting: Setting, raw: object, origin: Origin) -> Any:
     is_strict = origin.kind is OriginKind.FILE
     if isinstance(raw, os.PathLike):
         raw = os.fspath(raw)
-    shown_raw, raw = raw, _without_unit(setting, raw)
     why: str | None
+    kind = _kind_of(setting)
+    if kind is not None and isinstance(raw, str):
+        raw = _counted(setting, raw, kind, origin)
     try:
         value = msgspec.convert(raw, setting.type, strict=is_strict)
     except msgspec.ValidationError as exc:
-        why = _choices(setting.type) or _expected(setting, exc)
+        why = _choices(setting.type) or _expected(exc)
     else:
         why = setting.check(value) if setting.check is not None else None
         if why is None:
             return value
-    shown = "" if setting.is_secret else f", got {_text(shown_raw)!r}"
+    shown = "" if setting.is_secret else f", got {_text(raw)!r}"
     raise ConfigInvalid(f"{setting.key}: {why}{shown} ({origin})")
 
 
-def _units(setting: Setting) -> Mapping[str, int] | None:
-    """Return the units of a size or a duration, which its name shows."""
-    words = setting.name.split("_")
-    if not isinstance(setting.default, int) or isinstance(setting.default, bool):
+def _kind_of(setting: Setting) -> units.Kind | None:
+    """What the unit in a setting's name says that it counts."""
+    if setting.type is not int and get_args(setting.type)[:1] != (int,):
         return None
-    return units.BYTES if "bytes" in words else units.MILLISECONDS if "ms" in words else None
+    words = setting.name.split("_")
+    return units.DURATION if "ms" in words else units.SIZE if "bytes" in words else None
 
 
-def _without_unit(setting: Setting, raw: object) -> object:
-    """Return a size or a duration with a unit, such as 64MiB or 30s, as a number."""
-    known = _units(setting)
-    if known is None or not isinstance(raw, str) or raw.strip().isdecimal():
-        return raw
-    found = units.parse(raw, known)
-    return raw if found is None else found
+def _counted(setting: Setting, text: str, kind: units.Kind, origin: Origin) -> int:
+    """Milliseconds or bytes, of a text like 15m or 64MB."""
+    value = units.parsed(text, kind)
+    if value is None or value != int(value):
+        example = "15m" if kind is units.DURATION else "64MiB"
+        why: str | None = f"expected a {kind.noun} such as {example}, got {text!r}"
+    else:
+        meta = _meta(setting.type)
+        low = meta.ge if isinstance(meta.ge, int) else None
+        high = meta.le if isinstance(meta.le, int) else None
+        shown = text if text[-1:].isalpha() else f"{text} {next(iter(kind.units))}"
+        why = units.misfit(shown, value, kind, low, high)
+        if why is None:
+            return int(value)
+    raise ConfigInvalid(f"{setting.key}: {why} ({origin})")
 
 
-def _expected(setting: Setting, exc: msgspec.ValidationError) -> str:
+def _expected(exc: msgspec.ValidationError) -> str:
     """msgspec's sentence without the type it got: the value itself is shown instead."""
-    known = _units(setting)
-    if known is not None and " `int`" in str(exc) and ">" not in str(exc) and "<" not in str(exc):
-        return f"expected a number, or one with a unit ({', '.join(known)})"
     text = _line(exc).partition(", got")[0].replace("`", "")
     return text[:1].lower() + text[1:]
 
