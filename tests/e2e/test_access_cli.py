@@ -1,19 +1,25 @@
 """Access from the shell, against a server that asks everybody who they are: an operator sets up a
 tenant, its users work with what they were given, and what is taken away ends within seconds."""
 
+import base64
 import json
 import os
 import pty
+import stat
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 from tests.harness.command import Done
+from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
 
 from penstock.cli.failure import ExitCode
+from penstock.node.keyring import MASTER_NAME
 
 PENSTOCK = penstock_command()
 ROOT_KEY_ID = "ROOTROOTROOTROOTROOT"
@@ -262,3 +268,103 @@ def test_everything_is_still_there_after_a_restart(
     admin.env |= {"PENSTOCK_ENDPOINT": server.url, "PENSTOCK_ADMIN": server.admin_url}
     assert {line["name"] for line in root("tenant", "list").lines} == {"default", "acme"}
     assert admin("queue", "show", "jobs").code == 0
+
+
+def test_the_audit_trail_answers_who_did_what(root: Person, admin: Person, tmp_path: Path) -> None:
+    assert admin("queue", "create", "short-lived").code == 0
+    assert admin("queue", "delete", "short-lived", "--yes").code == 0
+
+    def deletions() -> list[dict[str, str]]:
+        done = root("audit", "tail", "--action", "DeleteQueue", "--since", "1d", "--user", "ann")
+        assert done.code == 0, done.err
+        return done.lines
+
+    eventually(lambda: bool(deletions()), seconds=10.0, what="the deletion is noted")
+    (entry,) = [each for each in deletions() if each["resource"].endswith(":short-lived")]
+    assert entry["action"] == "sqs:DeleteQueue"
+    assert entry["principal"].endswith(":user/ann")
+    assert entry["outcome"] == "ok"
+    assert root("audit", "tail", "--action", "sqs:DeleteQueue", "--user", "nobody").lines == []
+    code, shown = root.typing("audit", "tail", "--action", "DeleteQueue", answers=[])
+    assert code == 0
+    assert "ann  sqs:DeleteQueue  arn:aws:sqs:us-east-1:111111111111:short-lived  ok" in shown
+    _, shown = root.typing("audit", "tail", "--action", "NoSuchAction", answers=[])
+    assert "no such entries in this time" in shown
+
+
+def token_of(server: Server) -> str:
+    """A log-in of root."""
+    body = json.dumps({"key_id": ROOT_KEY_ID, "secret": ROOT_SECRET}).encode()
+    headers = {"content-type": "application/json"}
+    url = f"{server.admin_url}/api/v1/login"
+    with urlopen(Request(url, data=body, headers=headers)) as reply:
+        return str(json.load(reply)["token"])
+
+
+def master_keys(folder: Path) -> list[str]:
+    """The server's master key in the forms that a key is written in."""
+    raw = (folder / MASTER_NAME).read_bytes()
+    key = raw if len(raw) == 32 else base64.b64decode(raw)
+    assert len(key) == 32
+    forms = [base64.b64encode(key), base64.urlsafe_b64encode(key), key.hex().encode()]
+    return [form.decode() for form in forms]
+
+
+def test_a_bundle_has_what_a_report_needs_and_no_secret(
+    root: Person, admin: Person, server: Server, tmp_path: Path
+) -> None:
+    """Secrets of every kind stand where a bundle looks: in the settings and the log of the server,
+    in the environment, in contexts."""
+    token = token_of(server)
+    context_secret, password = "secret-of-a-context", "a password of somebody"
+    config = tmp_path / "config"
+    with_context = Person(server, ROOT_KEY_ID, ROOT_SECRET)
+    with_context.env |= {
+        "XDG_CONFIG_HOME": str(config),
+        "PENSTOCK_ROOT_SECRET_FILE": str(server.data.parent / "root-secret"),
+        "AWS_SESSION_TOKEN": "token of a session",
+        "DB_PASSWORD": password,
+    }
+    added = with_context("context", "add", "x", "--key-id", "K", stdin=f"{context_secret}\n")
+    assert added.code == 0, added.err
+    pem = "MC4CAQAwBQYDK2VwBCIEIPrivateKeyOfThisTestAndOfNoOther"
+    master = master_keys(server.data)
+    made = root("key", "create", "ann", "--tenant", "acme", "-o", "json").json
+    log = tmp_path / "server.log"
+    log.write_text(
+        f'{{"event": "ready"}}\n{{"event": "log-in", "token": "{token}"}}\n'
+        f"authorization: Bearer {token}\nsecret={ROOT_SECRET}\n{made['secret']}\n"
+        f"-----BEGIN PRIVATE KEY-----\n{pem}\n-----END PRIVATE KEY-----\n"
+        + "".join(f"{key}\n" for key in master)
+        + f"{context_secret} {password} token of a session\n"
+    )
+    file = tmp_path / "bundle.tar.gz"
+    done = with_context("debug", "bundle", str(file), "--log", str(log))
+    assert done.code == 0, done.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with tarfile.open(file) as archive:
+        pieces = {
+            member.name.partition("/")[2]: archive.extractfile(member).read()  # type: ignore[union-attr]
+            for member in archive.getmembers()
+        }
+    assert {"versions.json", "settings.json", "metrics.txt", "ready.json", "doctor.json"} <= set(
+        pieces
+    )
+    assert b"penstock_ready 1" in pieces["metrics.txt"]
+    assert b'"event": "ready"' in pieces["log-1-server.log"]
+    assert json.loads(pieces["versions.json"])["penstock"]
+    secrets = [
+        ROOT_SECRET,
+        made["secret"],
+        token,
+        context_secret,
+        password,
+        "token of a session",
+        pem,
+        *master,
+    ]
+    for name, data in pieces.items():
+        for secret in secrets:
+            assert secret.encode() not in data, name
+    again = with_context("debug", "bundle", str(file))
+    assert again.code == ExitCode.CONFLICT

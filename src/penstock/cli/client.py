@@ -8,14 +8,13 @@ dicts as the server sent them, and trouble is a ``Failure``.
 
 import base64
 import http.client
-import itertools
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from penstock.cli.contexts import environment
 from penstock.cli.credentials import ca_file, credentials_from_environment
 from penstock.cli.failure import ExitCode, Failure, Refused, timed_out
 from penstock.cli.signature import Credentials, Signer
@@ -31,7 +30,6 @@ _JSON = "application/json"
 # What a server has over the wait it was asked for, before we call it silent.
 _WAIT_MARGIN_S = 5.0
 _REPLY_BYTES_MAX = 64 * 1_048_576
-QUEUES_COMPARED_MAX = 10_000  # with a name that does not exist
 # Faults of a signature, and what is wrong with the key.
 _KEY_FAULTS = {
     "SignatureDoesNotMatch": "the secret does not match",
@@ -74,6 +72,14 @@ def as_seen_from(endpoint: str, told: str) -> str:
 
 def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def name_of(queue: str) -> str:
+    """The name of a queue that is given by its name, its ARN or its URL. The name of a share has a
+    colon in it."""
+    if "://" in queue:
+        return queue.rpartition("/")[2]
+    return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
 
 
 class Connection:
@@ -226,39 +232,23 @@ class Sqs:
         without one the server is asked, so that its own default account counts."""
         if "://" in name:
             return name
-        if name.startswith("arn:"):
-            name = name.rpartition(":")[2]
+        name = name_of(name)
         url = self._urls.get(name)
         if url is None:
             if self._account is not None:
                 url = f"{self.url}/{self._account}/{quote(name)}"
             else:
-                url = self._find_queue(name)
+                url = self._found_url(name)
             self._urls[name] = url
         return url
 
-    def _find_queue(self, name: str) -> str:
+    def _found_url(self, name: str) -> str:
         try:
-            reply = self.call(
-                "GetQueueUrl", {"QueueName": name}, what=f"cannot find queue '{name}'"
-            )
+            return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
         except Refused as refusal:
-            if refusal.exit_code is ExitCode.NOT_FOUND:
-                refusal.what = f"no queue '{name}'"
-                refusal.fix = self._near(name) or refusal.fix
+            is_absent = refusal.exit_code is ExitCode.NOT_FOUND
+            refusal.what = f"no queue '{name}'" if is_absent else f"cannot find queue '{name}'"
             raise
-        return str(reply["QueueUrl"])
-
-    def _near(self, name: str) -> str:
-        """Return the queue that was probably meant, as a question; empty: none is near."""
-        import difflib
-
-        try:
-            known = list(itertools.islice(self.queue_names(), QUEUES_COMPARED_MAX))
-        except Failure:
-            return ""  # whoever may use a queue need not be allowed to list them
-        near = difflib.get_close_matches(name, known, n=1)
-        return f"did you mean '{near[0]}'? all of them: `penstock queue list`" if near else ""
 
     def attributes(self, name: str, names: Sequence[str] = ("All",)) -> dict[str, str]:
         request = {"QueueUrl": self.queue_url(name), "AttributeNames": list(names)}
@@ -338,8 +328,9 @@ class Admin:
         if self._is_known:
             return
         self._is_known = True
-        token = os.environ.get("PENSTOCK_TOKEN") or os.environ.get("PENSTOCK_ADMIN_TOKEN")
-        key_id, secret = os.environ.get("PENSTOCK_KEY_ID"), os.environ.get("PENSTOCK_SECRET")
+        env = environment()
+        token = env.get("PENSTOCK_TOKEN") or env.get("PENSTOCK_ADMIN_TOKEN")
+        key_id, secret = env.get("PENSTOCK_KEY_ID"), env.get("PENSTOCK_SECRET")
         if not token and key_id and secret:
             body = json.dumps({"key_id": key_id, "secret": secret}).encode()
             headers = {"content-type": _JSON}
@@ -378,6 +369,11 @@ class Admin:
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         _, answer = self._ask(method, path, query, data, what=what, wait_s=wait_s)
         return _decode(answer, self.url)
+
+    def page(self, path: str) -> bytes:
+        """A page outside the API, such as ``/metrics``; what it says, whatever its status."""
+        self._introduce()
+        return self._connection.call("GET", path, headers=dict(self._headers))[2]
 
     def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
         """What is not JSON, and the headers that say what it is."""

@@ -2,6 +2,7 @@
 
 import os
 
+from penstock.cli.contexts import environment
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.signature import Credentials
 
@@ -15,7 +16,7 @@ def found_credentials() -> Credentials | None:
     """What AWS tools would use; else our own; else those of the profile that AWS_PROFILE names.
     The default profile is not looked at: it belongs to somebody else's cloud more often than not.
     """
-    env = os.environ
+    env = environment()
     if env.get("AWS_ACCESS_KEY_ID"):
         return Credentials(
             env["AWS_ACCESS_KEY_ID"],
@@ -57,4 +58,4 @@ def _profile(name: str) -> Credentials:
 def ca_file() -> str | None:
     """A private authority, where the environment names its file: ours, or the name that AWS tools
     know. Without one, the machine's authorities count."""
-    return os.environ.get("PENSTOCK_CA_FILE") or os.environ.get("AWS_CA_BUNDLE")
+    return environment().get("PENSTOCK_CA_FILE") or environment().get("AWS_CA_BUNDLE")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from penstock.cli import quantity
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column, duration, field, none_of
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
@@ -36,7 +37,7 @@ class Known(NamedTuple):
     protocol: str
 
 
-def _known(session: Session) -> list[Known]:
+def known_groups(session: Session) -> list[Known]:
     from penstock.cli.kafka_client import check
     from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
@@ -58,7 +59,7 @@ def _known(session: Session) -> list[Known]:
 
 
 def _find(session: Session, name: str) -> Known:
-    for known in _known(session):
+    for known in known_groups(session):
         if known.name == name:
             return known
     raise Failure(
@@ -89,7 +90,7 @@ def list_groups(session: Session, prefix: str) -> None:
             "state": known.state,
             "protocol": known.protocol,
         }
-        for known in _known(session)
+        for known in known_groups(session)
         if known.name.startswith(prefix)
     )
     session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("groups", prefix))
@@ -266,10 +267,10 @@ def _shares(assignment: Any) -> list[str]:
 @click.option("--watch", is_flag=True, help="again and again until Ctrl-C")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3_600.0),
-    default=2.0,
+    type=quantity.some_seconds(0.1, 3_600),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
 )
 @click.option("--samples", type=click.IntRange(min=1), help="with --watch: stop after so many")
 @pass_session
@@ -282,7 +283,7 @@ def lag(
     """
     from penstock.cli import group_lag
 
-    known = {each.name: each for each in _known(session)}
+    known = {each.name: each for each in known_groups(session)}
     for name in names:
         if name not in known:
             _find(session, name)

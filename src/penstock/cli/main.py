@@ -53,6 +53,9 @@ _ENTRIES = {
         "Consumer groups: list, show, lag, reset, delete.",
         _STREAM,
     ),
+    "context": Entry(
+        "penstock.cli.context:context", "Servers under a name: add, use, list, remove.", _ACCESS
+    ),
     "tenant": Entry(
         "penstock.cli.tenant:tenant",
         "Create, list, show, suspend, resume, delete tenants.",
@@ -80,6 +83,10 @@ _ENTRIES = {
     ),
     "backup": Entry(
         "penstock.cli.backup:backup", "Copy everything, verify copies, restore from one.", _LOOK
+    ),
+    "audit": Entry("penstock.cli.audit:audit", "The audit trail: who did what, and when.", _LOOK),
+    "debug": Entry(
+        "penstock.cli.debug:debug", "Collect what a bug report needs, without secrets.", _LOOK
     ),
     "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
     "generate": Entry(

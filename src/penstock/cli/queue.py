@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from penstock.cli import quantity
 from penstock.cli.output import Column, duration, field, none_of
 from penstock.cli.queue_settings import (
     SETTINGS,
@@ -100,9 +101,11 @@ def list_queues(session: Session, prefix: str, sort: str) -> None:
 @pass_session
 def show(session: Session, name: str) -> None:
     """Show the settings, counts and tags of one queue."""
+    from penstock.cli.client import name_of
+
     attributes = session.sqs.attributes(name, ("All", *_OURS))
     url = session.sqs.queue_url(name)
-    item = described(name.rpartition("/")[2].rpartition(":")[2], url, attributes)
+    item = described(name_of(name), url, attributes)
     reply = session.sqs.call("ListQueueTags", {"QueueUrl": url}, what=f"cannot show '{name}'")
     item["tags"] = reply.get("Tags", {})
     if item["kind"] == "fifo":
@@ -137,7 +140,9 @@ def _with_blocked(session: Session, item: dict[str, Any]) -> dict[str, Any]:
 @pass_session
 def explain(session: Session, name: str, user: str | None) -> None:
     """Say why a receive from a queue gets nothing."""
-    name = name.rpartition("/")[2].rpartition(":")[2]
+    from penstock.cli.client import name_of
+
+    name = name_of(name)
     found = session.admin.explanation(name, user)
     if not session.out.is_table:
         session.out.one(found, name="summary")
@@ -225,10 +230,10 @@ def purge(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 @click.option("--watch", is_flag=True, help="again and again, with rates, until Ctrl-C")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3_600.0),
-    default=2.0,
+    type=quantity.some_seconds(0.1, 3_600),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
 )
 @click.option("--samples", type=click.IntRange(min=1), help="with --watch: stop after so many")
 @pass_session

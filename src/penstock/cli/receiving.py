@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import click
 
-from penstock.cli.client import Json
+from penstock.cli.client import Json, name_of
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import duration
 from penstock.cli.session import Session
@@ -122,9 +122,8 @@ def receive(session: Session, queue: str, wish: Wish) -> None:
 
 def _nothing(session: Session, queue: str) -> str:
     """Why nothing was received, as far as the server tells."""
-    name = queue.rpartition("/")[2].rpartition(":")[2]
     try:
-        return f"no message: {session.admin.explanation(name)['summary']}"
+        return f"no message: {session.admin.explanation(name_of(queue))['summary']}"
     except Failure:
         return "no message"
 

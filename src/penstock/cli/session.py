@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from click.types import StringParamType
 
+from penstock.cli import contexts, quantity
+from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import FORMATS, Output
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from penstock.cli.client import Admin, Sqs
     from penstock.cli.kafka_client import Kafka
 
@@ -36,6 +41,7 @@ class Settings:
     output: str | None = None  # None: by what stdout is
     quiet: bool = False
     debug: bool = False
+    context: str | None = None  # None: the one in use
     explicit: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -93,8 +99,8 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
         option(
             "--timeout",
             "timeout_s",
-            metavar="SECONDS",
-            type=click.FloatRange(min=0.0, min_open=True, max=86_400.0),
+            metavar="DURATION",
+            type=quantity.some_seconds(0.001, 86_400),
             envvar=["PENSTOCK_TIMEOUT"],
             help=f"longest wait for one answer [default {TIMEOUT_S_DEFAULT:g}]",
         ),
@@ -105,9 +111,28 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
             envvar=["PENSTOCK_OUTPUT"],
             help="default: table on a terminal, else json for one thing, ndjson for many",
         ),
+        option(
+            "--context",
+            metavar="NAME",
+            envvar=["PENSTOCK_CONTEXT"],
+            help="saved server [env PENSTOCK_CONTEXT, default: `penstock context use`]",
+        ),
         option("-q", "--quiet", is_flag=True, help="no progress and no remarks on stderr"),
         option("--debug", is_flag=True, help="show the traceback of an error"),
     ]
+
+
+class Name(StringParamType):
+    """A text that may be the name of a queue, topic, group, user, tenant or context."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        from penstock.cli.names import completed
+
+        return [CompletionItem(each) for each in completed(ctx, param, incomplete)]
 
 
 class Verb(click.Command):
@@ -117,6 +142,9 @@ class Verb(click.Command):
         super().__init__(*args, **kwargs)
         self._global = global_options(from_environment=False)
         self.params.extend(self._global)
+        for param in self.params:
+            if param.type is click.STRING:
+                param.type = _NAME
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
@@ -129,6 +157,9 @@ class Verb(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+_NAME = Name()
 
 
 class Noun(click.Group):
@@ -206,9 +237,19 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def call(*args: Any, **kwargs: Any) -> None:
         ctx = click.get_current_context()
-        session = Session(ctx.find_root().ensure_object(Settings))
+        settings = ctx.find_root().ensure_object(Settings)
+        if ctx.parent is None or ctx.parent.info_name != "context":  # which mends the file
+            contexts.apply(settings)
+        session = Session(settings)
         ctx.call_on_close(session.close)
-        command(session, *args, **kwargs)
+        try:
+            command(session, *args, **kwargs)
+        except Failure as failure:
+            if failure.exit_code is ExitCode.NOT_FOUND:
+                from penstock.cli.names import suggest
+
+                suggest(ctx, session, failure)
+            raise
 
     return call
 
@@ -217,8 +258,6 @@ def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
     """Destructive verbs ask for the name again: "y" is typed too easily."""
     if is_sure:
         return
-    from penstock.cli.failure import ExitCode, Failure
-
     refusal = Failure(
         f"did not {verb} '{name}'",
         "nobody confirmed it: stdin is not a terminal",

@@ -51,7 +51,7 @@ def tail(session: Session, topic: str, wish: TailWish) -> None:
         raise Failure(
             "--grep cannot be used", f"not a regular expression: {error}", exit_code=ExitCode.USAGE
         ) from None
-    reader = _Reader(session, topic, wish)
+    reader = Reader(session, topic, wish)
     shown = 0
     with Interrupts() as interrupts:
         for found in reader.answers():
@@ -75,7 +75,7 @@ def tail(session: Session, topic: str, wish: TailWish) -> None:
                 return
 
 
-class _Reader:
+class Reader:
     def __init__(self, session: Session, topic: str, wish: TailWish) -> None:
         self._session = session
         self._kafka: Kafka = session.kafka

@@ -113,9 +113,13 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def cli(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], endpoint: Endpoint
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    endpoint: Endpoint,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Cli:
     """Runs a command line in this process, against the test's own server."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     for name in ("PENSTOCK_ADMIN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PENSTOCK_ENDPOINT", endpoint.url)

@@ -1,0 +1,138 @@
+"""Servers under a name: endpoint, addresses, authority and access key, in one file of the user.
+
+``penstock context`` changes the file. A context takes effect where neither a flag nor the
+environment says otherwise. The context in use is left out if an address is given by flag or
+environment, because its key belongs to its own server; naming the context (``--context``,
+PENSTOCK_CONTEXT) combines both.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.cli.failure import ExitCode, Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.cli.session import Settings
+
+DEFAULT = "default"  # no context: the defaults of the command
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+ADDRESSES = ("endpoint", "admin", "kafka")
+OPTIONS = (*ADDRESSES, "region", "account")  # fields that are global options as well
+FIELDS = (*OPTIONS, "ca_file", "key_id", "secret")
+_KEY_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_PROFILE",
+    "PENSTOCK_KEY_ID",
+    "PENSTOCK_TOKEN",
+    "PENSTOCK_ADMIN_TOKEN",
+)
+
+Context = dict[str, str]
+
+# What the context of this command adds to the environment; set by ``apply``.
+_added: dict[str, str] = {}
+
+
+def environment() -> Mapping[str, str]:
+    """The environment, and below it the authority and the key of the context."""
+    return {**_added, **os.environ}
+
+
+def apply(settings: "Settings") -> None:
+    """Fill settings that neither a flag nor the environment has set from the context."""
+    _added.clear()
+    chosen = settings.context
+    if chosen is None and any(name in settings.explicit for name in ADDRESSES):
+        return
+    known = Contexts.read()
+    name = chosen or known.current
+    if name == DEFAULT:
+        return
+    context = known.find(name)
+    for option in OPTIONS:
+        if option in context and option not in settings.explicit:
+            setattr(settings, option, context[option])
+    env = os.environ
+    if "ca_file" in context and not (env.get("PENSTOCK_CA_FILE") or env.get("AWS_CA_BUNDLE")):
+        _added["PENSTOCK_CA_FILE"] = context["ca_file"]
+    if "key_id" in context and not any(env.get(variable) for variable in _KEY_VARIABLES):
+        _added["PENSTOCK_KEY_ID"] = context["key_id"]
+        _added["PENSTOCK_SECRET"] = context["secret"]
+
+
+def place() -> "Path":
+    from pathlib import Path
+
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return Path(base) / "penstock" / "contexts.json"
+
+
+class Contexts:
+    def __init__(self, current: str = DEFAULT, contexts: Mapping[str, Context] = {}) -> None:
+        self.current = current
+        self.contexts = dict(contexts)
+
+    @classmethod
+    def read(cls) -> "Contexts":
+        path = place()
+        try:
+            data = path.read_bytes()
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            return cls()
+        if mode & 0o077:
+            raise Failure(
+                f"{path} can be read by others",
+                f"its mode is {mode & 0o777:o}, and it may hold secrets",
+                f"chmod 600 {path}",
+                exit_code=ExitCode.USAGE,
+            )
+        try:
+            return cls(**_checked(json.loads(data)))
+        except ValueError as error:
+            raise Failure(
+                f"{path} cannot be read",
+                str(error),
+                "mend it, or remove it and add the contexts again",
+                exit_code=ExitCode.USAGE,
+            ) from None
+
+    def write(self) -> None:
+        """The file has mode 0600 from its first byte on."""
+        path = place()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"current": self.current, "contexts": self.contexts}, file, indent=2)
+        new.replace(path)
+
+    def find(self, name: str) -> Context:
+        if name not in self.contexts:
+            from penstock.cli.names import no_such
+
+            raise no_such("context", name, self.contexts)
+        return self.contexts[name]
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    contexts = found.get("contexts") if isinstance(found, dict) else None
+    if not isinstance(contexts, dict):
+        raise ValueError("it is not a list of contexts")
+    current = found.get("current", DEFAULT)
+    if current != DEFAULT and current not in contexts:
+        raise ValueError(f"there is no context {current!r}, which is in use")
+    for name, context in contexts.items():
+        if not isinstance(context, dict) or not all(
+            key in FIELDS and isinstance(value, str) for key, value in context.items()
+        ):
+            raise ValueError(f"the context {name!r} has fields other than {', '.join(FIELDS)}")
+        if ("key_id" in context) != ("secret" in context):
+            raise ValueError(f"the context {name!r} needs key_id and secret, or neither")
+    return {"current": current, "contexts": contexts}
