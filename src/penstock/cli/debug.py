@@ -79,8 +79,8 @@ def bundle(session: Session, file: Path | None, logs: tuple[Path, ...]) -> None:
             names.append(name)
         if errors:
             _add(archive, "errors.txt", mask.bytes("\n".join([*errors, ""]).encode()))
-    for error in errors:
-        session.remark(f"left out {mask.text(error)}")
+    for each in errors:
+        session.remark(f"left out {mask.text(each)}")
     session.out.one(
         {"file": str(file), "size_bytes": file.stat().st_size, "pieces": names},
         name="file",
@@ -121,7 +121,7 @@ def _versions() -> dict[str, Any]:
 
     from penstock import __version__
 
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in _PACKAGES:
         try:
             packages[name] = version(name)

@@ -84,7 +84,7 @@ def peek(session: Session, queue: str, *, count: int, partition: int | None, sta
     now_ms = int(time.time() * 1_000)
     pages = _until_end(session, queue, str(start), partition)
     items: Iterable[Json] = (as_item(row, now_ms) for row in _first(pages, count))
-    columns = _PEEK_COLUMNS
+    columns: tuple[Column, ...] = _PEEK_COLUMNS
     if session.out.is_table:
         items = list(map(_peek_row, items))
         # Only a dead-letter queue has messages that came from another queue.

@@ -35,7 +35,7 @@ _FORMS: Final = (
     # Forty characters of base64, as the secret of an access key is, and 32 bytes of it.
     (
         re.compile(
-            r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])(?=[\w+/-]{0,42}[0-9])"
+            r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])"
             r"[\w+/-]{40,43}=?(?![\w+/=-])"
         ),
         MASK,

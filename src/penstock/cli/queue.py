@@ -112,7 +112,8 @@ def show(session: Session, name: str) -> None:
         item = _with_blocked(session, item)
     forms = {setting.field: setting.show for setting in SETTINGS}
     columns = [
-        field(key)._replace(**({"form": forms[key]} if key in forms else {})) for key in item
+        Column(each.key, each.title, form=forms.get(each.key, each.form))
+        for each in map(field, item)
     ]
     session.out.one(item, columns=columns)
 

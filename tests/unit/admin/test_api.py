@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -164,7 +165,7 @@ class World:
         )
         if target is not None:
             topic = topic.with_settings(now_ms=2_000, redrive=Redrive(target.arn, 3))
-        self.backend.counts[topic.topic_id] = QueueStats(**counts)
+        self.backend.counts[topic.topic_id] = msgspec.convert(counts, QueueStats)
         return await self.catalog.create(topic)
 
     async def send(self, target: str, method: str = "GET", **headers: str) -> HttpReply:
