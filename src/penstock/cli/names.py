@@ -112,6 +112,8 @@ def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 def suggest(ctx: click.Context, session: Session, failure: Failure) -> None:
     """Add the nearest name to a failure that did not find one."""
+    if "did you mean" in failure.fix:
+        return
     for kind, given in _given(ctx):
         try:
             names = list(islice(_SOURCES[kind](session, ""), _LISTED_MAX))

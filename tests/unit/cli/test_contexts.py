@@ -83,6 +83,17 @@ def test_flags_and_the_environment_win_over_a_context(monkeypatch: pytest.Monkey
     assert found.key_id == "MINE"
 
 
+@pytest.mark.parametrize("variable", ["AWS_PROFILE", "PENSTOCK_KEY_ID", "PENSTOCK_TOKEN"])
+def test_a_key_is_of_the_environment_or_of_the_context_and_never_mixed(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    save(**FULL)
+    monkeypatch.setenv(variable, "mine")
+    applied()
+    assert contexts.environment().get("PENSTOCK_SECRET") is None
+    assert contexts.environment().get("PENSTOCK_KEY_ID") in (None, "mine")
+
+
 def test_the_key_of_a_context_is_not_sent_to_another_server() -> None:
     """An address that is given by flag or environment belongs to somebody else."""
     save(**FULL)
