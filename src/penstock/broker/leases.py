@@ -25,7 +25,7 @@ from penstock.broker.alarm import Alarm
 from penstock.broker.flush import Flush
 from penstock.broker.fresh import Fresh
 from penstock.broker.journal import Journal
-from penstock.broker.peeking import Peeking, peek
+from penstock.broker.peeking import Peeking, all_in_turns, first_at_once, peek
 from penstock.broker.record_reader import Opening, Reading, RecordReader
 from penstock.broker.surroundings import Surroundings
 from penstock.broker.taken import Taken
@@ -428,7 +428,7 @@ class Leases:
         low = self.cursor.low_offset()
         if self._oldest is None or self._oldest[0] != low:
             try:
-                peeked = self._first_from(low)
+                peeked = first_at_once(self._peek(low, 1, OLDEST_READ_BYTES))
             except Damaged as damage:
                 self._on_damage(damage)
                 return None
@@ -438,32 +438,10 @@ class Leases:
             self._oldest = low, peeked.record.sent_at_ms
         return self._oldest[1]
 
-    def _first_from(self, offset: int) -> Peeked | None:
-        """The first record from an offset on that is not gone. None also while its batch is being
-        opened: who asks again is told."""
-        steps = self._peek(offset, 1, OLDEST_READ_BYTES)
-        while True:
-            try:
-                if next(steps) is not None:
-                    return None
-            except StopIteration as end:
-                found: list[Peeked] = end.value[0]
-                return found[0] if found else None
-
     async def peek(self, *, start: int, count: int) -> tuple[list[Peeked], int]:
         """Records from ``start`` on that are not gone, and where to look next. Looks through a
         bounded stretch of the log: an answer with nothing in it may still have more behind it."""
-        steps = self._peek(start, count, limits.READ_BYTES_MAX)
-        while True:
-            try:
-                opening = next(steps)
-            except StopIteration as end:
-                found: tuple[list[Peeked], int] = end.value
-                return found
-            if opening is None:
-                await asyncio.sleep(0)
-            else:
-                await asyncio.wait((opening,))
+        return await all_in_turns(self._peek(start, count, limits.READ_BYTES_MAX))
 
     def _peek(self, start: int, count: int, read_bytes_max: int) -> Peeking:
         end = self._journal.high_watermark
@@ -482,8 +460,12 @@ class Leases:
     async def obstacles(self, *, attempts_max: int | None) -> Obstacles:
         """Find out what keeps messages from being delivered."""
         now_ms, wall_ms = self._clock.mono_ms(), self._clock.wall_ms()
-        if self.cursor.wants_feed:
-            self._feed(now_ms, wall_ms)
+        fed = 0
+        while self.cursor.wants_feed and fed < FED_PER_TURN_MAX:
+            more = self._feed(now_ms, wall_ms)
+            fed += more
+            if not more:
+                break
         delay_ms = self.topic.settings.delay_ms
         terms = Terms(self.index, attempts_max, self.retention_ms, delay_ms, now_ms, wall_ms)
         found = await in_turns(self.cursor.survey(terms))

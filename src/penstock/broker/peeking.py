@@ -54,3 +54,29 @@ def peek(
                     yield None
             offset = header.next_offset
     return found, offset
+
+
+async def all_in_turns(steps: Peeking) -> tuple[list[Peeked], int]:
+    """Return what is found and where to look next; other work of the loop is done in between."""
+    while True:
+        try:
+            opening = next(steps)
+        except StopIteration as end:
+            found: tuple[list[Peeked], int] = end.value
+            return found
+        if opening is None:
+            await asyncio.sleep(0)
+        else:
+            await asyncio.wait((opening,))
+
+
+def first_at_once(steps: Peeking) -> Peeked | None:
+    """Return the first record that is found. None also while its batch is being opened: the next
+    call finds it."""
+    while True:
+        try:
+            if next(steps) is not None:
+                return None
+        except StopIteration as end:
+            found: list[Peeked] = end.value[0]
+            return found[0] if found else None

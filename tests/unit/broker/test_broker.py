@@ -467,6 +467,23 @@ async def test_the_broker_knows_what_keeps_messages_back(tmp_path: Path) -> None
         assert (await stage.broker.stats(jobs)).obstacles is None, "only who asks pays for it"
 
 
+async def test_messages_that_no_receive_has_looked_at_are_judged_too(tmp_path: Path) -> None:
+    clock = HandClock()
+    async with on_stage(tmp_path, clock) as stage:
+        topic = await stage.topic("q.fifo", fifo=True)
+        for number in range(20):
+            sent = message(group="g", dedup_id=str(number))
+            await stage.broker.append(topic, 0, [sent])
+        found = (await stage.broker.stats(topic, is_detailed=True)).obstacles
+        assert found is not None
+        assert found.available == 20
+        assert await stage.broker.lease(topic, LeaseRequest())
+    async with on_stage(tmp_path, clock) as stage:  # nothing is read ahead after a start
+        found = (await stage.broker.stats(topic, is_detailed=True)).obstacles
+        assert found is not None
+        assert (found.available, found.blocked) == (0, 19)
+
+
 async def test_messages_are_refused_on_a_full_disk_and_acks_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

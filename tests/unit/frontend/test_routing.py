@@ -500,6 +500,24 @@ async def test_a_node_that_has_ceased_to_lead_does_not_answer_for_what_it_led(
         cluster.clock.advance(60_000)
 
 
+async def test_a_node_that_leads_more_than_when_it_answered_is_asked_again(
+    cluster: Cluster,
+) -> None:
+    """Its leader dies while a queue is asked about, and another node that has answered already
+    leads that partition from then on."""
+    queue = await cluster.topic(led_by=(1, 2))
+    routed = cluster.routed(1)
+    own = cluster.nodes[1].owned
+
+    async def led_there(at: object) -> list[int]:
+        if at is not own:
+            cluster.truth.move(queue, 1, 1)
+            raise Unreachable("the node is dead")
+        return [partition for partition, node in cluster.truth.leaders(queue).items() if node == 1]
+
+    assert await routed._leaders.ask_all(queue, led_there, is_harmless=True) == [[0, 1]]
+
+
 async def test_stats_without_one_of_the_nodes_are_refused(cluster: Cluster) -> None:
     queue = await cluster.topic(led_by=(1, 2))
     routed = cluster.routed(1, retry_seconds_max=0.1)

@@ -212,16 +212,25 @@ class Leaders:
         self, topic: Topic, work: Work[T], *, is_harmless: bool
     ) -> Sequence[T | PenstockError]:
         """From each node that leads one of its partitions, at the same time: what it says, or what
-        it raises. Those that were not reached are asked again; raises when the time is over and
-        not all have answered, or a partition has nobody to answer for it."""
+        it raises. Those that were not reached are asked again, and so is a node that leads more by
+        now than when it answered; raises when the time is over and not all have answered, or a
+        partition has nobody to answer for it."""
         until = self._loop.time() + self.retry_seconds_max
         answers: dict[int, T | PenstockError] = {}
+        answered_for: dict[int, set[int]] = {}  # by node: the partitions it led when it was asked
         tries = 0
         while True:
             partitions = range(topic.partition_count)
             led = [self.routes.leader(topic, partition) for partition in partitions]
-            nodes = {one[0] for one in led if one is not None}
-            missing = [node for node in nodes if node not in answers]
+            nodes: dict[int, set[int]] = {}
+            for partition, one in enumerate(led):
+                if one is not None:
+                    nodes.setdefault(one[0], set()).add(partition)
+            missing = [
+                node
+                for node, leads in nodes.items()
+                if node not in answers or not leads <= answered_for[node]
+            ]
             error: PenstockError | None = None
             if None in led:
                 error = NotLeader(place_of(topic, led.index(None)))
@@ -233,6 +242,7 @@ class Leaders:
                     error = answer.error
                 else:
                     answers[node] = answer
+                    answered_for[node] = nodes[node]
             if error is None:
                 return [answers[node] for node in nodes]
             tries += 1
