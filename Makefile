@@ -32,6 +32,12 @@ help:  ## this list
 	.venv/awscli/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/awscli.lock
 	touch $@
 
+# The tools that read what `penstock generate` writes.
+.venv/.deploy: .venv/.run requirements/deploy.lock
+	test -x .venv/deploy/bin/python || $(PYTHON) -m venv .venv/deploy
+	.venv/deploy/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/deploy.lock
+	touch $@
+
 # PySpark is a source archive: its build back end is installed first, then it is built beside it.
 .venv/.spark: .venv/.run requirements/spark-build.lock requirements/spark.lock
 	$(PIP) --require-hashes -r requirements/spark-build.lock
@@ -40,7 +46,7 @@ help:  ## this list
 
 setup-spark: .venv/.spark  ## what the pipeline needs: Spark and a Java
 
-setup: .venv/.dev .venv/.spark .venv/.awscli  ## create .venv with the server and every tool the tests use
+setup: .venv/.dev .venv/.spark .venv/.awscli .venv/.deploy  ## create .venv with the server and every tool the tests use
 
 setup-run: .venv/.run
 
@@ -110,7 +116,7 @@ locks:  ## resolve the requirement locks again (needs uv)
 	uv pip compile pyproject.toml --extra cluster --group dev --universal --generate-hashes --no-header -q -o requirements/dev.lock
 	uv pip compile pyproject.toml --extra spark --group build --group spark-build -c requirements/dev.lock --universal --generate-hashes --no-header -q -o requirements/spark.lock
 	uv pip compile --group spark-build -c requirements/spark.lock --universal --generate-hashes --no-header -q -o requirements/spark-build.lock
-	for name in awscli moto localstack; do \
+	for name in awscli deploy moto localstack; do \
 	  uv pip compile requirements/$$name.in --universal --generate-hashes --no-header -q -o requirements/$$name.lock; \
 	done
 	! grep -n '://' requirements/*.lock

@@ -24,6 +24,8 @@ case "${1:-}" in
     # Apache Kafka's own command line tools, whose jars Maven fetches.
     needs javac default-jdk-headless
     needs mvn maven
+    # Reads the unit that `penstock generate systemd` prints.
+    needs systemd-analyze systemd
     # The networks that the fault lab cuts.
     needs ip iproute2
     needs ss iproute2

@@ -5,7 +5,7 @@ import click
 
 @click.group()
 def generate() -> None:
-    """Write a configuration file, or certificates."""
+    """Write configuration, certificates, and files for systemd, Docker and Kubernetes."""
 
 
 @generate.command()
@@ -72,3 +72,43 @@ def certs(
             f"\n  penstock serve --tls-cert {place / f'{stem}.pem'} "
             f"--tls-key {place / f'{stem}-key.pem'}"
         )
+
+
+@generate.command()
+def systemd() -> None:
+    """Print a systemd unit for the installed penstock command."""
+    _print_file("penstock.service")
+
+
+@generate.command()
+def docker() -> None:
+    """Print a Dockerfile of an image with one node."""
+    _print_file("Dockerfile")
+
+
+@generate.command()
+@click.option(
+    "--nodes", type=click.Choice(["1", "3"]), default="1", show_default=True, help="number of nodes"
+)
+def compose(nodes: str) -> None:
+    """Print a Compose file: one node for development, or three nodes with etcd and TLS."""
+    _print_file("compose.yml" if nodes == "1" else "compose-cluster.yml")
+
+
+@generate.command()
+def kubernetes() -> None:
+    """Print Kubernetes manifests: a StatefulSet of three nodes with its services."""
+    _print_file("kubernetes.yml")
+
+
+def _print_file(name: str) -> None:
+    """Print a file of the folder ``deploy``, with this version and the path of this command."""
+    import sysconfig
+    from importlib.resources import files
+    from pathlib import Path
+
+    from penstock import __version__
+
+    text = files("penstock.cli").joinpath("deploy", name).read_text("utf-8")
+    command = str(Path(sysconfig.get_path("scripts")) / "penstock")
+    click.echo(text.replace("@VERSION@", __version__).replace("@PENSTOCK@", command), nl=False)

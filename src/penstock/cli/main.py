@@ -90,7 +90,9 @@ _ENTRIES = {
     ),
     "usage": Entry("penstock.cli.usage:usage", "What tenants have used, added up.", _LOOK),
     "generate": Entry(
-        "penstock.cli.generate:generate", "Write a configuration file, or certificates.", _LOOK
+        "penstock.cli.generate:generate",
+        "Write configuration, certificates, and files for systemd, Docker and Kubernetes.",
+        _LOOK,
     ),
     "pipeline": Entry(
         "penstock.cli.pipeline:pipeline",

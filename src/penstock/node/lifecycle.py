@@ -23,6 +23,7 @@ from penstock.node.allocator import keep_freed_blocks
 from penstock.node.compose import AnyNode, make_node
 from penstock.node.config import Config
 from penstock.node.metadata_link import GivenUp
+from penstock.node.service_manager import READY, STOPPING, ServiceManager
 from penstock.node.settings import Loaded, describe
 from penstock.node.start_errors import explained
 from penstock.telemetry import logs
@@ -48,6 +49,7 @@ def serve(
             print(f"{row.key} = {row.value}  # {row.origin}")  # noqa: T201
         return EXIT_OK
     private.set_umask()
+    manager = ServiceManager(os.environ)
     telemetry = loaded.config.telemetry
     name = loaded.config.node.name or platform.node()
     logs.configure(telemetry.level, telemetry.format, node=name)
@@ -56,13 +58,13 @@ def serve(
         from penstock.node import workers  # a process by itself need not know of them
 
         told = partial(_hints, config=loaded.config) if hints else None
-        return workers.serve(loaded, flags, config_file=config_file, hints=told)
+        return workers.serve(loaded, flags, config_file=config_file, hints=told, manager=manager)
     keep_freed_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(loaded, hints=hints))
+        return runner.run(_run(loaded, manager, hints=hints))
 
 
-async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
+async def _run(loaded: Loaded[Config], manager: ServiceManager, *, hints: bool) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -83,8 +85,10 @@ async def _run(loaded: Loaded[Config], *, hints: bool) -> int:
     node.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     _announce(node, loaded.config, hints=hints)
+    manager.tell(READY)
     await stop.wait()
     log_.info("draining")
+    manager.tell(STOPPING)
     await node.drain()
     log_.info("stopped")
     return EXIT_OK

@@ -37,6 +37,7 @@ from penstock.node.config import KAFKA_LISTEN_DEFAULT, KAFKA_OFF, Config
 from penstock.node.exposure import is_auth_on
 from penstock.node.folder import DataFolder
 from penstock.node.keyring import KMS_NAME, MASTER_NAME, MASTER_VARIABLE, start_key_ring
+from penstock.node.service_manager import READY, STOPPING, ServiceManager
 from penstock.node.settings import Loaded
 from penstock.node.start_errors import explained
 from penstock.node.worker_plan import Addresses, Pauses
@@ -69,6 +70,7 @@ def serve(
     *,
     config_file: str | None,
     hints: Hints | None = None,
+    manager: ServiceManager,
 ) -> int:
     """Returns the exit code. ``flags`` were given to this process, by dotted key. Raises
     SetupError."""
@@ -90,6 +92,7 @@ def serve(
                 # The first start of all makes the first user, and only one may.
                 is_first_alone=auth and not before,
                 hints=hints,
+                manager=manager,
             )
             code = asyncio.run(supervisor.run())
     except (PenstockError, OSError) as error:
@@ -353,6 +356,7 @@ class Supervisor:
         *,
         stop_seconds_max: float,
         is_first_alone: bool,
+        manager: ServiceManager,
         hints: Hints | None = None,
     ) -> None:
         """``children``: the metadata and then the workers."""
@@ -360,6 +364,7 @@ class Supervisor:
         self._stop_seconds_max = stop_seconds_max
         self._is_first_alone = is_first_alone
         self._hints = hints
+        self._manager = manager
         self._stop: asyncio.Event
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -416,6 +421,7 @@ class Supervisor:
         log_.info("workers are ready", extra={"workers": len(self._workers)})
         hints = () if self._hints is None else self._hints(url)
         print("\n".join([line, *hints]), flush=True)  # noqa: T201
+        self._manager.tell(READY)
 
     # ── While they serve ─────────────────────────────────────────────────────────────────────
 
@@ -458,6 +464,7 @@ class Supervisor:
         if self._keepers:
             await asyncio.wait(self._keepers)
         log_.info("draining")
+        self._manager.tell(STOPPING)
         is_clean = True
         for some in (self._workers, [self._metadata]):
             is_clean = await self._end_some(some) and is_clean

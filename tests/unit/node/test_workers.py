@@ -16,6 +16,7 @@ from penstock.model.errors import SetupError
 from penstock.node import worker_plan as plan
 from penstock.node.config import Config, ConfigInvalid, load
 from penstock.node.folder import FolderUnusable
+from penstock.node.service_manager import ServiceManager
 from penstock.node.worker_plan import PAUSE_MS_MAX, PAUSE_MS_MIN, STEADY_MS, Addresses, Pauses
 from penstock.node.worker_secret import SecretMissing, draw_secret, pipe_with, receive_secret
 from penstock.node.workers import Child, NotStarted, Supervisor, _hold, _hold_addresses
@@ -284,7 +285,9 @@ async def test_one_that_is_ready_says_so_and_can_be_started_again() -> None:
 
 async def test_what_cannot_start_ends_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     metadata, broken = child("metadata", SERVES), child("worker 1", "raise SystemExit(1)")
-    supervisor = Supervisor([metadata, broken], stop_seconds_max=5, is_first_alone=True)
+    supervisor = Supervisor(
+        [metadata, broken], stop_seconds_max=5, is_first_alone=True, manager=ServiceManager({})
+    )
     with pytest.raises(NotStarted, match="worker 1"):
         await supervisor.run()
     assert metadata.has_ended.is_set()
@@ -293,7 +296,9 @@ async def test_what_cannot_start_ends_the_others(capfd: pytest.CaptureFixture[st
 
 async def test_one_that_will_not_end_is_made_to() -> None:
     metadata, stubborn = child("metadata", SERVES), child("worker 1", STUBBORN)
-    supervisor = Supervisor([metadata, stubborn], stop_seconds_max=0.2, is_first_alone=False)
+    supervisor = Supervisor(
+        [metadata, stubborn], stop_seconds_max=0.2, is_first_alone=False, manager=ServiceManager({})
+    )
     for one in (metadata, stubborn):
         one.start()
         await one.ready()
