@@ -8,7 +8,9 @@ cluster is a thing to try.
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,13 +84,8 @@ def up(
     private.set_umask()
     program = None if etcd else shutil.which(ETCD)
     folder = Folder(Path(data))
-    if program is None and not etcd and not (folder.is_there and folder.layout().etcd):
-        raise Failure(
-            "etcd is not installed",
-            "a cluster keeps its metadata in one",
-            "install it (Debian: apt install etcd-server), or name one: --etcd HOST:PORT",
-            exit_code=ExitCode.NOT_FOUND,
-        )
+    is_etcd_given = bool(etcd or (folder.is_there and folder.layout().etcd))
+    _check_installed(program, is_etcd_given=is_etcd_given)
     folder.take()
     private.repair(folder.path, but=folder.master_file.name)
     layout = folder.settle(nodes=nodes, base=port_base, etcd=etcd)
@@ -111,6 +108,24 @@ def up(
             local.stop()
         if not is_whole:
             raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _check_installed(etcd_program: str | None, *, is_etcd_given: bool) -> None:
+    """Raise Failure if something that nodes need is missing, before anything is started."""
+    if find_spec("grpc") is None:
+        raise Failure(
+            "grpcio is not installed",
+            "nodes of a cluster use it to talk to etcd",
+            f"{sys.executable} -m pip install 'penstock[cluster]'",
+            exit_code=ExitCode.NOT_FOUND,
+        )
+    if etcd_program is None and not is_etcd_given:
+        raise Failure(
+            "etcd is not installed",
+            "a cluster keeps its metadata in etcd",
+            "install it (Debian: apt install etcd-server), or name one: --etcd HOST:PORT",
+            exit_code=ExitCode.NOT_FOUND,
+        )
 
 
 class _Local:

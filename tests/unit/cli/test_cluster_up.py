@@ -188,6 +188,16 @@ class TestCommands:
         assert "etcd-server" in done.err
         assert not (tmp_path / "c").exists()
 
+    def test_say_how_to_install_grpcio_before_anything_starts(
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "grpc", None)
+        monkeypatch.setenv("PATH", str(tmp_path))  # without an etcd nothing is ever started here
+        done = cli("cluster", "up", "--data", str(tmp_path / "c"))
+        assert done.code == ExitCode.NOT_FOUND
+        assert f"do: {sys.executable} -m pip install 'penstock[cluster]'" in done.err
+        assert not (tmp_path / "c").exists()
+
     def test_down_wants_a_cluster_and_minds_none_that_runs(self, cli: Cli, tmp_path: Path) -> None:
         assert cli("cluster", "down", "--data", str(tmp_path)).code == ExitCode.NOT_FOUND
         folder = Folder(tmp_path / "c")
