@@ -19,6 +19,8 @@ import pytest
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 
+from penstock.cli.examples import RECIPES
+
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.compat.celery_app"
 READY_SECONDS_MAX = 60.0
@@ -30,14 +32,14 @@ pytestmark = pytest.mark.slow
 class Worker:
     """``celery worker`` in a process group of its own, ready when the constructor returns."""
 
-    def __init__(self, env: dict[str, str]) -> None:
+    def __init__(self, env: dict[str, str], module: str = MODULE, concurrency: int = 2) -> None:
         self.lines: deque[str] = deque(maxlen=2_000)
         self._told = threading.Event()
         self._is_ready = False
         self.popen = subprocess.Popen(
             [
-                *(sys.executable, "-m", "celery", "-A", MODULE, "worker"),
-                *("--loglevel", "INFO", "--concurrency", "2", "--pool", "prefork"),
+                *(sys.executable, "-m", "celery", "-A", module, "worker"),
+                *("--loglevel", "INFO", "--concurrency", str(concurrency), "--pool", "prefork"),
                 *("--without-gossip", "--without-mingle", "--without-heartbeat"),
             ],
             cwd=ROOT,
@@ -161,5 +163,48 @@ def test_a_task_survives_its_worker(env: dict[str, str], worker: Worker, sqs: An
         if caller.poll() is None:
             caller.kill()
             caller.communicate(timeout=10)
+    for url in sqs.list_queues(QueueNamePrefix=env["CELERY_PREFIX"]).get("QueueUrls", []):
+        sqs.delete_queue(QueueUrl=url)
+
+
+# The part of an application that the recipe leaves to its reader.
+TASKS = """
+import sys, time
+
+@app.task(name="double")
+def double(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    asked = [double.delay(n) for n in range(100)]
+    assert [one.get(timeout=60) for one in asked] == [2 * n for n in range(100)]
+    print(time.monotonic() - began)
+"""
+RECIPE_SECONDS_MAX = 15.0  # with the default polling interval 100 tasks take more than 20 s
+
+
+def test_the_recipe_runs_a_hundred_tasks_without_sleeping_between_them(
+    env: dict[str, str], server: Server, tmp_path: Path, sqs: Any
+) -> None:
+    recipe = RECIPES["celery"].text.replace("127.0.0.1:9324", f"127.0.0.1:{server.port}")
+    recipe += f"app.conf.result_backend = 'file://{env['CELERY_RESULTS']}'\n"
+    recipe += f"app.conf.task_default_queue = '{env['CELERY_PREFIX']}recipe'\n"
+    (tmp_path / "recipe.py").write_text(recipe + TASKS)
+    env = {**env, "PYTHONPATH": f"{tmp_path}:{env.get('PYTHONPATH', '')}"}
+    worker = Worker(env, module="recipe", concurrency=1)
+    try:
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "recipe.py")],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        worker.kill()
+    assert done.returncode == 0, done.stderr + worker.said()
+    assert float(done.stdout) < RECIPE_SECONDS_MAX
     for url in sqs.list_queues(QueueNamePrefix=env["CELERY_PREFIX"]).get("QueueUrls", []):
         sqs.delete_queue(QueueUrl=url)
