@@ -1,6 +1,6 @@
 # `make run` and `make test` are all a newcomer needs; both set up what they need first.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-run setup-spark run pipeline-demo test pytest checks quick check fmt lint types imports explore compat faults chaos bench locks clean
+.PHONY: help setup setup-run setup-spark run pipeline-demo test pytest checks quick check fmt lint types imports explore compat faults chaos bench docs locks clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -110,6 +110,9 @@ chaos: setup  ## ten minutes of everything that can go wrong in the fault lab; p
 
 bench: setup  ## measure against peers and limits; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+docs: setup  ## write the reference pages in docs/ from the code
+	$(BIN)/python -m tools.references
 
 locks:  ## resolve the requirement locks again (needs uv)
 	uv pip compile pyproject.toml --group build --universal --generate-hashes --no-header -q -o requirements/run.lock
