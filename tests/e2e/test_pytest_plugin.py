@@ -112,6 +112,16 @@ def test_each_test_finds_an_empty_server(tmp_path: Path) -> None:
     assert "6 passed" in done.stdout
 
 
+def test_the_tests_in_the_guide_pass(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    tests = [block for block in blocks if "def test_" in block]
+    lines = "\n".join(tests).splitlines()
+    done = pytest_run(tmp_path, "\n".join(f"    {line}" for line in lines))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(tests)} passed" in done.stdout
+
+
 def test_each_worker_of_xdist_has_a_server_that_ends_with_it(tmp_path: Path) -> None:
     sample = """
     import os
