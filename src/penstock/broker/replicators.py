@@ -486,12 +486,16 @@ class Replicators:
             self._again = asyncio.create_task(self._begin_again(), name="register again")
 
     async def _begin_again(self) -> None:
+        """Register until this node has a lease and has seen the rows of its partitions. The lease
+        may end again meanwhile: ``lost_lease`` starts nothing while this runs."""
         try:
             while True:
                 try:
-                    await self._come_back()
+                    if not self._membership.lease:
+                        await self._come_back()
                     await self._look_around()
-                    return
+                    if self._membership.lease:
+                        return
                 except PenstockError as error:
                     log_.warning("not registered yet", extra={"reason": str(error)})
                     await asyncio.sleep(RESTART_RETRY_SECONDS)

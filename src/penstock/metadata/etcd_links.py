@@ -35,7 +35,12 @@ PAUSE_SECONDS_MAX: Final = 1.0
 # A member that has lost its leader refuses these at once, instead of answering when it has one.
 WITH_LEADER: Final = (("hasleader", "true"),)
 
-LIBRARY_ERRORS: Final = (aio.AioRpcError, aio.UsageError, asyncio.CancelledError)
+LIBRARY_ERRORS: Final = (
+    aio.AioRpcError,
+    aio.UsageError,
+    asyncio.InvalidStateError,
+    asyncio.CancelledError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +132,8 @@ class Link:
         """None: it is the caller that is cancelled."""
         if isinstance(error, aio.AioRpcError):
             return Failed(fault_of(error, self.endpoint))
-        if isinstance(error, aio.UsageError):  # the channel was closed before
+        # The channel was closed before, or the stream that is written to has ended.
+        if isinstance(error, aio.UsageError | asyncio.InvalidStateError):
             return Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint}: given up")))
         # The library says so, too, when the channel is closed under a call.
         task = asyncio.current_task()

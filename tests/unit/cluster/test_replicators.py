@@ -17,6 +17,7 @@ from penstock.model.ports import LeaseRequest
 from penstock.model.topic import Fsync
 from penstock.replication.row import Change
 from penstock.wire.internal.calls import Asked
+from penstock.wire.internal.faults import Unreachable
 from penstock.wire.internal.replica_calls import AnswerKind, Ask, ReplicaFetch, ReplicaFetched
 
 
@@ -155,6 +156,36 @@ async def test_a_node_taken_for_dead_registers_again_and_follows(tmp_path: Path)
         await on.alike(key)
         with pytest.raises(NotLeader):
             await settles(on.nodes[1].broker.append(topic, 0, [message("three")]))
+
+
+@pytest.mark.parametrize("what", ["the store does not answer", "the lease ends again"])
+async def test_a_node_that_registers_again_is_disturbed_before_it_has_seen_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async with cluster(tmp_path) as on:
+        topic, key = await on.topic()
+        first = on.nodes[1]
+        before, refresh, incarnations = first.membership.incarnation, first.view.refresh_rows, []
+
+        async def disturbed() -> None:
+            incarnations.append(first.membership.incarnation)
+            if len(incarnations) == 1 and what == "the lease ends again":
+                await on.store.revoke(first.membership.lease)
+                await until(lambda: not first.membership.lease)
+            elif len(incarnations) == 1:
+                raise Unreachable("etcd does not answer.")
+            await refresh()
+
+        monkeypatch.setattr(first.view, "refresh_rows", disturbed)
+        await on.store.revoke(first.membership.lease)
+        await until(lambda: len(incarnations) == 2 and first.replicators._again is None)
+        assert before not in incarnations
+        is_new = len(set(incarnations)) == 2
+        assert is_new == (what == "the lease ends again")
+        assert first.membership.is_good
+        await on.elect(key, 2)
+        await settles(on.sent(2, topic, "two"))
+        await until(lambda: on.row(key).in_sync == {1, 2, 3})
 
 
 async def test_an_asynchronous_topic_is_not_answered_by_a_node_that_may_be_taken_for_dead(

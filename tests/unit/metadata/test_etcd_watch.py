@@ -3,9 +3,11 @@ of the tests with faults."""
 
 from itertools import chain, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.metadata.etcd_links import EtcdConfig, Failed, open_link
 from penstock.metadata.etcd_watch import Event, _Watch
 from penstock.metadata.etcd_wire import Stored, WatchAnswer
 
@@ -73,3 +75,14 @@ def test_what_was_kept_back_is_forgotten_with_its_stream() -> None:
     assert not following.take(ANSWER._replace(events=[event], is_fragment=True))
     following.begin()
     assert following.take(ANSWER._replace(events=[event])) == [event]
+
+
+async def test_writing_to_a_stream_that_has_ended_is_a_failure_of_the_member() -> None:
+    """The library raises InvalidStateError then, which once ended watches without a word."""
+    link = open_link("127.0.0.1:1", EtcdConfig(endpoints=("127.0.0.1:1",)))
+    stream = link.watch()
+    stream.cancel()
+    with pytest.raises(Failed):
+        async with link.failing():
+            await stream.write(b"")
+    await link.channel.close()
