@@ -81,6 +81,11 @@ _ENTRIES = {
         "Logs of coordinators: show an unreadable row, and skip it.",
         _LOOK,
     ),
+    "definitions": Entry(
+        "penstock.cli.definitions:definitions",
+        "Queues and topics as a JSON file: export, import.",
+        _LOOK,
+    ),
     "backup": Entry(
         "penstock.cli.backup:backup", "Copy everything, verify copies, restore from one.", _LOOK
     ),

@@ -20,8 +20,8 @@ _DESCRIBE_LOG_DIRS, _CREATE_PARTITIONS, _ALTER_CONFIGS = 35, 37, 44
 
 _TOPIC_RESOURCE = 2
 _SET, _UNSET = 0, 1
-_SOURCE_TOPIC = 1  # a config that was set on the topic itself
-_QUEUE_CONFIG = "penstock.queue"
+SOURCE_TOPIC = 1  # a config that was set on the topic itself
+QUEUE_CONFIG = "penstock.queue"
 
 
 @click.group(cls=Noun)
@@ -59,25 +59,32 @@ def create(
     dry_run: bool,
 ) -> None:
     """Create a topic."""
+    given = _configs_of(configs)
+    if is_queue:
+        given[QUEUE_CONFIG] = "true"
+    count = create_topic(session, name, partitions or -1, given, is_dry=dry_run)
+    session.out.one({"name": name, "partitions": count, "created": not dry_run})
+
+
+def create_topic(
+    session: Session, name: str, partitions: int, configs: Mapping[str, str], *, is_dry: bool
+) -> int | None:
+    """Return the number of partitions; ``partitions`` -1: the server's default."""
     from penstock.cli.kafka_client import check
     from penstock.wire.kafka.generated import create_topics as api
 
-    given = _configs_of(configs)
-    if is_queue:
-        given[_QUEUE_CONFIG] = "true"
     asked = api.CreatableTopic(
         name=name,
-        num_partitions=partitions or -1,
+        num_partitions=partitions,
         replication_factor=-1,
-        configs=[api.CreatableTopicConfig(key, value) for key, value in given.items()],
+        configs=[api.CreatableTopicConfig(key, value) for key, value in configs.items()],
     )
     request = api.CreateTopicsRequest(
-        topics=[asked], timeout_ms=session.kafka.timeout_ms, validate_only=dry_run
+        topics=[asked], timeout_ms=session.kafka.timeout_ms, validate_only=is_dry
     )
     (made,) = session.kafka.call(_CREATE_TOPICS, request).topics
     check(f"cannot create topic '{name}'", made.error_code, made.error_message)
-    count = made.num_partitions if made.num_partitions > 0 else partitions
-    session.out.one({"name": name, "partitions": count, "created": not dry_run})
+    return made.num_partitions if made.num_partitions > 0 else max(partitions, 0) or None
 
 
 _LIST_COLUMNS = (
@@ -174,7 +181,7 @@ def show(session: Session, name: str, is_all: bool) -> None:
     starts = session.kafka.offsets(dict.fromkeys(places, EARLIEST), what=what)
     ends = session.kafka.offsets(dict.fromkeys(places, LATEST), what=what)
     sizes = _log_bytes(session, {name: len(places)})
-    configs = _described(session, name)
+    configs = configs_of_topic(session, name)
     partitions = [
         {
             "partition": part.partition_index,
@@ -187,12 +194,12 @@ def show(session: Session, name: str, is_all: bool) -> None:
     ]
     partitions.sort(key=lambda row: int(row["partition"]))
     shown = {
-        key: value for key, (value, source) in configs.items() if is_all or source == _SOURCE_TOPIC
+        key: value for key, (value, source) in configs.items() if is_all or source == SOURCE_TOPIC
     }
     item = {
         "name": name,
         "topic_id": found.topic_id.hex(),
-        "is_queue": configs.get(_QUEUE_CONFIG, ("false", 0))[0] == "true",
+        "is_queue": configs.get(QUEUE_CONFIG, ("false", 0))[0] == "true",
         "records": sum(ends[place] - starts[place] for place in places),
         "log_bytes": sum(sizes.get(place, 0) for place in places),
         "configs": shown,
@@ -219,7 +226,7 @@ def _in_words(name: str, value: str | None) -> str:
     return ""
 
 
-def _described(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
+def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
     """Each config's value and where it comes from."""
     from penstock.cli.kafka_client import check
     from penstock.wire.kafka.generated import describe_configs as api
@@ -251,11 +258,11 @@ def set_configs(
     if both:
         raise click.UsageError(f"'{both[0]}' is to be set and unset at once.")
     changes: dict[str, str | None] = {**given, **dict.fromkeys(unsets)}
-    _alter(session, name, changes, is_dry=dry_run, what=f"cannot change topic '{name}'")
+    alter_configs(session, name, changes, is_dry=dry_run, what=f"cannot change topic '{name}'")
     session.remark(f"{'could change' if dry_run else 'changed'} {name}")
 
 
-def _alter(
+def alter_configs(
     session: Session, name: str, changes: Mapping[str, str | None], *, is_dry: bool, what: str
 ) -> None:
     from penstock.cli.kafka_client import check
@@ -330,5 +337,5 @@ def open_as_queue(session: Session, name: str) -> None:
     """
     what = f"cannot open topic '{name}' as a queue"
     session.kafka.topic(name, what=what)
-    _alter(session, name, {_QUEUE_CONFIG: "true"}, is_dry=False, what=what)
+    alter_configs(session, name, {QUEUE_CONFIG: "true"}, is_dry=False, what=what)
     session.remark(f"{name} is a queue now: try `penstock message receive {name}`")
