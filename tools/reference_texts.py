@@ -45,6 +45,7 @@ ROUTES = {
     "POST /api/v1/coordinators/{topic}/{partition}/skip": "Skip an unreadable row",
     "GET /api/v1/queues": "Queues with their attributes and numbers",
     "GET /api/v1/queues/{queue}": "One queue",
+    "GET /api/v1/queues/{queue}/explain": "Why a receive gets nothing: reasons in words",
     "GET /api/v1/queues/{queue}/messages": "Look at messages without receiving them (peek, tail)",
     "POST /api/v1/queues/{queue}/rotate": "Encrypt new messages of a queue or topic with a new key",
     "GET /api/v1/tenants": "Tenants",
