@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.harness.children import end_with_parent
+
 from benchmarks import proc
 
 START_S_MAX = 180.0  # a JVM on a busy machine
@@ -54,6 +56,7 @@ class Server:
                 env={**os.environ, **env},
                 cwd=folder,
                 start_new_session=True,
+                preexec_fn=end_with_parent(),
                 text=True,
                 errors="replace",
             )

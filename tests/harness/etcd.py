@@ -28,6 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.harness.children import end_with_parent
 from tests.harness.patience import eventually
 from tests.harness.server import stable_port
 
@@ -220,6 +221,7 @@ class EtcdCluster:
                 stdout=log,
                 stderr=log,
                 env=env,
+                preexec_fn=end_with_parent(),
             )
 
     # ── What is asked of it ──────────────────────────────────────────────────────────────────

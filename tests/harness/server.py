@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from tests.harness.children import end_with_parent
+
 READY_SECONDS_MAX = 120.0  # only a hang takes so long; on a busy machine 30 s were exceeded
 STOP_SECONDS_MAX = 30.0
 STDERR_LINES_MAX = 20_000  # a server that floods its log must not fill the test's memory
@@ -98,6 +100,7 @@ class _Process:
             env=dict(env),
             text=True,
             errors="replace",
+            preexec_fn=end_with_parent(),
         )
         assert self.popen.stdout is not None
         assert self.popen.stderr is not None
