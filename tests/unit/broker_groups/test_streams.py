@@ -1,15 +1,18 @@
 """Streams groups at their host: what a restart of the node finds, and what it needs."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from tests.unit.broker_groups.hosting import hosting
 from tests.unit.cursor_group.streams_topologies import ALL_TASKS, COUNTING
 
+from penstock.broker import group_assignments
 from penstock.broker.groups import GroupHost
 from penstock.cursor.group import streams_assignment
 from penstock.cursor.group.codes import Code
+from penstock.cursor.group.streams_assignment import Assignment, Work
 from penstock.cursor.group.streams_requests import StreamsHeartbeat, StreamsReply
 from penstock.cursor.group.topology import StatusCode
 from penstock.model.levels import STREAMS_GROUPS
@@ -66,10 +69,44 @@ async def test_a_thread_assigns_the_tasks_of_a_large_group(
         assert (told.member_epoch, told.assignment) == (2, (ALL_TASKS, NOTHING))
 
 
-async def until_assigned(host: GroupHost, epoch: int) -> StreamsReply:
+async def test_one_thread_assigns_one_group_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams_assignment, "STREAMS_TASKS_AT_ONCE_MAX", 0)
+    begun: list[str] = []
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def held(work: Work) -> Assignment:
+        begun.append(work.group_id)
+        has_begun.set()
+        assert may_end.wait(10)
+        return streams_assignment.work_out(work)
+
+    monkeypatch.setattr(group_assignments, "work_out", held)
+    async with hosting(tmp_path) as one:
+        for name in ("lines", "by-word", "counts"):
+            await one.stage.topic(name, partitions=3)
+        epochs = {
+            group: (await one.host.streams_heartbeat(group, JOIN)).member_epoch
+            for group in ("g", "h")
+        }
+        assert await asyncio.to_thread(has_begun.wait, 10)
+        for _ in range(10):
+            for group, epoch in epochs.items():
+                reply = await one.host.streams_heartbeat(group, StreamsHeartbeat("m", epoch))
+                assert [each.code for each in reply.statuses] == [StatusCode.ASSIGNMENT_DELAYED]
+        assert begun == ["g"]
+        may_end.set()
+        for group, epoch in epochs.items():
+            told = await until_assigned(one.host, epoch, group)
+            assert told.assignment == (ALL_TASKS, NOTHING)
+        assert begun == ["g", "h"]
+
+
+async def until_assigned(host: GroupHost, epoch: int, group: str = "g") -> StreamsReply:
     async with asyncio.timeout(10):
         while True:
-            reply = await host.streams_heartbeat("g", StreamsHeartbeat("m", epoch))
+            reply = await host.streams_heartbeat(group, StreamsHeartbeat("m", epoch))
             assert reply.code is Code.NONE
             if reply.member_epoch > epoch:
                 return reply

@@ -131,6 +131,8 @@ def test_members_at_another_epoch_are_fenced() -> None:
     assert newer.message is not None
     assert "greater member epoch (9)" in newer.message
     assert beat(shell, "a", 1).code == Code.FENCED_MEMBER_EPOCH
+    for epoch in (1, 9):  # also a member that reports no tasks which it should not have
+        assert beat(shell, "a", epoch, active=NOTHING).code == Code.FENCED_MEMBER_EPOCH
     assert beat(shell, "other", 1).code == Code.UNKNOWN_MEMBER_ID
     assert beat(shell, "other", -1).code == Code.UNKNOWN_MEMBER_ID
     assert beat(shell, "a", 1, group="none").code == Code.GROUP_ID_NOT_FOUND

@@ -175,9 +175,14 @@ async def test_operations_are_listed_when_asked_for() -> None:
     await rig.topic("t")
     plain = await rig.ask(METADATA, 9, MetadataRequest(named("t")))
     assert plain.topics[0].topic_authorized_operations == UNASKED
-    asked = MetadataRequest(named("t"), True, True, True)
+    asked = MetadataRequest(named("t", "no", "x/y"), False, True, True)
     answer = await rig.ask(METADATA, 9, asked)
-    assert answer.topics[0].topic_authorized_operations == TOPIC_OPERATIONS == 0xDF8
+    assert [(each.error_code, each.topic_authorized_operations) for each in answer.topics] == [
+        (ErrorCode.NONE, TOPIC_OPERATIONS),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, TOPIC_OPERATIONS),
+        (ErrorCode.INVALID_TOPIC_EXCEPTION, TOPIC_OPERATIONS),
+    ]
+    assert TOPIC_OPERATIONS == 0xDF8
     assert answer.cluster_authorized_operations == CLUSTER_OPERATIONS == 0x1FA0
 
 
@@ -384,6 +389,8 @@ async def test_this_node_coordinates_groups_transactions_and_shares(
     nowhere = (ErrorCode.INVALID_REQUEST, -1, "", -1)
     expected = here if key_type < 3 else nowhere
     assert (found.error_code, found.node_id, found.host, found.port) == expected
+    if key_type < 3:
+        assert found.error_message == ""  # not null, as in Kafka
 
 
 async def test_log_dirs_tell_the_bytes_of_each_partition() -> None:
@@ -480,6 +487,7 @@ async def test_partitions_are_described_page_by_page() -> None:
             ]
         )
         for each in answer.topics:
+            assert each.topic_authorized_operations == TOPIC_OPERATIONS  # also of unknown topics
             for one in each.partitions:
                 assert list(one.eligible_leader_replicas) == list(one.last_known_elr) == []
         if answer.next_cursor is None:

@@ -250,6 +250,9 @@ async def test_without_authentication_there_are_no_tokens(tmp_path: Path) -> Non
         await house.user("ann")
         client = Client(house)
         assert await asked_all(client, bytes(64)) == [NOT_ALLOWED] * 4
+        rejected = await made(client)
+        assert rejected.principal_name == "ANONYMOUS"
+        assert rejected.token_requester_principal_name == "ANONYMOUS"
         assert (await client.plain("ann", "any")).error_code == 0
         assert await asked_all(client, bytes(64)) == [NOT_ALLOWED] * 4
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from tests.unit.frontend_kafka_admin.stage import NODE_ID, Admin
 
@@ -55,8 +56,11 @@ async def test_no_election_is_needed(admin: Admin, version: int) -> None:
 
 
 async def test_an_unknown_kind_of_election_is_refused(admin: Admin) -> None:
-    response = await admin.ask(43, ElectLeadersRequest(election_type=2))
+    request = ElectLeadersRequest(election_type=2, topic_partitions=(TopicPartitions("t", (0,)),))
+    response = await admin.ask(43, request)
     assert response.error_code == ErrorCode.INVALID_REQUEST
+    ((result,),) = [topic.partition_result for topic in response.replica_election_results]
+    assert result.error_code == ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("version", range(2))
@@ -104,6 +108,9 @@ async def test_the_only_node_is_the_whole_cluster(admin: Admin) -> None:
         assert (partition.error_code, partition.leader_id) == (ErrorCode.NONE, NODE_ID)
         assert [one.replica_id for one in partition.current_voters] == [NODE_ID]
     assert [(one.node_id, one.listeners[0].port) for one in answer.nodes] == [(NODE_ID, 9092)]
+    assert (answer.error_message, partition.error_message) == ("", "")  # not null, as in Kafka
+    other = msgspec.structs.replace(metadata, topic_name="t")
+    assert (await admin.ask(55, DescribeQuorumRequest([other]))).nodes == ()
 
 
 async def test_partitions_are_added_to_this_node_only(admin: Admin) -> None:

@@ -216,7 +216,8 @@ async def test_a_group_assigned_here_is_described_with_names(version: int) -> No
             assert (share.topic_name, list(share.partitions)) == ("orders", [0])
             assert share.topic_id.hex() == topic.topic_id
         assert classic.error_code == missing.error_code == ErrorCode.GROUP_ID_NOT_FOUND
-        assert missing.error_message == "There is no consumer group none."
+        assert classic.error_message == "Group classic is not a consumer group."
+        assert missing.error_message == "Group none not found."
 
 
 # ── Looking and deleting ─────────────────────────────────────────────────────────────────────
@@ -256,7 +257,7 @@ async def test_groups_are_listed_and_filtered_as_far_as_the_version_can(version:
             assert not none.groups
         if version >= 5:
             some = await rig.ask(LIST, version, ListGroupsRequest(types_filter=["consumer"]))
-            assert [(g.group_id, g.group_type) for g in some.groups] == [("g", "Consumer")]
+            assert [(g.group_id, g.group_type) for g in some.groups] == [("g", "consumer")]
 
 
 @pytest.mark.parametrize("version", range(3))

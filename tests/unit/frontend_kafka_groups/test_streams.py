@@ -265,7 +265,7 @@ async def test_a_group_is_described_listed_and_deleted() -> None:
         found = await rig.ask(LIST, 5, ListGroupsRequest(types_filter=["streams"]))
         assert [
             (g.group_id, g.protocol_type, g.group_state, g.group_type) for g in found.groups
-        ] == [("g", "streams", "Stable", "Streams")]
+        ] == [("g", "streams", "Stable", "streams")]
         for code in (ErrorCode.NON_EMPTY_GROUP, ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
             (gone,) = (await rig.ask(DELETE, 2, DeleteGroupsRequest(["g"]))).results
             assert gone.error_code == code

@@ -334,9 +334,9 @@ async def test_a_new_group_is_told_where_to_begin(tmp_path: Path) -> None:
         await rig.send(topic, b"a", b"b", b"c")
         base = rig.base
         assert await begin(rig, base + 1) == 0
-        assert await listed(rig) == [("new", "Empty", "Share")]
+        assert await listed(rig) == [("new", "Empty", "share")]
     async with shares(tmp_path) as rig:
-        assert await listed(rig) == [("new", "Empty", "Share")], "survives a restart"
+        assert await listed(rig) == [("new", "Empty", "share")], "survives a restart"
         found = rig.stage.catalog.find(topic.account, topic.region, "t")
         assert found is not None
         rig.base = base

@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.delegation_tokens import NO_TIME, USER, check_asked, may_create_for
+from penstock.frontend.kafka.logins import user_shown
 from penstock.frontend.kafka.refusal import REFUSALS, Refusal, refusal_of
 from penstock.model.identity import DelegationToken
 from penstock.model.limits import (
@@ -31,9 +32,9 @@ async def run(
 ) -> CreateDelegationTokenResponse:
     reply = CreateDelegationTokenResponse(
         principal_type=(asked.owner_principal_name and asked.owner_principal_type) or USER,
-        principal_name=asked.owner_principal_name or call.caller.user,
+        principal_name=asked.owner_principal_name or user_shown(call.caller),
         token_requester_principal_type=USER,
-        token_requester_principal_name=call.caller.user,
+        token_requester_principal_name=user_shown(call.caller),
         issue_timestamp_ms=NO_TIME,
         expiry_timestamp_ms=NO_TIME,
         max_timestamp_ms=NO_TIME,

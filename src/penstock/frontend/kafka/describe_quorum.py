@@ -33,15 +33,16 @@ async def run(
         )
         async for topic in call.slices.each(asked.topics)
     ]
+    is_about_metadata = any(metadata in topic.partitions for topic in topics)
     return codec.DescribeQuorumResponse(
-        error_message=None, topics=topics, nodes=_nodes(context) if topics else ()
+        error_message="", topics=topics, nodes=_nodes(context) if is_about_metadata else ()
     )
 
 
 def _metadata(quorum: Quorum) -> codec.DescribeQuorumResponsePartitionData:
     return codec.DescribeQuorumResponsePartitionData(
         partition_index=0,
-        error_message=None,
+        error_message="",
         leader_id=quorum.leader,
         leader_epoch=quorum.epoch,
         high_watermark=quorum.revision,

@@ -42,7 +42,12 @@ async def run(
             topics.append(DescribeTopicPartitionsResponseTopic(code, name))
             continue
         if topic is None:
-            topics.append(DescribeTopicPartitionsResponseTopic(_missing(name), name))
+            operations = topic_operations(context, call, name, None)
+            topics.append(
+                DescribeTopicPartitionsResponseTopic(
+                    _missing(name), name, topic_authorized_operations=operations
+                )
+            )
             continue
         stop = min(topic.partition_count, first + room)
         topics.append(_described(context, call, topic, range(first, stop)))
@@ -85,7 +90,7 @@ def _described(
         id_of(topic),
         is_of_node(topic),
         [_partition(index, context.brokers.place(log, index)) for index in indexes],
-        topic_operations(context, call, topic),
+        topic_operations(context, call, topic.name, topic),
     )
 
 

@@ -58,7 +58,8 @@ async def look_up(
             else:
                 looked_up.append(_refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED, group_id))
         else:
-            text = f"There is no {kind} group {group_id}."
+            is_other = found.code is Code.NONE
+            text = f"Group {group_id} " + (f"is not a {kind} group." if is_other else "not found.")
             looked_up.append(LookedUp(group_id, code=ErrorCode.GROUP_ID_NOT_FOUND, message=text))
     return looked_up
 

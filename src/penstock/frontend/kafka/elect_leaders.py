@@ -26,7 +26,7 @@ async def run(
     if not on_cluster(context, call, Operation.ALTER):
         return await _refused(call, asked, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     if asked.election_type not in ELECTION_TYPES:
-        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
+        return await _refused(call, asked, ErrorCode.INVALID_REQUEST)
     is_unclean = asked.election_type == UNCLEAN
     if asked.topic_partitions is None:
         results = await _of_all(context, call, is_unclean=is_unclean)

@@ -58,7 +58,7 @@ def _of(context: KafkaContext, call: KafkaCall, key_type: int, key: str) -> Coor
     if found is None:
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return _nowhere(key, code, code.message)
-    return Coordinator(key, found.node_id, found.host, found.port, 0, None)
+    return Coordinator(key, found.node_id, found.host, found.port, 0, "")
 
 
 def _place_of(context: KafkaContext, key_type: int, key: str) -> tuple[str, str]:

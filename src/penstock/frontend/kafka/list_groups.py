@@ -22,7 +22,7 @@ async def run(
     return ListGroupsResponse(
         error_code=code,
         groups=[
-            ListedGroup(each.group_id, each.protocol_type, each.state, each.kind.capitalize())
+            ListedGroup(each.group_id, each.protocol_type, each.state, each.kind)
             async for each in call.slices.each(found)
             if sees_all or on_group(context, call, Operation.DESCRIBE, each.group_id)
         ],

@@ -47,7 +47,8 @@ from penstock.wire.kafka.scram import DIGESTS, ScramExchange, ScramRefused
 log = logging.getLogger("penstock.frontend.kafka")
 
 PLAIN: Final = "PLAIN"
-ANONYMOUS: Final = "anonymous"
+ANONYMOUS: Final = "anonymous"  # the user of a client that has not logged in
+KAFKA_ANONYMOUS: Final = "ANONYMOUS"  # the same in Kafka's replies and quotas
 REAUTHENTICATION_MS_MIN: Final = 1_000  # proving oneself more often is asking for work
 _LOGIN: Final = "login"  # in a connection's session
 _FOREVER: Final = -1
@@ -60,6 +61,12 @@ _NOT_HERE: Final = (
 
 class _Told(PasswordRefused):
     """For a reason that the client gets to read."""
+
+
+def user_shown(caller: Caller) -> str:
+    """Return the user name as Kafka's clients know it."""
+    is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
+    return KAFKA_ANONYMOUS if is_anonymous else caller.user
 
 
 class Login:

@@ -7,6 +7,8 @@ all, and is told nothing of it by any name or id."""
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from penstock.frontend.kafka.brokers import NOBODY, Place
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.new_topic import is_topic_name, new_stream
@@ -44,6 +46,8 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 KEY = 3
 _NULL_IS_ALL_FROM = 1  # before, an empty list asked for all topics
 _BY_ID_FROM = 12
+# Errors after which a client still learns what it may do with a topic of that name.
+_OPERATIONS_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) -> MetadataResponse:
@@ -51,7 +55,9 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
     wants_operations = asked.include_topic_authorized_operations
 
     def shown(topic: Topic) -> MetadataResponseTopic:
-        operations = topic_operations(context, call, topic) if wants_operations else UNASKED
+        operations = (
+            topic_operations(context, call, topic.name, topic) if wants_operations else UNASKED
+        )
         return _described(context, topic, operations)
 
     if asked.topics is None or (call.version < _NULL_IS_ALL_FROM and not asked.topics):
@@ -68,7 +74,12 @@ async def run(context: KafkaContext, call: KafkaCall, asked: MetadataRequest) ->
             if slices.is_over:
                 await slices.next()
             one = await _asked_for(context, call, each, may_create)
-            topics.append(shown(one) if isinstance(one, Topic) else one)
+            if isinstance(one, Topic):
+                one = shown(one)
+            elif wants_operations and one.error_code in _OPERATIONS_OF and one.name is not None:
+                operations = topic_operations(context, call, one.name, None)
+                one = msgspec.structs.replace(one, topic_authorized_operations=operations)
+            topics.append(one)
     return MetadataResponse(
         brokers=[MetadataResponseBroker(*broker) for broker in context.brokers.all()],
         cluster_id=config.cluster_id or None,

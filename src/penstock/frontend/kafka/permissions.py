@@ -269,10 +269,11 @@ CLUSTER_OPERATIONS: Final = bits(OF_CLUSTERS)
 GROUP_OPERATIONS: Final = bits(OF_GROUPS)
 
 
-def topic_operations(context: KafkaContext, call: KafkaCall, topic: Topic) -> int:
+def topic_operations(context: KafkaContext, call: KafkaCall, name: str, topic: Topic | None) -> int:
+    """Return what the caller may do with a topic of this name, whether or not it exists."""
     if call.caller.is_trusted:
         return TOPIC_OPERATIONS
-    return bits(each for each in OF_TOPICS if on_topic(context, call, each, topic.name, topic))
+    return bits(each for each in OF_TOPICS if on_topic(context, call, each, name, topic))
 
 
 def group_operations(context: KafkaContext, call: KafkaCall, group_id: str) -> int:

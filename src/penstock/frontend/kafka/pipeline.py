@@ -33,7 +33,7 @@ from penstock.frontend.kafka.actions import ACTIONS
 from penstock.frontend.kafka.audited import AUDITED, run_noted
 from penstock.frontend.kafka.client_quotas import FETCHED, PRODUCED, ClientQuotas
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.logins import ANONYMOUS, Login, Logins
+from penstock.frontend.kafka.logins import Login, Logins, user_shown
 from penstock.frontend.kafka.oversized import rejection, requests_in
 from penstock.frontend.slices import Turns
 from penstock.model.errors import PenstockError
@@ -71,7 +71,6 @@ HUNG_UP: Final = "HangUp"
 FAILED: Final = ErrorCode.UNKNOWN_SERVER_ERROR.name
 UNKNOWN_API: Final = "unknown"
 BARE: Final = "SaslToken"  # a frame that is no request, after the oldest handshake
-KAFKA_ANONYMOUS: Final = "ANONYMOUS"  # the user, in Kafka's words, of who has not logged in
 ACCOUNTS_MAX: Final = 10_000  # remembered; each is about a kilobyte
 BEFORE_LOGIN: Final = frozenset((API_VERSIONS, sasl_handshake.KEY, sasl_authenticate.KEY))
 _STRANGER: Final = Caller("", "")  # has no rights and is not believed
@@ -298,10 +297,9 @@ def _action_of(header: RequestHeader, frame: Buffer) -> KafkaAction:
 
 def _client(call: KafkaCall) -> tuple[str, str, str]:
     """Account, user and client id, as quotas know them."""
-    caller = call.caller
-    is_anonymous = caller.is_trusted and caller.user == ANONYMOUS
-    user = KAFKA_ANONYMOUS if is_anonymous else caller.user
-    return caller.account, user[:CLIENT_NAME_CHARS_MAX], call.client_id[:CLIENT_NAME_CHARS_MAX]
+    user = user_shown(call.caller)
+    account, client_id = call.caller.account, call.client_id
+    return account, user[:CLIENT_NAME_CHARS_MAX], client_id[:CLIENT_NAME_CHARS_MAX]
 
 
 def _rejected(call: KafkaCall, codec: Codec, error: TooManyEntries) -> Sequence[Piece]:

@@ -3,9 +3,8 @@ API, and of a group that reads topics which the caller may not describe nothing 
 
 from penstock.cursor.group.describe import Description, ShareMemberDescription
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
-from penstock.frontend.kafka.described_groups import LookedUp, look_up, topics_in
+from penstock.frontend.kafka.described_groups import look_up, topics_in
 from penstock.frontend.kafka.topics import id_of
-from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.share_group_describe import (
     Assignment,
     DescribedGroup,
@@ -30,15 +29,12 @@ async def run(
     )
     return ShareGroupDescribeResponse(
         groups=[
-            _absent(one) if one.found is None else _described(context, one.found, one.operations)
+            DescribedGroup(one.code, one.message, one.group_id)
+            if one.found is None
+            else _described(context, one.found, one.operations)
             async for one in call.slices.each(looked_up)
         ]
     )
-
-
-def _absent(one: LookedUp) -> DescribedGroup:
-    state = "Dead" if one.code == ErrorCode.GROUP_ID_NOT_FOUND else ""
-    return DescribedGroup(one.code, one.message, one.group_id, state)
 
 
 def _described(context: KafkaContext, found: Description, operations: int) -> DescribedGroup:
