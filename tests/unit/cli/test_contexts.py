@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import contexts
-from penstock.cli.client import ca_file, found_credentials
+from penstock.cli.credentials import ca_file, found_credentials
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.session import Settings
 from penstock.cli.signature import Credentials

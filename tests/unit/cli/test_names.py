@@ -113,5 +113,5 @@ def test_a_refused_key_is_not_called_a_missing_queue(cli: Cli, names: Endpoint) 
     names.actions["GetQueueUrl"] = refusal("SignatureDoesNotMatch", 403)
     result = cli("queue", "show", "jobs")
     assert result.code == ExitCode.DENIED
-    assert "cannot use queue 'jobs'" in result.err
+    assert "access key penstock was rejected" in result.err
     assert "no queue" not in result.err
