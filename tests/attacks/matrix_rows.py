@@ -353,7 +353,7 @@ ADMIN: Mapping[str, AdminRow] = {
         For.EVERYBODY, body=lambda has: {"key_id": has.key_id, "secret": "guessed"}
     ),
     "GET metrics": _OPERATOR,
-    "GET metrics/objects": _OPERATOR,
+    "GET metrics/objects": AdminRow(For.TENANT, query=_of_account),
     "GET info": AdminRow(For.KNOWN),
     "GET config": _OPERATOR,
     "GET callees": _OPERATOR,

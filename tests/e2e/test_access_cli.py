@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -290,6 +291,38 @@ def test_the_audit_trail_answers_who_did_what(root: Person, admin: Person, tmp_p
     assert "ann  sqs:DeleteQueue  arn:aws:sqs:us-east-1:111111111111:short-lived  ok" in shown
     _, shown = root.typing("audit", "tail", "--action", "NoSuchAction", answers=[])
     assert "no such entries in this time" in shown
+
+
+def test_prometheus_scrapes_with_a_key_that_may_do_nothing_else(
+    root: Person, server: Server, tmp_path: Path
+) -> None:
+    """The commands of docs/metrics.md, and the request that Prometheus makes."""
+    statement = {"Effect": "Allow", "Action": "admin:Metrics", "Resource": "*"}
+    (tmp_path / "metrics.json").write_text(json.dumps({"Statement": [statement]}))
+    policy = str(tmp_path / "metrics.json")
+    assert root("user", "create", "prometheus", "--policy", policy).code == 0
+    made = root("key", "create", "prometheus", "-o", "json").json
+    both = base64.b64encode(f"{made['key_id']}:{made['secret']}".encode()).decode()
+
+    def status_of(path: str, headers: dict[str, str]) -> int:
+        try:
+            with urlopen(Request(server.admin_url + path, headers=headers)) as reply:
+                assert b"penstock_" in reply.read()
+                return int(reply.status)
+        except HTTPError as error:
+            return error.code
+
+    assert root("queue", "create", "scraped").code == 0
+    for path in ("/metrics", "/metrics/objects"):
+        assert status_of(path, {"authorization": f"Basic {both}"}) == 200
+        assert status_of(path, {}) == 401
+    for path in ("config", "queues", "users", "keys", "cluster", "tenants"):
+        assert status_of(f"/api/v1/{path}", {"authorization": f"Basic {both}"}) == 403, path
+    prometheus = Person(server, made["key_id"], made["secret"])
+    for command in ("queue list", "user list", "message send scraped x", "doctor"):
+        assert prometheus(*command.split()).code == ExitCode.DENIED, command
+    assert root("key", "disable", made["key_id"]).code == 0
+    assert status_of("/metrics", {"authorization": f"Basic {both}"}) == 401
 
 
 def token_of(server: Server) -> str:

@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.frontend.admin import metrics
 from penstock.frontend.admin.login import TOKEN_MS
+from penstock.frontend.admin.rights import METRICS
+from penstock.frontend.admin.routes import ANY, OPEN, routes
 from penstock.model.errors import NotLeader
-from penstock.model.identity import ADMIN_POLICY, Caller, KeyStatus, Limits, Rate
+from penstock.model.identity import ADMIN_POLICY, Caller, KeyStatus, Limits, Rate, User
 from penstock.model.message import Message
 from penstock.model.topic import Obstacles, QueueStats, Topic
 
@@ -338,3 +341,82 @@ async def test_an_explanation_without_a_leader_says_so(office: Office) -> None:
     assert not told["is_delivering"]
     assert told["summary"].startswith("partition 2 has no leader")
     assert "visible" not in told
+
+
+# ── Metrics ──────────────────────────────────────────────────────────────────────────────────
+
+SCRAPE = json.dumps(
+    {"Statement": [{"Effect": "Allow", "Action": "admin:Metrics", "Resource": "*"}]}
+)
+
+
+def _basic(key_id: str, secret: str) -> str:
+    return f"Basic {base64.b64encode(f'{key_id}:{secret}'.encode()).decode()}"
+
+
+async def _scraper(office: Office, account: str) -> str:
+    await office.identities.create_user(User(account, "prom", 1, policies={"metrics": SCRAPE}))
+    made = await office.identities.create_key(account, "prom", now_ms=1)
+    return _basic(made.key.key_id, made.secret)
+
+
+async def test_a_key_for_metrics_reads_metrics_and_nothing_else(office: Office) -> None:
+    await office.topic("jobs", visible=1)
+    key = await _scraper(office, ACCOUNT)
+    for path, series in (
+        ("/metrics", b"penstock_queues 1"),
+        ("/metrics/objects", b'queue="jobs"'),
+        ("/metrics/objects?prefix=j", b'queue="jobs"'),
+    ):
+        reply = await office.send(path, authorization=key)
+        assert reply.status == 200
+        assert series in reply.body
+    tried = set()
+    (own,) = office.identities.keys(ACCOUNT, "prom")
+    for route in routes(metrics.totals):
+        name = own.key_id if "keys" in route.path else "prom"
+        path = "/" + "/".join(name if part == ANY else part for part in route.path)
+        if route.right not in (OPEN, METRICS) and path != "/api/v1/info":
+            status = (await office.send(path, route.method, authorization=key)).status
+            # A resource may look at the body of a change before it looks at rights.
+            allowed = {403} if route.method in ("GET", "DELETE") else {400, 403, 415}
+            assert status in allowed, f"{route.method} {path}: {status}"
+            tried.add(route.method)
+    assert tried == {"GET", "POST", "PUT", "PATCH", "DELETE"}
+
+
+async def test_a_tenant_reads_metrics_of_its_own_queues_only(office: Office) -> None:
+    theirs = await office.topic("theirs", visible=1)
+    own = msgspec.structs.replace(theirs, topic_id="own", account=ACME, name="ours")
+    await office.catalog.create(own)
+    office.backend.counts["own"] = QueueStats()
+    key = await _scraper(office, ACME)
+    assert (await office.send("/metrics", authorization=key)).status == 403
+    shown = (await office.send("/metrics/objects", authorization=key)).body
+    assert b'"ours"' in shown
+    assert b'"theirs"' not in shown
+    other = f"/metrics/objects?account={ACCOUNT}"
+    assert (await office.send(other, authorization=key)).status == 403
+    bare = _basic(*office.secrets["bob"])
+    assert (await office.send("/metrics/objects", authorization=bare)).status == 403
+
+
+async def test_a_key_by_http_basic_must_be_whole_right_and_enabled(office: Office) -> None:
+    key_id, secret = office.secrets["root"]
+    right = _basic(key_id, secret)
+    assert (await office.send("/metrics", authorization=right)).status == 200
+    for wrong in (
+        _basic(key_id, ""),
+        _basic(key_id, secret[:-1]),
+        _basic(key_id, secret + "x"),
+        _basic("", secret),
+        _basic("", ""),
+        _basic("PSAKNOBODY", secret),
+        right.removesuffix("=")[:-2],
+        "Basic",
+        "Basic //79",  # not UTF-8
+        "Basic ä",
+    ):
+        assert (await office.send("/metrics", authorization=wrong)).status == 401, wrong
+    await office.identities.set_key_status(key_id, KeyStatus.DISABLED)
+    assert (await office.send("/metrics", authorization=right)).status == 401

@@ -1,10 +1,13 @@
-"""Who asks the admin API: the operator's token, a token got by logging in, or, where authentication
-is off, anybody.
+"""Who asks the admin API: the operator's token, a token got by logging in, an access key with its
+secret (HTTP Basic), or, where authentication is off, anybody.
 
 A log-in trades a key's id and secret for a token that names both and ends after twelve hours. The
 token is signed with a key derived from that very secret, so no node has to keep anything: each can
 check it, and nothing remains to be revoked apart from the key. Disabling or deleting the key, or
 suspending its tenant, ends all its tokens with the next request.
+
+HTTP Basic is for programs that keep a secret in a file and cannot log in, such as Prometheus. No
+reply asks for it, so a browser never stores a key and sends it along with requests of other sites.
 """
 
 import base64
@@ -75,14 +78,27 @@ class Gate:
                 return self._operator
             if given.startswith(f"{_SCHEME}."):
                 return self._by_session(given, now_ms=now_ms)
+        if scheme.lower() == "basic":
+            return self._by_secret(_basic(given), now_ms=now_ms)[1]
         if self.is_open:
             return self._operator
         if scheme:
             raise Unauthenticated("The bearer token is not known here.")
-        raise Unauthenticated("This needs a bearer token: that of admin.token, or one of a log-in.")
+        raise Unauthenticated(
+            "This needs a bearer token (that of admin.token, or one of a log-in), or an access key"
+            " by HTTP Basic."
+        )
 
     def log_in(self, given: Credentials, *, now_ms: int) -> Session:
         """Raises Unauthenticated, with one sentence for every reason but a suspension."""
+        key, caller, secret = self._by_secret(given, now_ms=now_ms)
+        claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
+        body = _b64(msgspec.json.encode(claims))
+        token = f"{_SCHEME}.{body}.{_b64(_mac(secret, body))}"
+        return Session(token, claims.expires_at_ms, key.account, key.user, caller.is_operator)
+
+    def _by_secret(self, given: Credentials, *, now_ms: int) -> tuple[AccessKey, Caller, bytes]:
+        """Returns the secret as well."""
         identities = self._identities
         key = None if identities is None else identities.key(given.key_id)
         secret = _UNKNOWN if key is None or identities is None else identities.secret(key)
@@ -91,10 +107,7 @@ class Gate:
             raise Unauthenticated("The key id or the secret is wrong, or the key is disabled.")
         caller = self._by_key(key)
         identities.note_used(key, now_ms=now_ms)
-        claims = _Claims(key.key_id, key.account, key.user, now_ms + TOKEN_MS)
-        body = _b64(msgspec.json.encode(claims))
-        token = f"{_SCHEME}.{body}.{_b64(_mac(secret, body))}"
-        return Session(token, claims.expires_at_ms, key.account, key.user, caller.is_operator)
+        return key, caller, secret
 
     def _by_session(self, token: str, *, now_ms: int) -> Caller:
         refusal = Unauthenticated("The token of this log-in is not valid, or no longer: log in.")
@@ -129,6 +142,15 @@ class Gate:
         if tenant.is_suspended and not user.is_operator:
             raise Unauthenticated("The tenant is suspended.")
         return Caller(key.account, key.user, key.key_id, is_operator=user.is_operator)
+
+
+def _basic(given: str) -> Credentials:
+    """Empty if malformed: no key has an empty id."""
+    try:
+        key_id, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
+    except ValueError:
+        return Credentials("", "")
+    return Credentials(key_id, secret)
 
 
 def _mac(secret: bytes, body: str) -> bytes:

@@ -5,6 +5,9 @@ to what their policies allow: ``admin:Read`` and ``admin:Write`` on ``arn:pensto
 <account>:user/<name>`` and the like, so that a policy that allows everything makes an administrator
 of the tenant. What belongs to an operator is an operator's to change: a key made for one would be a
 way to become one.
+
+``admin:Metrics`` allows a user to scrape metrics: series of the queues of the user's own tenant,
+and, for users in the tenant of the node itself, totals over all tenants.
 """
 
 from penstock.frontend.admin.directory import Directory
@@ -18,6 +21,7 @@ from penstock.wire.aws.access import Decision
 
 READ = "admin:Read"
 WRITE = "admin:Write"
+METRICS = "admin:Metrics"
 
 
 def directory(context: Context) -> Directory:

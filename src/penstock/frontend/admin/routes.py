@@ -39,7 +39,7 @@ from penstock.frontend.admin.audited import (
 )
 from penstock.frontend.admin.messages import RECEIVE, Messages
 from penstock.frontend.admin.request import Call, Context
-from penstock.frontend.admin.rights import may, may_use_queue
+from penstock.frontend.admin.rights import METRICS, admin_arn, may, may_use_queue
 from penstock.model.errors import AccessDenied
 from penstock.model.names import queue_arn
 from penstock.net.exchange import HttpReply
@@ -50,7 +50,7 @@ ANY = "*"  # stands for one segment of a path
 OPEN = "open"  # to everybody: a machine beside us that learns next to nothing, or who logs in
 KNOWN = "known"  # to everybody we know; the resource sees to the rest
 OPERATOR = "operator"
-# Any other right is an SQS action.
+# Any other right is an action that policies allow: METRICS, or an SQS action.
 
 _API = ("api", "v1")
 _QUEUES = (*_API, "queues")  # the next segment is the name of a queue
@@ -130,8 +130,8 @@ def routes(log_in: Resource) -> Sequence[Route]:
         Route("GET", ("readyz",), probes.readyz, OPEN),
         Route("GET", ("startupz",), probes.startupz, OPEN),
         Route("POST", (*_API, "login"), log_in, OPEN, Noted(LOG_IN, NODE)),
-        Route("GET", ("metrics",), metrics.totals, OPERATOR),
-        Route("GET", ("metrics", "objects"), metrics.objects, OPERATOR),
+        Route("GET", ("metrics",), metrics.totals, METRICS),
+        Route("GET", ("metrics", "objects"), metrics.objects, METRICS),
         Route("GET", (*_API, "info"), node.info, KNOWN),
         Route("GET", (*_API, "config"), node.config, OPERATOR),
         Route("GET", (*_API, "callees"), node.callees, OPERATOR),
@@ -242,7 +242,13 @@ def let_in(context: Context, call: Call, right: str) -> Call:
     account = caller.account
     if call.text("account", account) != account:
         raise AccessDenied("This is not your tenant.")
-    if len(call.path) > len(_QUEUES):
+    if right == METRICS:
+        may(context, call, METRICS, admin_arn(context, account, "metrics"))
+        if call.path == ("metrics",):
+            if account != context.info.account:
+                raise AccessDenied("Totals are of all tenants: use /metrics/objects for your own.")
+            return call
+    elif len(call.path) > len(_QUEUES):
         may_use_queue(context, call, right, call.path[len(_QUEUES)])
     else:
         region = call.text("region") or context.info.region
