@@ -173,7 +173,7 @@ def test_a_node_of_the_earlier_version_is_refused_with_the_reason(cluster: Penst
         f"  why: this node speaks feature {Levels(highest=BEFORE)}, and the cluster is at level"
         f" {LEVEL_MAX}: run a newer version of Penstock here"
     )
-    assert do.startswith("   do: run a version that speaks the level of the cluster")
+    assert do.startswith("   do: run a version that supports the feature level of the cluster")
     lowered = ask(cluster, "upgrade", "--to", str(BEFORE))
     assert (lowered.code, "never lowered" in lowered.err) == (1, True)
     for name in EARLIER:

@@ -210,7 +210,7 @@ def _disk(folder: Path, reserve_bytes: int, *, is_told: bool) -> list[Finding]:
         return [Finding(name, "fail", f"{place} is not a folder", "choose another: --data DIR")]
     usage = shutil.disk_usage(place)
     reserve = reserve_of(usage.total, reserve_bytes)
-    detail = f"{size(usage.free)} free; messages are refused when {size(reserve)} are left"
+    detail = f"{size(usage.free)} free; new messages are rejected below {size(reserve)}"
     if is_told:
         return [Finding(name, "ok", detail), _fsync(place)]
     space = Finding(name, "ok", detail)

@@ -21,7 +21,7 @@ from penstock.model.troubles import CERTIFICATE_WARN_DAYS
 
 LISTED_MAX = 20  # of one file: more is no chain, but a bundle of authorities
 _HANDSHAKE_S = 5.0
-_FIX = "renew it: `penstock generate certs`, or your own authority; a running node takes it over"
+_FIX = "renew it: `penstock generate certs`, or your own CA; running nodes load the renewed file"
 # Settings that name files with certificates.
 FILE_KEYS = ("tls.cert_file", "tls.client_ca_file", "internal.certificate", "internal.ca")
 

@@ -1,8 +1,8 @@
 """How a command fails: three lines for a person, one exit code for a script.
 
 A failure says what did not happen, why, and what to do about it. Exit codes are a promise to
-scripts, so they are listed here once and mean the same in every command. What turns a failure
-into text and a process exit is ``main.py``; what turns a server's answer into a failure is below.
+scripts, so they are listed here once and mean the same in every command. ``main.py`` prints a
+failure and exits; ``Refused`` is made from an error reply of the server.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     DENIED = 4
-    UNREACHABLE = 5  # nobody answers, or the server says "later"
+    UNREACHABLE = 5  # no reply, or the server asks to retry later
     CONFLICT = 6
-    PARTIAL = 7  # some of it was done; the output says which part was not
+    PARTIAL = 7  # done in part; the output names the rest
     UNHEALTHY = 8
     TIMEOUT = 124  # as timeout(1) does
     INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -40,7 +40,7 @@ class Failure(Exception):
         return [label + " ".join(text.split()) for label, text in parts if text]
 
 
-# Codes that AWS clients know, without prefix. Everything not named here is told apart by status.
+# AWS error codes, without prefix. For other codes the HTTP status decides.
 _EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
     "QueueDoesNotExist": ExitCode.NOT_FOUND,
     "NonExistentQueue": ExitCode.NOT_FOUND,
@@ -56,20 +56,20 @@ _EXIT_CODE_BY_FAULT: Mapping[str, ExitCode] = {
 }
 
 _FIX_BY_FAULT: Mapping[str, str] = {
-    "QueueDoesNotExist": "see which exist with `penstock queue list`; names belong to one region",
-    "queue_not_found": "see which exist with `penstock queue list`; names belong to one region",
+    "QueueDoesNotExist": "list queues with `penstock queue list`; a queue is in one region",
+    "queue_not_found": "list queues with `penstock queue list`; a queue is in one region",
     "QueueNameExists": "change the existing queue with `penstock queue set`, or pick another name",
     "QueueDeletedRecently": "wait a minute after deleting a queue, or pick another name",
     "PurgeQueueInProgress": "a queue can be purged once a minute: wait, then try again",
     "ReceiptHandleIsInvalid": "copy the whole receipt that `penstock message receive` printed",
-    "RequestThrottled": "try again in a moment, or send less at a time",
+    "RequestThrottled": "try again in a moment, or send fewer requests",
     "OverLimit": "delete or release messages in flight, then try again",
     "access_denied": "ask an administrator of the tenant, or an operator; see"
     " `penstock policy test`",
-    "ResourceNotFoundException": "see dead-letter queues with `penstock dlq list`",
+    "ResourceNotFoundException": "list dead-letter queues with `penstock dlq list`",
 }
 
-# Faults that are told apart by their words alone.
+# Errors that only their message tells apart.
 _FIX_BY_WORDS: Mapping[str, str] = {
     "parameter MessageGroupId": "add --group NAME",
     "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",
@@ -90,12 +90,12 @@ _EXIT_CODE_BY_STATUS: Mapping[int, ExitCode] = {
 _FIX_BY_EXIT_CODE: Mapping[ExitCode, str] = {
     ExitCode.DENIED: "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for the admin API"
     " PENSTOCK_KEY_ID and PENSTOCK_SECRET, or PENSTOCK_TOKEN",
-    ExitCode.UNREACHABLE: "try again in a moment; `penstock doctor` says how the server is",
+    ExitCode.UNREACHABLE: "try again in a moment; `penstock doctor` checks the server",
 }
 
 
 class Refused(Failure):
-    """The server understood and said no. ``fault`` is its code, such as QueueDoesNotExist."""
+    """The server rejected a request. ``fault`` is the error code, such as QueueDoesNotExist."""
 
     def __init__(self, what: str, *, status: int, fault: str, message: str) -> None:
         code = _EXIT_CODE_BY_FAULT.get(fault) or _EXIT_CODE_BY_STATUS.get(status, ExitCode.FAILED)
@@ -107,7 +107,7 @@ class Refused(Failure):
 
 
 def fix_in(message: str) -> str:
-    """Return what helps against a refusal with these words; empty: not known."""
+    """Return the advice for an error message; empty if there is none."""
     return next((fix for words, fix in _FIX_BY_WORDS.items() if words in message), "")
 
 
@@ -122,8 +122,8 @@ def unreachable(url: str, reason: str) -> Failure:
 
 def timed_out(url: str, seconds: float) -> Failure:
     return Failure(
-        f"no answer from {url}",
+        f"no reply from {url}",
         f"waited {seconds:g} s",
-        "wait longer with --timeout SECONDS, or ask `penstock doctor`",
+        "wait longer with --timeout SECONDS, or run `penstock doctor`",
         exit_code=ExitCode.TIMEOUT,
     )

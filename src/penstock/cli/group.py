@@ -65,7 +65,7 @@ def _find(session: Session, name: str) -> Known:
     raise Failure(
         f"no group '{name}'",
         "the server knows no group of this name",
-        "see which exist with `penstock group list`",
+        "list groups with `penstock group list`",
         exit_code=ExitCode.NOT_FOUND,
     )
 

@@ -61,8 +61,8 @@ _EXIT_CODES: Mapping[int, ExitCode] = {
     ErrorCode.REQUEST_TIMED_OUT: ExitCode.TIMEOUT,
 }
 _FIXES: Mapping[int, str] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "see which exist with `penstock topic list`",
-    ErrorCode.GROUP_ID_NOT_FOUND: "see which exist with `penstock group list`",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "list topics with `penstock topic list`",
+    ErrorCode.GROUP_ID_NOT_FOUND: "list groups with `penstock group list`",
     ErrorCode.TOPIC_ALREADY_EXISTS: "change it with `penstock topic set`, or pick another name",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check PENSTOCK_KEY_ID and PENSTOCK_SECRET, or"
     " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -85,7 +85,7 @@ def refused(what: str, code: int, message: str | None = None) -> Failure:
         exit_code = ExitCode.UNREACHABLE if again else ExitCode.FAILED
     fix = _FIXES.get(code, "")
     if not fix and exit_code is ExitCode.UNREACHABLE:
-        fix = "try again in a moment; `penstock doctor` says how the server is"
+        fix = "try again in a moment; `penstock doctor` checks the server"
     return Failure(what, f"{text} ({name})" if text else name, fix, exit_code=exit_code)
 
 

@@ -41,7 +41,7 @@ _KINDS: Mapping[tuple[str | None, str], str] = {
     (None, "tenant"): "tenant",
     (None, "context"): "context",
 }
-_FIXES = {kind: f"see which exist with `penstock {kind} list`" for kind in set(_KINDS.values())}
+_FIXES = {kind: f"list {kind}s with `penstock {kind} list`" for kind in set(_KINDS.values())}
 
 
 def _kind_of(ctx: click.Context, name: str | None) -> str | None:

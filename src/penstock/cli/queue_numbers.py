@@ -73,7 +73,7 @@ def rows_of(session: Session, names: Sequence[str]) -> list[Json]:
         raise Failure(
             f"no queue '{missing[0]}'",
             f"the server knows {len(found)} queues in this region",
-            "see which exist with `penstock queue list`",
+            "list queues with `penstock queue list`",
             exit_code=ExitCode.NOT_FOUND,
         )
     return [found[name] for name in names]

@@ -1,10 +1,10 @@
 """Every trouble that a node or a cluster can report: the sentence that operators read, and what to
 do about it.
 
-The log, ``/readyz``, ``penstock_trouble`` in the metrics, ``penstock doctor`` and ``penstock
-cluster status`` take their words from here, so an operator who has seen one of them can search for
-the same words in the others. Probes need no log-in: no sentence contains an address or a path.
-Addresses and paths are in ``facts``, which only the log shows.
+The log, ``/readyz``, the metric ``penstock_trouble``, ``penstock doctor`` and ``penstock cluster
+status`` use these sentences, so an operator who has read one can search for it in the others.
+``/readyz`` needs no credentials, so no sentence contains an address or a path: those are in
+``facts``, which only the log shows.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,9 +40,9 @@ class Kind(StrEnum):
 Facts = Callable[[], Mapping[str, Any]]
 
 
-# These need attention, and nothing is refused yet.
+# Troubles that do not reject any request yet.
 WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
-# Every node reports these, and ``cluster status`` counts them afresh.
+# Troubles that every node reports. ``cluster status`` computes them itself.
 CLUSTER_WIDE: Final = frozenset(
     {
         Kind.NODE_DEAD,
@@ -59,12 +59,12 @@ CLUSTER_WIDE: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class Trouble:
     kind: Kind
-    name: str  # tells troubles of one kind apart
+    name: str  # unique among the troubles of one kind
     text: str  # what is wrong, and what that means for clients
     do: str
-    over: str  # the log event when it has ended; empty: none
-    is_blocking: bool = False  # load balancers shall send requests elsewhere
-    facts: Facts = dict  # more fields for the log, as they are now
+    over: str  # log event at the end of the trouble; empty: no event
+    is_blocking: bool = False  # the node is not ready: load balancers send requests elsewhere
+    facts: Facts = dict  # returns further fields of the log event
 
 
 CERTIFICATE_WARN_DAYS: Final = 30
@@ -77,10 +77,10 @@ DISK_DO: Final = "receive and delete messages, or free space on the disk of the 
 
 
 def disk_full_text(free_bytes: int, reserve_bytes: int) -> str:
-    """Also the text of the error that SQS and Kafka clients get."""
+    """Return the sentence, which is also the error text that SQS and Kafka clients get."""
     return (
         f"the disk is full: {size(free_bytes)} free, {size(reserve_bytes)} reserved for deletes;"
-        " messages are refused, receiving and deleting go on"
+        " new messages are rejected, receiving and deleting still work"
     )
 
 
@@ -99,10 +99,10 @@ def disk_low(free_bytes: int, reserve_bytes: int, facts: Facts) -> Trouble:
     return Trouble(
         Kind.DISK_LOW,
         "disk",
-        f"the disk is almost full: {size(free_bytes)} free; messages are refused when"
-        f" {size(reserve_bytes)} are left",
+        f"the disk is almost full: {size(free_bytes)} free; new messages are rejected below"
+        f" {size(reserve_bytes)}",
         DISK_DO,
-        over="",  # it ends by becoming full, too
+        over="",  # the trouble also ends when the disk becomes full
         facts=facts,
     )
 
@@ -115,20 +115,23 @@ def no_operator() -> Trouble:
         Kind.NO_OPERATOR,
         "operator",
         "no operator has an access key: nobody can manage users, keys or the cluster",
-        "restart the server: the start makes a key for root and prints it once, or takes the key"
-        " in PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
+        "restart the server: it creates a key for root and prints it once, or uses the key in"
+        " PENSTOCK_ROOT_KEY_ID and PENSTOCK_ROOT_SECRET_FILE",
         over="an operator has an access key again",
     )
 
 
 def certificate_ending(whose: str, days_left: int) -> Trouble:
-    when = f"ends in {counted(days_left, 'day')}" if days_left >= 0 else "has expired"
+    if days_left >= 0:
+        state = f"expires in {counted(days_left, 'day')}: TLS connections fail after that"
+    else:
+        state = "has expired: TLS connections fail"
     return Trouble(
         Kind.CERTIFICATE_ENDING,
         f"certificate {whose}",
-        f"the certificate for {whose} {when}: TLS connections fail after that",
-        "write the renewed certificate to the same file: a running node takes it over"
-        " (private authority: penstock generate certs)",
+        f"the certificate for {whose} {state}",
+        "write the renewed certificate to the same file: running nodes load it (private CA:"
+        " penstock generate certs)",
         over=f"the certificate for {whose} was renewed",
     )
 
@@ -142,9 +145,9 @@ def node_dead(
     shown = f"node {node} ({name})" if name else f"node {node}"
     state = "was stopped" if was_stopped else "declared dead"
     do = (
-        "nothing: it is being drained, and its partitions move to other nodes"
+        "nothing: the node is being drained, and its partitions move to other nodes"
         if is_draining
-        else f"start it again, or move its partitions to other nodes: penstock cluster"
+        else f"start the node again, or move its partitions to other nodes: penstock cluster"
         f" decommission {node}"
     )
     return Trouble(
@@ -152,7 +155,7 @@ def node_dead(
         f"node {node}",
         f"{shown} {state}, {counted(partitions, 'partition')} affected",
         do,
-        over=f"{shown} is back, or its partitions have moved",
+        over=f"{shown} is back, or its partitions were moved",
     )
 
 
@@ -160,18 +163,19 @@ def no_manager() -> Trouble:
     return Trouble(
         Kind.NO_MANAGER,
         "manager",
-        "no node manages the cluster: no leader is replaced and no partition is created",
-        "check that etcd answers (etcdctl endpoint health); a node takes over within seconds",
+        "no node manages the cluster: failed leaders are not replaced and no partitions are"
+        " created",
+        "check etcd (etcdctl endpoint health): once etcd answers, a node takes over within seconds",
         over="a node manages the cluster again",
     )
 
 
 def _see(state: str) -> str:
-    return f"list them: penstock cluster partitions --state {state}"
+    return f"list the partitions: penstock cluster partitions --state {state}"
 
 
 def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
-    """Return what the numbers of partitions by state mean, worst first."""
+    """Return the troubles that the numbers of partitions by state mean, worst first."""
     lost, leaderless, below = (
         counts.get(state, 0) for state in ("lost", "leaderless", "below_minimum")
     )
@@ -181,37 +185,53 @@ def partition_troubles(counts: Mapping[str, int]) -> Iterable[Trouble]:
             "partitions lost",
             f"{counted(lost, 'partition')} without a complete replica: nothing can be sent or"
             " received until all replicas are back",
-            f"start all nodes that hold them; {_see('lost')}",
+            f"start all nodes that hold a replica; {_see('lost')}",
             over="every partition has a complete replica again",
         )
     if leaderless or below:
+        found = (
+            (leaderless, "without a leader"),
+            (below, "with too few replicas in sync"),
+        )
+        which = ", ".join(f"{counted(n, 'partition')} {words}" for n, words in found if n)
         yield Trouble(
             Kind.QUORUM_LOST,
             "quorum",
-            f"quorum lost: {counted(leaderless, 'partition')} without a leader,"
-            f" {counted(below, 'partition')} with too few replicas in sync; messages to them are"
-            " refused",
+            f"quorum lost: {which}; messages to these partitions are rejected",
             "start the nodes that are dead;"
             f" {_see('leaderless' if leaderless else 'below_minimum')}",
             over="every partition has a leader and enough replicas again",
         )
-    for state, kind, words, do in (
+    for state, kind, words, do, over in (
         (
             "under_replicated",
             Kind.UNDER_REPLICATED,
-            "with fewer replicas than wanted",
-            "start or add nodes; ",
+            "with fewer replicas than configured",
+            "start or add nodes",
+            "every partition has all its replicas again",
         ),
-        ("missing", Kind.PARTITIONS_MISSING, "not created yet", "wait a moment; "),
-        ("orphaned", Kind.PARTITIONS_ORPHANED, "without a topic", "report this as a bug; "),
+        (
+            "missing",
+            Kind.PARTITIONS_MISSING,
+            "not created yet",
+            "wait a moment",
+            "every partition is created",
+        ),
+        (
+            "orphaned",
+            Kind.PARTITIONS_ORPHANED,
+            "without a topic",
+            "report this as a bug",
+            "every partition has a topic again",
+        ),
     ):
         if counts.get(state, 0):
             yield Trouble(
                 kind,
                 f"partitions {state}",
                 f"{counted(counts[state], 'partition')} {words}",
-                do + _see(state),
-                over=f"no partitions {words} any more",
+                f"{do}; {_see(state)}",
+                over=over,
             )
 
 
@@ -219,10 +239,10 @@ def metadata_away(reason: str) -> Trouble:
     return Trouble(
         Kind.METADATA_AWAY,
         "metadata",
-        "metadata store not reachable: messages go on; nothing can be created, changed or deleted,"
-        " and no leader can be replaced",
-        "start etcd or the metadata service, and check the network to it; the log names its"
-        " address",
+        "metadata store not reachable: sending and receiving still work; nothing can be created,"
+        " changed or deleted, and failed leaders are not replaced",
+        "start etcd or the metadata service, and check the network to it; its address is in the"
+        " log",
         over="metadata store reachable again",
         facts=lambda: {"reason": reason},
     )
@@ -232,7 +252,7 @@ CLOCK_DO: Final = "synchronize the clocks: NTP on every machine"
 
 
 def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
-    """Found by commands, which ask several machines for their time; nodes do not compare theirs."""
+    """Commands ask several machines for the time and compare. Nodes do not exchange times."""
     return (
         f"the clocks of {one} and {other} differ by {abs(skew_ms):,} ms: signatures may be"
         " rejected, timestamps and retention are off"
@@ -247,10 +267,10 @@ def log_damaged(place: str, reason: str, *, is_replicated: bool) -> Trouble:
     return Trouble(
         Kind.LOG_DAMAGED,
         f"partition {place}",
-        f"the log of {place} is damaged: the partition serves what is intact and takes no messages",
-        "it is filled again from another replica; replace the disk if this happens again"
+        f"the log of {place} is damaged: intact records are served, new messages are rejected",
+        "nothing: the log is rebuilt from another replica; replace the disk if this happens again"
         if is_replicated
-        else "stop the server and look with penstock storage verify; restore a backup if needed",
+        else "stop the server and run penstock storage verify; restore a backup if needed",
         over=f"the log of {place} is intact again",
         facts=lambda: {"reason": reason},
     )
@@ -261,8 +281,8 @@ def replica_halted(place: str, reason: str) -> Trouble:
         Kind.REPLICA_HALTED,
         f"replica {place}",
         f"the replica of {place} on this node has halted",
-        "look at the reason in the log, check the disk, and restart this node",
-        over=f"the replica of {place} is at work again",
+        "find the reason in the log, check the disk, and restart this node",
+        over=f"the replica of {place} is running again",
         facts=lambda: {"reason": reason},
     )
 
@@ -273,8 +293,8 @@ def coordinator_down(reason: str) -> Trouble:
     return Trouble(
         Kind.COORDINATOR_DOWN,
         f"coordinator {place}",
-        f"coordinator out of service: {place}; its groups or transactions are refused",
-        "wait: its log is read again every few seconds; if this stays, look at the server's log",
+        f"coordinator out of service: {place}; requests of its groups or transactions are rejected",
+        "wait: the node retries every few seconds; if this lasts, find the reason in the log",
         over=f"coordinator in service again: {place}",
         facts=lambda: {"reason": reason},
     )
@@ -297,9 +317,9 @@ def facts_not_written(what: str, reason: str) -> Trouble:
     return Trouble(
         Kind.FACTS_NOT_WRITTEN,
         what,
-        f"{what} records are not being written; they wait in memory, and some are lost when it is"
-        " full",
-        "look at the reason in the log: a full disk, a damaged log, or too few replicas",
+        f"{what} records are not being written; they are buffered in memory, and lost when the"
+        " buffer is full",
+        "find the reason in the log: a full disk, a damaged log, or too few replicas",
         over=f"{what} records are written again",
         facts=lambda: {"reason": reason},
     )

@@ -371,8 +371,8 @@ class LogConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_reserve_bytes: Annotated[
         int,
         note(
-            "Free bytes of the disk below which messages are refused; receiving and deleting go on"
-            " from them. 0: 64 MiB, or 5 % of a disk smaller than 1.25 GiB.",
+            "Free bytes of the disk below which new messages are rejected; receiving and deleting"
+            " use them. 0: 64 MiB, or 5 % of a disk smaller than 1.25 GiB.",
             ge=0,
             le=1_024 * 1_024 * limits.MIB,
         ),

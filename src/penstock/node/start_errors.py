@@ -1,4 +1,4 @@
-"""What an operator is told of any error that ended a start: what happened, why, what to do."""
+"""Turn an error that ended a start into what the operator reads: what happened, why, what to do."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -8,12 +8,13 @@ from penstock.metadata.cluster_level import LevelRefused
 from penstock.metadata.store import StoreUnusable
 from penstock.model.errors import PenstockError, SetupError
 
-# For errors that say only why. The nearest class of an error's ancestry counts.
+# Advice for errors that bring none, by the nearest base class.
 _DO: Final[Mapping[type[Exception], str]] = {
-    LevelRefused: "run a version that speaks the level of the cluster: `penstock cluster status`",
+    LevelRefused: "run a version that supports the feature level of the cluster: `penstock cluster"
+    " status`",
     StoreUnusable: "check the metadata store, or restore a backup: `penstock backup restore`",
     sqlite3.Error: "check the disk, or restore a backup: `penstock backup restore`",
-    OSError: "check that this user may read and write there: `penstock doctor --local`",
+    OSError: "check that this user can read and write the file: `penstock doctor --local`",
     Exception: "check this machine and its settings: `penstock doctor --local`",
 }
 

@@ -81,7 +81,7 @@ def test_messages_that_used_up_their_attempts_go_to_the_dead_letter_queue() -> N
     assert not explain(given, now_ms=NOON_MS).is_delivering
     exhausted = reason(given, Code.EXHAUSTED)
     assert exhausted.text == (
-        "1 message received 3 times, the maximum: to be moved to the dead-letter queue dead"
+        "1 message received 3 times, the maximum: will be moved to the dead-letter queue dead"
     )
     assert reason(given, Code.DEAD_LETTERED).queue == "dead"
     assert "4 messages moved to the dead-letter queue dead" in (

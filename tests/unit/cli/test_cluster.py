@@ -51,7 +51,7 @@ class TestStatus:
         trouble = node_dead(3, "n3", held)
         assert f"{trouble.text}; do: {trouble.do}" in done.out
         assert "penstock cluster decommission 3" in trouble.do
-        assert f"{held} partitions with fewer replicas than wanted" in done.out
+        assert f"{held} partitions with fewer replicas than configured" in done.out
         assert done.err == ""
         told = cli("cluster", "status")
         assert (told.code, told.json["healthy"]) == (1, False)

@@ -1,8 +1,8 @@
 """Why a queue delivers nothing, in words. Pure: ``explain.py`` asks the broker and the policies.
 
 A reason has a code for programs, a sentence for people, and the numbers in it. Gates stop every
-receive (a policy, a limit, a missing leader); the other reasons say what keeps some messages. The
-summary is one line for a consumer that has just received nothing.
+receive (a policy, a limit, a missing leader); other reasons say why some messages are not
+delivered. The summary is one line for a consumer that has just received nothing.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Code(StrEnum):
     THROTTLED = "throttled"
     UNREACHABLE = "unreachable"
     IN_FLIGHT_LIMIT = "in_flight_limit"
-    # What keeps some messages
+    # Why some messages are not delivered
     BLOCKED = "blocked"
     IN_FLIGHT = "in_flight"
     DELAYED = "delayed"
@@ -28,7 +28,7 @@ class Code(StrEnum):
     EXPIRED = "expired"
     READ_AHEAD_FULL = "read_ahead_full"
     UNREPLICATED = "unreplicated"
-    # What else there is to say
+    # Other facts
     EMPTY = "empty"
     AVAILABLE = "available"
     UNEXAMINED = "unexamined"
@@ -94,7 +94,7 @@ def _reasons(situation: Situation, now_ms: int) -> Iterator[Reason]:
         )
         yield Reason(Code.IN_FLIGHT_LIMIT, text, stats.in_flight, found.lease_ends_ms)
     if stats.obstacles is None:
-        text = "a node of an older version leads part of the queue: it tells only the counts"
+        text = "a node of an older version leads part of the queue: only counts are known"
         yield Reason(Code.OLDER_VERSION, text)
     if not (stats.visible or stats.in_flight or stats.delayed):
         yield Reason(Code.EMPTY, "the queue is empty", 0)
@@ -132,22 +132,22 @@ def _of_visible(situation: Situation, visible: int, found: Obstacles) -> Iterato
         queue = situation.dead_letter_queue
         text = (
             f"{_messages(found.exhausted)} received {situation.attempts_max} times, the maximum:"
-            f" to be moved to the dead-letter queue {queue or ''}".rstrip()
+            f" will be moved to the dead-letter queue {queue or ''}".rstrip()
         )
         yield Reason(Code.EXHAUSTED, text, found.exhausted, queue=queue)
     if found.expired:
-        text = f"{_messages(found.expired)} past the retention period, to be dropped"
+        text = f"{_messages(found.expired)} past the retention period, will be deleted"
         yield Reason(Code.EXPIRED, text, found.expired)
     examined = found.available + found.blocked + found.exhausted + found.expired
     rest = visible - examined
     if rest > 0 and found.is_read_ahead_full:
         text = (
-            f"{_messages(rest)} not looked at: too many earlier messages are blocked or delayed;"
-            " deliver or delete some of those first"
+            f"{_messages(rest)} not examined: too many earlier messages are blocked or delayed;"
+            " receive or delete some of those first"
         )
         yield Reason(Code.READ_AHEAD_FULL, text, rest)
     elif rest > 0:
-        text = f"{_messages(rest)} not looked at yet by a receive"
+        text = f"{_messages(rest)} not yet examined by a receive"
         yield Reason(Code.UNEXAMINED, text, rest)
 
 
@@ -196,7 +196,7 @@ def _blocked(found: Obstacles, now_ms: int) -> str:
 
 
 def _until(at_ms: int | None, now_ms: int) -> str:
-    """Of a time that is still to come."""
+    """Return `` until TIME``, or nothing if the time is over."""
     return "" if at_ms is None or at_ms <= now_ms else f" until {_time(at_ms)}"
 
 
