@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.attacks.kit import ROOT, Operator
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 from tests.pipeline.topics import Topics, topics_of
@@ -18,7 +19,7 @@ from tests.pipeline.topics import Topics, topics_of
 from penstock.cli.key_partition import murmur2
 from penstock.net.kafka_client import TRANSACTION, KafkaRefused
 from penstock.pipeline import sink_commit
-from penstock.pipeline.appending import Appender, RowInvalid
+from penstock.pipeline.appending import Appender, RowInvalid, TopicMissing, partition_count
 from penstock.pipeline.connections import client_for
 from penstock.pipeline.keys import hashes
 from penstock.pipeline.option_values import OptionInvalid
@@ -312,6 +313,110 @@ def test_a_bad_option_or_column_is_refused_with_one_line(
     schema = spark.createDataFrame([], columns).schema
     with pytest.raises(OptionInvalid, match=why):
         check_columns(schema, parse_write_options({"kafka.bootstrap.servers": "a:1", **options}))
+
+
+# ── Topics that do not exist ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_task_creates_the_topics_that_its_rows_name(topics: Topics, target: str) -> None:
+    query = Query(topics, target)
+    rows = pa.RecordBatch.from_pydict({"value": ["a"], "topic": [f"{target}-new"]})
+    done = write_task(iter([rows]), query.options, query.id, batch_id=0, task=0)
+    query.commit(done)
+    assert len(topics.client.places(f"{target}-new")) == 1
+
+
+def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
+    spark: SparkSession, topics: Topics, tmp_path: Path
+) -> None:
+    first, second = (f"new-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    frame = spark.createDataFrame([("a",), ("b",)], "value string")
+    frame.write.format("penstock").mode("append").option(
+        "kafka.bootstrap.servers", topics.kafka
+    ).option("topic", first).save()
+    reader = spark.readStream.format("penstock").option("kafka.bootstrap.servers", topics.kafka)
+    copied = reader.option("subscribe", first).option("startingOffsets", "earliest").load()
+    writer = copied.select("value").writeStream.format("penstock").option("topic", second)
+    writer = writer.option("kafka.bootstrap.servers", topics.kafka)
+    writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    for name in (first, second):
+        eventually(
+            lambda name=name: sorted(topics.values(name), key=str) == [b"a", b"b"],
+            seconds=20,
+            what=f"both rows are in {name}",
+        )
+
+
+def test_a_server_that_creates_no_topics_is_an_error_of_one_line_on_the_driver(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from pyspark.errors import AnalysisException, StreamingQueryException
+
+    env = {"PENSTOCK_KAFKA__AUTO_CREATE": "false"}
+    frame = spark.createDataFrame([("a",)], "value string")
+    with Server(tmp_path / "data", fsync="never", kafka_port=0, env=env) as server:
+        line = "TopicMissing: topic results does not exist: penstock topic create results"
+        options = {"kafka.bootstrap.servers": server.kafka, "topic": "results"}
+        with pytest.raises(AnalysisException) as batch:
+            frame.write.format("penstock").mode("append").options(**options).save()
+        assert str(batch.value).splitlines()[0].endswith(line)
+        assert "Traceback" not in str(batch.value)
+        rates = spark.readStream.format("rate").load().selectExpr("cast(value AS string) AS value")
+        writer = rates.writeStream.format("penstock").options(**options)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        with pytest.raises(StreamingQueryException) as stream:
+            writer.start().awaitTermination()
+        assert line in str(stream.value)
+        assert "Traceback" not in str(stream.value)
+
+
+def test_a_topic_that_may_not_be_created_is_told_from_one_that_may_not_be_used(
+    tmp_path: Path,
+) -> None:
+    """Kafka has one error code for both."""
+    secret = tmp_path / "secret"
+    secret.write_text(str(ROOT.secret_key))
+    secret.chmod(0o600)
+    env = {
+        "PENSTOCK_ROOT_KEY_ID": str(ROOT.access_key),
+        "PENSTOCK_ROOT_SECRET_FILE": str(secret),
+    }
+    arguments = ["--auth", "on"]
+    data = tmp_path / "data"
+    with Server(data, fsync="never", kafka_port=0, arguments=arguments, env=env) as server:
+        may = {"Effect": "Allow", "Action": ["kafka:Describe", "kafka:Write"], "Resource": "*"}
+        hidden = {"Effect": "Deny", "Action": "kafka:*", "Resource": "arn:aws:sqs:*:*:hidden"}
+        _, user = Operator(server).user(may, hidden)
+        security = {
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "SCRAM-SHA-512",
+            "kafka.sasl.username": str(user.access_key),
+            "kafka.sasl.password": str(user.secret_key),
+        }
+        options = {"kafka.bootstrap.servers": server.kafka, "topic": "t", **security}
+        client = client_for(parse_write_options(options).connection)
+        with pytest.raises(TopicMissing, match="penstock topic create results"):
+            partition_count(client, "results")
+        with pytest.raises(KafkaRefused, match="TOPIC_AUTHORIZATION_FAILED"):
+            partition_count(client, "hidden")
+
+
+def test_a_mistake_in_an_option_is_one_line_without_a_traceback(
+    spark: SparkSession, topics: Topics
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    for options, said in (
+        ({"subscribe": "a", "maxRate": "1"}, "there is no option maxrate"),
+        ({"subscribe": "a", "startingOffsets": "x"}, "startingOffsets is earliest"),
+        ({"subscribe": "nope"}, "there is no topic nope"),
+    ):
+        reader = spark.read.format("penstock").option("kafka.bootstrap.servers", topics.kafka)
+        with pytest.raises(AnalysisException) as raised:
+            reader.options(**options).load().count()
+        assert said in str(raised.value).splitlines()[0]
+        assert "Traceback" not in str(raised.value)
 
 
 def test_a_stream_that_is_run_again_from_its_checkpoint_adds_nothing(

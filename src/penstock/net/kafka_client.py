@@ -195,12 +195,13 @@ class KafkaClient:
 
     # ── The cluster ──────────────────────────────────────────────────────────────────────────
 
-    def metadata(self, topics: Iterable[str] | None = None) -> Any:
-        """Of these topics or of all. Also learns who leads which partition."""
+    def metadata(self, topics: Iterable[str] | None = None, *, may_create: bool = False) -> Any:
+        """Of these topics or of all. Also learns who leads which partition. ``may_create``: the
+        server creates topics that do not exist, if its settings and the user's rights allow it."""
         from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
 
         asked = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+        request = MetadataRequest(topics=asked, allow_auto_topic_creation=may_create)
         reply = self.call(_METADATA, request)
         for node in reply.brokers:
             self._know(node.node_id, node.host, node.port)
@@ -209,9 +210,9 @@ class KafkaClient:
                 self._leaders[Place(topic.name, part.partition_index)] = part.leader_id
         return reply
 
-    def topic(self, name: str) -> Any:
+    def topic(self, name: str, *, may_create: bool = False) -> Any:
         """One topic as metadata shows it."""
-        (topic,) = self.metadata([name]).topics
+        (topic,) = self.metadata([name], may_create=may_create).topics
         if topic.error_code:
             raise KafkaRefused(topic.error_code, subject=name)
         return topic

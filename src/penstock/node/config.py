@@ -220,7 +220,11 @@ class KafkaConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     auto_create: Annotated[
-        bool, note("Whether producing to or asking for an unknown topic creates it.")
+        bool,
+        note(
+            "Whether a Metadata request that allows it creates an unknown topic, as producers send"
+            " before their first record. A Produce request alone creates none."
+        ),
     ] = True
     partitions: Annotated[
         int, note("Partitions of a new topic, where its creator does not say.", ge=1, le=1_024)

@@ -25,10 +25,49 @@ _RUN: Final = 1_000  # rows without a key that go to one partition before the ne
 _OPEN_BYTES_MAX: Final = 32 * 1_048_576  # in all open batches of a task
 _SEQUENCES: Final = 2**31
 _TOPICS_MAX: Final = 10_000  # that one task may write to
+_CREATION_PAUSES_S: Final = (0.1, 0.2, 0.4)  # Apache Kafka creates topics after its reply
 
 
 class RowInvalid(ValueError):
     """A row that cannot be written; one line says which and why."""
+
+
+class TopicMissing(Exception):
+    """A topic that does not exist, and that the server does not create."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} does not exist: penstock topic create {self.topic}"
+
+
+def partition_count(client: KafkaClient, topic: str) -> int:
+    """Return the number of partitions of a topic. The server creates the topic if it does not exist
+    and the settings of the server allow it. Raises TopicMissing, KafkaTrouble."""
+    for pause_s in (*_CREATION_PAUSES_S, None):
+        try:
+            found = client.retried(lambda: client.topic(topic, may_create=True))
+            return len(found.partitions)
+        except KafkaRefused as refused:
+            if refused.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                return _count_existing(client, topic)
+            if refused.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+        if pause_s is not None:
+            time.sleep(pause_s)
+    raise TopicMissing(topic)
+
+
+def _count_existing(client: KafkaClient, topic: str) -> int:
+    """Tell a topic that may not be created from a topic that may not be used."""
+    try:
+        return len(client.topic(topic).partitions)
+    except KafkaRefused as refused:
+        if refused.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise TopicMissing(topic) from None
+        raise
 
 
 @dataclass(slots=True)
@@ -48,7 +87,7 @@ class _Open:
 
 
 class Appender:
-    """Raises KafkaTrouble and RowInvalid from ``add`` and ``flush``."""
+    """Raises KafkaTrouble, TopicMissing and RowInvalid from ``add`` and ``flush``."""
 
     def __init__(
         self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
@@ -97,7 +136,7 @@ class Appender:
         if count is None:
             if len(self._counts) == _TOPICS_MAX:
                 raise RowInvalid(f"a task writes to more than {_TOPICS_MAX} topics")
-            count = self._counts[topic] = len(self._client.places(topic))
+            count = self._counts[topic] = partition_count(self._client, topic)
         runs = self._turn + (self.row_count + np.arange(len(rows))) // _RUN
         chosen = runs % count
         if keys is not None:

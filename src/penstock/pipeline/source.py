@@ -7,7 +7,9 @@ are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has t
 
 # ruff: noqa: N802 - the names of methods are Spark's
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.net.kafka_client import KafkaTrouble
+from penstock.pipeline.appending import TopicMissing, partition_count
 from penstock.pipeline.connections import client_for
 from penstock.pipeline.consume import SCHEMA as CONSUMED
 from penstock.pipeline.consume import ConsumingReader, is_consuming, parse_consume_options
@@ -37,6 +41,9 @@ from penstock.pipeline.sink_options import WriteOptions, check_columns, parse_wr
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# Spark sets these for the Python processes that it starts.
+_IS_PLANNER = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
+
 
 class PenstockSource(DataSource):
     """Topics and queues of a Penstock server, or of any Kafka cluster."""
@@ -50,41 +57,50 @@ class PenstockSource(DataSource):
 
         if is_consuming(self.options):
             return from_arrow_schema(CONSUMED)
-        options = self._options(is_streaming=True, is_probing=True)
+        with in_one_line():
+            options = self._options(is_streaming=True, is_probing=True)
         return from_arrow_schema(expansion_for(options).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        if is_consuming(self.options):
-            raise OptionInvalid("mode=consume deletes what it has read: use readStream")
-        options = self._options(is_streaming=False)
+        with in_one_line():
+            if is_consuming(self.options):
+                raise OptionInvalid("mode=consume deletes what it has read: use readStream")
+            options = self._options(is_streaming=False)
         kind = PushdownReader if options.is_pushdown else BatchReader
         return kind(options, _inner_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.pipeline.stream_source import TopicReader
 
-        if is_consuming(self.options):
-            return ConsumingReader(parse_consume_options(self.options))
-        options = self._options(is_streaming=True)
+        with in_one_line():
+            if is_consuming(self.options):
+                return ConsumingReader(parse_consume_options(self.options))
+            options = self._options(is_streaming=True)
         return TopicReader(options, _inner_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.pipeline.sink import BatchWriter
 
-        if overwrite:
-            raise OptionInvalid("a log is only appended to: mode append, not overwrite")
-        return BatchWriter(self._write_options(schema))
+        with in_one_line():
+            if overwrite:
+                raise OptionInvalid("a log is only appended to: mode append, not overwrite")
+            return BatchWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from penstock.pipeline.sink import StreamWriter
 
-        if overwrite:
-            raise OptionInvalid("a log is only appended to: output mode append or update")
-        return StreamWriter(self._write_options(schema))
+        with in_one_line():
+            if overwrite:
+                raise OptionInvalid("a log is only appended to: output mode append or update")
+            return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
+        """Also creates the topic, so that a topic that cannot be created fails here, on the driver,
+        and not in every task."""
         options = parse_write_options(self.options)
         check_columns(schema, options)
+        if options.topic:
+            partition_count(client_for(options.connection), options.topic)
         return options
 
     def _options(self, *, is_streaming: bool, is_probing: bool = False) -> ReadOptions:
@@ -97,6 +113,18 @@ class PenstockSource(DataSource):
                 if not name.lower().startswith(("starting", "ending"))
             }
         return parse_read_options(options, is_streaming=is_streaming)
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Report a mistake in options, or a server that cannot be used, without a traceback: Spark's
+    planner process prints one above every error unless this variable is set."""
+    try:
+        yield
+    except (OptionInvalid, TopicMissing, TopicsMissing, KafkaTrouble) as error:
+        if _IS_PLANNER:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the process ends with this error
+        raise error from None
 
 
 def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None":
@@ -115,6 +143,10 @@ class BatchReader(DataSourceReader):
     bounds: Bounds = field(default_factory=Bounds)
 
     def partitions(self) -> Sequence[InputPartition]:
+        with in_one_line():
+            return self._planned()
+
+    def _planned(self) -> list[RangePartition]:
         options = self.options
         client = client_for(options.connection)
         found = look_up(client, options.subscription)

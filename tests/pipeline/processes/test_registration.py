@@ -1,0 +1,70 @@
+"""``format("penstock")`` in a job that an IDE, cron or systemd starts: the Python of an environment
+runs it, and ``PATH`` does not name that environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.harness.server import Server
+from tests.pipeline.topics import topics_of
+
+JOB = """
+import sys
+from pyspark.sql import SparkSession
+
+before, after = sys.argv[2:]
+exec(before)
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+exec(after)
+reader = spark.read.format("penstock").option("kafka.bootstrap.servers", sys.argv[1])
+print("rows:", reader.option("subscribe", "orders").load().count())
+spark.stop()
+"""
+IMPORT = "import pyspark_penstock"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, str]:
+    """An environment whose ``python3`` is not ours: it has no packages at all."""
+    from penstock.pipeline.java import find_java
+
+    other = tmp_path / "bin" / "python3"
+    other.parent.mkdir()
+    other.write_text('#!/bin/sh\necho "this is another Python" >&2\nexit 1\n')
+    other.chmod(0o755)
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV", "SPARK_HOME")
+    }
+    return {
+        **inherited,
+        "PATH": f"{other.parent}:/usr/bin:/bin",
+        "JAVA_HOME": str(find_java().home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(IMPORT, ""), ("", f"{IMPORT}; pyspark_penstock.register(spark)")]
+)
+def test_a_job_finds_the_format_without_the_environment_on_the_path(
+    server: Server, elsewhere: dict[str, str], before: str, after: str
+) -> None:
+    with topics_of(server.kafka) as topics:
+        if not any(topic.name == "orders" for topic in topics.client.metadata().topics):
+            topics.make("orders", 1)
+            topics.fill("orders", {0: 7})
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, server.kafka, before, after],
+        capture_output=True,
+        text=True,
+        env=elsewhere,
+        timeout=280,
+        check=False,
+    )
+    assert "rows: 7" in done.stdout, done.stderr[-3_000:]
