@@ -13,6 +13,7 @@ from penstock.cli import quantity
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column, duration, field, none_of
 from penstock.cli.session import Noun, Session, confirm_name, pass_session
+from penstock.model.names import is_bookkeeping_group
 
 if TYPE_CHECKING:
     from penstock.cli.group_lag import Standing
@@ -80,8 +81,9 @@ _LIST_COLUMNS = (
 
 @group.command("list")
 @click.argument("prefix", default="")
+@click.option("--all", "is_all", is_flag=True, help="with bookkeeping groups of the Spark pipeline")
 @pass_session
-def list_groups(session: Session, prefix: str) -> None:
+def list_groups(session: Session, prefix: str, is_all: bool) -> None:
     """List groups, or those that start with PREFIX."""
     rows = (
         {
@@ -91,7 +93,7 @@ def list_groups(session: Session, prefix: str) -> None:
             "protocol": known.protocol,
         }
         for known in known_groups(session)
-        if known.name.startswith(prefix)
+        if known.name.startswith(prefix) and (is_all or not is_bookkeeping_group(known.name))
     )
     session.out.many(rows, columns=_LIST_COLUMNS, empty=none_of("groups", prefix))
 
@@ -279,7 +281,8 @@ def lag(
 ) -> None:
     """Show how far some groups, or all, are behind: in records and in seconds.
 
-    BEHIND is the age of the first record that is not committed.
+    Bookkeeping groups of the Spark pipeline have no lag; they are shown if named. BEHIND is the
+    age of the first record that is not committed.
     """
     from penstock.cli import group_lag
 
@@ -287,7 +290,7 @@ def lag(
     for name in names:
         if name not in known:
             _find(session, name)
-    wanted = list(names) or sorted(known)
+    wanted = list(names) or sorted(name for name in known if not is_bookkeeping_group(name))
 
     def standing_of(name: str) -> "Standing":
         return _standing(session, known[name], _described(session, known[name])[1])

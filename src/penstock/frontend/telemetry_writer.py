@@ -26,7 +26,7 @@ from penstock.frontend.fact_writer import FactWriter, Leads, leads_all
 from penstock.frontend.telemetry import CallSums
 from penstock.frontend.usage import UsageTable
 from penstock.model.errors import PenstockError
-from penstock.model.names import is_internal
+from penstock.model.names import is_bookkeeping_group, is_internal
 from penstock.model.ports import Backend, Catalog, Clock, Streams
 from penstock.model.tenancy import split_scoped
 from penstock.model.topic import Topic
@@ -249,6 +249,9 @@ class TelemetryWriter(FactWriter):
         code, listings = await self._groups.list_groups(states=(), kinds=())
         rows = 0
         for listing in () if code else listings:
+            account, group = split_scoped(listing.group_id, own_account=self._account)
+            if is_bookkeeping_group(group):
+                continue
             await self._give_way()
             reply = await self._groups.fetch(
                 listing.group_id, None, requires_stable=False, member_id=None, member_epoch=-1
@@ -265,7 +268,6 @@ class TelemetryWriter(FactWriter):
                     self._left_out += 1
                     continue
                 rows += 1
-                account, group = split_scoped(listing.group_id, own_account=self._account)
                 to.add(
                     LAG,
                     account=account,

@@ -35,6 +35,12 @@ OPERATOR_NAMES = frozenset({"__plans"})
 _ACCOUNT = re.compile(r"[0-9]{12}\Z")
 _REGION = re.compile(r"[a-z0-9-]{1,32}\Z")
 _SHARE_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}:[A-Za-z0-9._~%-]{1,262}\Z")
+# Groups in which the Spark sink and the job `replay` keep what they have written: one row for each
+# query (Spark names it by a UUID), and for each partition of a replay. Nobody reads with them.
+_BOOKKEEPING_GROUP = re.compile(
+    r"(?:spark-sink-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|penstock-replay\.[A-Za-z0-9_-]{1,64}\.[0-9]{1,10})\Z"
+)
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
 
 
@@ -69,6 +75,12 @@ def split_share(name: str) -> tuple[str, str] | None:
     """Topic and group of a share's name; None for the name of anything else."""
     topic, mark, group = name.partition(SHARE_MARK)
     return (topic, unquote(group)) if mark else None
+
+
+def is_bookkeeping_group(group: str) -> bool:
+    """Whether a group is a notebook of the pipeline: its offsets are not positions of a reader, so
+    it has no lag."""
+    return _BOOKKEEPING_GROUP.match(group) is not None
 
 
 def is_internal(name: str) -> bool:

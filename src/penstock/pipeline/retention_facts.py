@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from penstock.model.names import is_bookkeeping_group
 from penstock.net.kafka_client import (
     EARLIEST,
     LATEST,
@@ -109,7 +110,11 @@ def _groups(client: KafkaClient) -> list[tuple[str, str]]:
     for node in client.nodes():
         reply = client.call(_LIST_GROUPS, ListGroupsRequest(), node=node)
         _check(reply.error_code, "groups")
-        found |= {each.group_id: each.group_type.lower() for each in reply.groups}
+        found |= {
+            each.group_id: each.group_type.lower()
+            for each in reply.groups
+            if not is_bookkeeping_group(each.group_id)
+        }
     return sorted(found.items())
 
 

@@ -160,6 +160,18 @@ def test_groups_are_listed(cli: Cli, kafka: KafkaEndpoint) -> None:
     assert cli("group", "list", "n", "-o", "name").out == "n\n"
 
 
+def test_bookkeeping_groups_of_the_pipeline_are_left_out_of_lists_and_lags(
+    cli: Cli, kafka: KafkaEndpoint, log: Log
+) -> None:
+    sink = "spark-sink-0b7d5f63-6a0a-4d53-9a55-2f4f6b6f0c11"
+    kafka.groups |= {sink: "Classic", "penstock-replay.orders.0": "Classic", "spark-sink-own": "x"}
+    assert cli("group", "list", "-o", "name").out.split() == ["g", "n", "spark-sink-own"]
+    shown = cli("group", "list", "--all", "-o", "name").out.split()
+    assert shown == ["g", "n", "penstock-replay.orders.0", sink, "spark-sink-own"]
+    assert {row["group"] for row in cli("group", "lag").lines} == {"g", "n", "spark-sink-own"}
+    assert {row["group"] for row in cli("group", "lag", sink).lines} == {sink}
+
+
 def test_a_classic_group_is_shown_with_assignments_and_lag(
     cli: Cli, kafka: KafkaEndpoint, log: Log
 ) -> None:
