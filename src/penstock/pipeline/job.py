@@ -58,6 +58,24 @@ class JobMisused(Exception):
     """Raised by a job whose options cannot be meant: one line that says which and why."""
 
 
+class NotFound(JobMisused):
+    """Raised by a job that needs a topic or a table that does not exist. ``fix`` is a command."""
+
+    def __init__(self, why: str, fix: str) -> None:
+        super().__init__(why, fix)
+        self.why = why
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.fix}"
+
+
+def require_table(lake: Lake, table: str, *, job: str) -> None:
+    """Raise NotFound unless the job that writes a table has run on the lake."""
+    if not lake.exists(table):
+        raise NotFound(f"the lake {lake.path} has no table {table}", f"penstock pipeline run {job}")
+
+
 class Progress(Protocol):
     """Where a job says how far it is. Called from any thread."""
 
@@ -138,6 +156,9 @@ class Job:
     run: Callable[[JobContext], None]
     options: Sequence[click.Option] = ()  # further options of `penstock pipeline run NAME`
     modes: frozenset[Mode] = frozenset(Mode)
+    # Called before Spark starts, with a context that has no session. Raises JobMisused and
+    # KafkaTrouble for what is wrong with options, files, tables, topics and the server.
+    check: Callable[[JobContext], None] | None = None
     needs_spark: bool = True  # without, the context's session is not to be touched
     is_draining: bool = False  # looks at context.stopping itself and ends at a safe place
 

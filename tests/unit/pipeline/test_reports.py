@@ -130,7 +130,8 @@ class Checker(HTMLParser):
         for name, value in attrs:
             assert not name.startswith("on")
             if name in ("src", "href", "xlink:href"):
-                assert (value or "").startswith("#")
+                is_beside = tag == "a" and re.fullmatch(r"penstock-[\w%-]+\.html", value or "")
+                assert is_beside or (value or "").startswith("#")
         if tag not in self.EMPTY:
             self.open.append(tag)
 
@@ -357,6 +358,149 @@ def test_a_hotspot_page_shows_load_durations_and_groups(tmp_path: Path) -> None:
     assert "72" in text  # of the last minute, not of those before
     found = hotspots.collect(lake, since_ms, None)
     assert len(found.lags) == 1
+
+
+def lag_row(minute: int, **values: Any) -> dict[str, Any]:
+    at = START + datetime.timedelta(minutes=minute)
+    row = {
+        "at": at, "account": "a", "region": "r", "resource": "orders", "partition": 0,
+        "group": "g", "records": 300, "seconds": None, "trend_per_s": 0.0, "eta_s": None,
+        "state": "STALLED", "date": at.date(),
+    }  # fmt: skip
+    return {**row, **values}
+
+
+def hot_page(tmp_path: Path, lags: list[dict[str, Any]]) -> str:
+    lake = Lake(tmp_path / "lake")
+    with_telemetry(lake)
+    schema = telemetry_job._LAG.append(pa.field("date", pa.date32()))
+    table = pa.Table.from_pylist(lags, schema)
+    lake.append_arrow(table, "lag_1m", app="l", batch_id=1, partition_by=("date",))
+    out = tmp_path / "hot.html"
+    since_ms = int(START.timestamp() * 1_000)
+    JOBS["hotspots"].run(context(lake, tmp_path, out=str(out), since_ms=since_ms))
+    check(out.read_text())
+    return out.read_text()
+
+
+def test_groups_that_stand_still_are_counted_as_groups_and_without_bookkeeping(
+    tmp_path: Path,
+) -> None:
+    sink = "spark-sink-0b7d5f63-6a0a-4d53-9a55-2f4f6b6f0c11"
+    text = hot_page(
+        tmp_path,
+        [
+            *(lag_row(1, partition=partition) for partition in range(4)),
+            lag_row(1, group=sink, resource="results"),
+        ],
+    )
+    assert "<dt>Groups stalled</dt><dd>2</dd>" in text  # "billing" and "g"
+    assert sink not in text
+
+
+def test_the_time_of_a_lag_goes_on_while_the_group_stands_still(tmp_path: Path) -> None:
+    text = hot_page(
+        tmp_path,
+        [
+            lag_row(0, state="OK", seconds=30.0),
+            *(lag_row(minute) for minute in range(1, 11)),
+            *(lag_row(minute, group="older") for minute in range(6)),
+            *(lag_row(minute, group="moves", state="OK") for minute in range(6)),
+        ],
+    )
+    times = re.findall(r'data-label="Group">(\w+)<.*?data-label="Time">(.*?)<', text, re.DOTALL)
+    assert dict(times) == {"billing": "33 s", "g": "10 min", "older": "&gt; 5 min", "moves": "–"}
+
+
+def linked(page: Path) -> set[str]:
+    return set(re.findall(r'href="([^"]+)"', page.read_text()))
+
+
+def billed(lake: Lake) -> None:
+    from penstock.pipeline.jobs import billing as billing_job
+
+    for number, (head, lines) in enumerate(
+        [
+            invoice("000000000001", 1, {"requests:send": 3_250_000, "storage": 90_000}, 1),
+            invoice("000000000002", 1, {"requests:send": 1_660_000}, 1),
+            invoice("*", 1, {}, 1),
+        ]
+    ):
+        head["status"] = "draft" if number == 1 else "final"
+        for name, row, schema in (
+            ("invoice", [head], billing_job._INVOICE),
+            ("invoice_line", lines, billing_job._LINE),
+        ):
+            table = pa.Table.from_pylist(row, schema)
+            lake.append_arrow(table, name, app="b", batch_id=number, partition_by=("month",))
+
+
+def test_pages_in_a_folder_are_linked_and_listed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    with_usage(lake, used(hours=1))
+    billed(lake)
+    folder = tmp_path / "reports"
+    for name in ("usage", "billing", "invoice"):
+        JOBS[name].run(context(lake, tmp_path, out=f"{folder}/"))
+    pages = {path.name for path in folder.iterdir()}
+    assert pages == {
+        "penstock-usage.html",
+        "penstock-billing.html",
+        "penstock-invoice-2026-03-000000000001.html",
+        "penstock-invoice-2026-03-000000000002.html",
+        "penstock-reports.html",
+    }
+    index = folder / "penstock-reports.html"
+    check(index.read_text())
+    assert linked(index) == pages - {index.name}
+    assert linked(folder / "penstock-billing.html") == {index.name, "penstock-usage.html"}
+    assert linked(folder / "penstock-invoice-2026-03-000000000001.html") == set()
+    alone = tmp_path / "to-mail.html"
+    JOBS["usage"].run(context(lake, tmp_path, out=str(alone)))
+    assert linked(alone) == set()
+
+
+def test_an_invoice_is_for_one_customer_and_says_what_it_is_for(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    billed(lake)
+    out = tmp_path / "invoice.html"
+    words = {"tenant": "000000000001", "customer": EVIL, "seller": "Penstock & Co", "note": "net"}
+    JOBS["invoice"].run(context(lake, tmp_path, out=str(out), **words))
+    text = check(out.read_text())
+    for said in ("3.34 EUR", "Requests: send", EVIL, "Penstock & Co", "net", "2026-03-31"):
+        assert said in text
+    assert "000000000002" not in text
+    assert "draft" not in text
+    JOBS["invoice"].run(context(lake, tmp_path, out=str(out), tenant="000000000002"))
+    assert "Draft invoice" in check(out.read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"tenant": "000000000009"}, "no invoice of tenant 000000000009: penstock pipeline run"),
+        ({"month": "2026-04"}, "no invoice for 2026-04"),
+        ({"customer": "Ann"}, "give its --tenant"),
+        ({"out": "/tmp/one.html"}, "is one file, and there are 2 pages"),
+    ],
+)
+def test_an_invoice_that_cannot_be_written_says_why(
+    tmp_path: Path, arguments: dict[str, str], why: str
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    billed(lake)
+    with pytest.raises(JobMisused, match=why):
+        JOBS["invoice"].run(context(lake, tmp_path, **{"out": f"{tmp_path}/x/", **arguments}))
+
+
+def test_one_hour_is_a_bar_among_hours() -> None:
+    one = [START + HOUR * 14]
+    for svg in (
+        charts.stacked(one, {"a": [5.0]}, step_s=3_600),
+        charts.lines(one, {"in": [5.0], "out": [3.0]}, step_s=3_600),
+    ):
+        texts = re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+        assert {"13:00", "14:00", "15:00", "16:00", "2026-03-01"} <= set(texts)
 
 
 def test_the_same_rows_make_the_same_plot() -> None:

@@ -14,6 +14,7 @@ MODULES: Final[Mapping[str, str]] = {
     "usage": "penstock.pipeline.reports.usage",
     "billing": "penstock.pipeline.reports.billing",
     "hotspots": "penstock.pipeline.reports.hotspots",
+    "invoice": "penstock.pipeline.reports.invoice",
 }
 
 JOBS: Final[Mapping[str, Job]] = LazyJobs(MODULES)

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, Mode, require_table
 from penstock.pipeline.jobs.billing import INVOICE, INVOICE_LINE
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
@@ -46,8 +46,7 @@ Row = Mapping[str, Any]
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[list[Row], list[Row]]:
     """The last revision of each invoice and its lines, of months that the time touches. Raises
     JobMisused."""
-    if not lake.exists(INVOICE):
-        raise JobMisused("there are no invoices in the lake: run `penstock pipeline run billing`")
+    require_table(lake, INVOICE, job="billing")
     last: dict[tuple[str, str], Row] = {}
     for row in read(lake, INVOICE, where=_months(since_ms, until_ms)):
         key = row["month"], row["tenant"]

@@ -16,9 +16,12 @@ from penstock.pipeline.reports import numbers
 
 WIDTH_IN, HEIGHT_IN = 4.6, 2.9
 RANKED_MAX: Final = 10
+LINE_STEPS_MIN: Final = 3
+AXIS_STEPS_MIN: Final = 6  # a single hour is a bar among hours, and not as wide as the plot
 NAME_CHARS_MAX: Final = 26
 COLOURS: Final = ("#4c86c6", "#e8833a", "#3f9f77", "#d1568a", "#8a72c9", "#b0913a")
 OTHERS_COLOUR: Final = "#8d9199"
+_DAY_S: Final = 86_400
 _INK: Final = "#010203"  # the colour that stands for the page's own
 _NUMBERS = re.compile(r'(?<=(?:width|eight)=")([\d.]+)pt(?=")')
 
@@ -46,6 +49,8 @@ def lines(
     step_s: float,
     form: Callable[[float], str] = numbers.short,
 ) -> str:
+    if len(times) < LINE_STEPS_MIN:
+        return _beside(times, series, step_s=step_s, form=form)
     figure, axes = _empty()
     mark = "o" if len(times) < 40 else ""
     for name, values, colour in _coloured(series):
@@ -54,6 +59,25 @@ def lines(
         )
     _time_axis(axes, times, step_s)
     axes.set_ylim(bottom=0)
+    _finish(axes, form, is_named=len(series) > 1)
+    return _svg(figure)
+
+
+def _beside(
+    times: Times,
+    series: Mapping[str, Sequence[float]],
+    *,
+    step_s: float,
+    form: Callable[[float], str],
+) -> str:
+    """Bars side by side: a line through one or two steps shows nothing."""
+    figure, axes = _empty()
+    each_s = step_s * 0.86 / max(1, len(series))
+    width = datetime.timedelta(seconds=each_s)
+    for place, (name, values, colour) in enumerate(_coloured(series)):
+        shift = datetime.timedelta(seconds=step_s * 0.07 + each_s * (place + 0.5))
+        axes.bar([at + shift for at in times], values, width, color=colour, label=name, linewidth=0)
+    _time_axis(axes, times, step_s)
     _finish(axes, form, is_named=len(series) > 1)
     return _svg(figure)
 
@@ -127,11 +151,25 @@ def _time_axis(axes: Any, times: Times, step_s: float) -> None:
 
     plain: Any = dates  # which has no types
     locator = plain.AutoDateLocator(tz=datetime.UTC, minticks=3, maxticks=6)
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(plain.ConciseDateFormatter(locator, tz=datetime.UTC))
+    formatter = plain.ConciseDateFormatter(locator, tz=datetime.UTC)
     if times:
         step = datetime.timedelta(seconds=step_s)
-        axes.set_xlim(times[0] - step * 0.2, times[-1] + step * 1.2)
+        first = times[0] - step * ((max(0, AXIS_STEPS_MIN - len(times)) + 1) // 2)
+        last = times[-1] + step * (max(0, AXIS_STEPS_MIN - len(times)) // 2)
+        axes.set_xlim(first - step * 0.2, last + step * 1.2)
+        if len(times) < AXIS_STEPS_MIN:  # a tick at the start of each step
+            count = round((last - first) / step) + 2
+            ticks = [first + step * place for place in range(count)]
+            axes.set_xticks(ticks, [_at(at, step_s) for at in ticks])
+            axes.set_xlabel(f"{times[0]:%Y-%m-%d}" if step_s < _DAY_S else "")
+            return
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(formatter)
+
+
+def _at(at: datetime.datetime, step_s: float) -> str:
+    is_midnight = (at.hour, at.minute) == (0, 0)
+    return f"{at:%b-%d}" if step_s >= _DAY_S or is_midnight else f"{at:%H:%M}"
 
 
 def _finish(axes: Any, form: Callable[[float], str], *, is_named: bool) -> None:

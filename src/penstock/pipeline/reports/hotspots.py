@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.model.names import is_bookkeeping_group
+from penstock.pipeline.job import Job, JobContext, Mode, require_table
 from penstock.pipeline.jobs.telemetry import HOT, LAG, MINUTES, PLAN
 from penstock.pipeline.lag import State
 from penstock.pipeline.lake import Lake
@@ -60,6 +61,8 @@ _STEPS: Final = (
     Column("reason", "Why"),
 )
 
+_LAG_KEYS: Final = ("account", "region", "resource", "partition", "group")
+
 Row = Mapping[str, Any]
 
 
@@ -76,10 +79,7 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
     """Raises JobMisused."""
     import pyarrow.compute as pc
 
-    if not lake.exists(MINUTES):
-        raise JobMisused(
-            "there is no telemetry in the lake: run `penstock pipeline run telemetry` first"
-        )
+    require_table(lake, MINUTES, job="telemetry")
     when = times("at", since_ms, until_ms)
 
     def metrics(kind: str) -> list[Row]:
@@ -107,13 +107,34 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
 
 def _last(lags: Iterable[Row]) -> list[Row]:
     """Of each group and partition the newest; those in trouble first."""
-    last: dict[tuple[Any, ...], Row] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in lags:
-        key = tuple(row[n] for n in ("account", "region", "resource", "partition", "group"))
-        if key not in last or last[key]["at"] < row["at"]:
-            last[key] = row
+        if not is_bookkeeping_group(row["group"]):
+            found.setdefault(tuple(row[name] for name in _LAG_KEYS), []).append(row)
+    last = {key: _timed(sorted(rows, key=lambda row: row["at"])) for key, rows in found.items()}
     order = (State.STALLED, State.SLOW, State.OK)
     return sorted(last.values(), key=lambda row: (order.index(row["state"]), -row["records"]))
+
+
+def _timed(rows: Sequence[Row]) -> Row:
+    """Return the last row, with ``seconds`` or with ``seconds_min``.
+
+    A row has no seconds if nothing was appended in the minutes before it. While the group stands
+    still its lag grows by a second each second, so an earlier row with seconds tells the lag; if
+    there is none, the lag is at least as old as the first row.
+    """
+    last = rows[-1]
+    if last["seconds"] is not None:
+        return last
+    since = last
+    for row in reversed(rows):
+        if row["seconds"] is not None:
+            passed_s = (last["at"] - row["at"]).total_seconds()
+            return {**last, "seconds": row["seconds"] + passed_s}
+        since = row
+        if row["state"] != State.STALLED:
+            break
+    return {**last, "seconds_min": (last["at"] - since["at"]).total_seconds()}
 
 
 def _last_plan(steps: Sequence[Row]) -> list[Row]:
@@ -124,7 +145,9 @@ def _last_plan(steps: Sequence[Row]) -> list[Row]:
 
 def page(found: Found) -> Page:
     every = merge(row["hist"] for row in found.calls)
-    stuck = sum(row["state"] == State.STALLED for row in found.lags)
+    stuck = len(
+        {(row["account"], row["group"]) for row in found.lags if row["state"] == State.STALLED}
+    )
     tiles = [
         ("Requests", numbers.count(sum(row["requests"] for row in found.calls))),
         ("Refused", numbers.count(sum(row["errors"] for row in found.calls))),
@@ -238,7 +261,7 @@ def _lags(lags: Sequence[Row]) -> Table:
                 "resource": row["resource"],
                 "partition": str(row["partition"]),
                 "records": numbers.count(row["records"]),
-                "seconds": numbers.duration(row["seconds"]),
+                "seconds": _behind(row),
                 "eta": "–" if row["eta_s"] is None else numbers.duration(row["eta_s"]),
                 "state": row["state"],
             }
@@ -246,6 +269,12 @@ def _lags(lags: Sequence[Row]) -> Table:
         ],
         left_out=max(0, len(behind) - ROWS_MAX),
     )
+
+
+def _behind(row: Row) -> str:
+    if row["seconds"] is None and row.get("seconds_min"):
+        return f"> {numbers.duration(row['seconds_min'])}"
+    return numbers.duration(row["seconds"])
 
 
 def _about(steps: Sequence[Row]) -> str:

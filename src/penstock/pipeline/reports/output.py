@@ -1,24 +1,43 @@
-"""Where a report goes: a page into a file, or its rows as CSV; the options that all share."""
+"""Where a report goes: a page into a file, or its rows as CSV; the options that all share.
+
+In a folder of reports (the working folder, or ``--out DIR``) pages have links to one another, and
+``penstock-reports.html`` lists them. A page that is written to a file of another name has no links:
+it may be mailed, and the others would not be beside it.
+"""
 
 import csv
 import datetime
+import html
 import io
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import click
 
 from penstock.pipeline.job import JobContext, JobMisused
-from penstock.pipeline.reports.page import Page
+from penstock.pipeline.reports.page import Link, Page, Section
+
+PREFIX: Final = "penstock-"
+INVOICE_PREFIX: Final = f"{PREFIX}invoice-"
+INDEX: Final = f"{PREFIX}reports.html"
+PAGES_MAX: Final = 2_000  # that an index lists
+_HEAD_CHARACTERS: Final = 1_000
+_TITLE: Final = re.compile(r"<title>(.*?) – (.*?)</title>")
 
 
 def options() -> tuple[click.Option, ...]:
     return (
-        click.Option(["--out"], metavar="FILE", help="where to write [default: ./NAME.html]"),
+        click.Option(
+            ["--out"],
+            metavar="FILE|DIR",
+            help="page to write, or folder of linked pages [default: this folder]",
+        ),
         click.Option(["--csv", "is_csv"], is_flag=True, help="the rows alone, as CSV"),
     )
 
@@ -32,19 +51,82 @@ def write(
 ) -> None:
     """As the options of the command say. CSV goes to the standard output if no file is named."""
     out = context.arguments.get("out")
-    if context.arguments.get("is_csv"):
-        text = _csv(rows, columns)
-        if out is None:
-            sys.stdout.write(text)
-            return
-    else:
-        text = page.to_html(now=datetime.datetime.now(datetime.UTC))
-    target = Path(out or f"penstock-{name}.html").expanduser().absolute()
+    if not context.arguments.get("is_csv"):
+        write_pages(context, {name: page})
+        return
+    text = _csv(rows, columns)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    target = Path(out).expanduser().absolute()
+    _put(target, text)
+    context.progress.note(f"report written: {target}")
+
+
+def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
+    """Write pages by their names, and the index if they go to a folder of reports."""
+    now = datetime.datetime.now(datetime.UTC)
+    out = Path(context.arguments.get("out") or ".").expanduser().absolute()
+    if not (out.is_dir() or str(context.arguments.get("out")).endswith("/")):
+        if len(pages) != 1:
+            raise JobMisused(
+                f"--out {out} is one file, and there are {len(pages)} pages: --out DIR"
+            )
+        for page in pages.values():
+            _put(out, page.to_html(now=now))
+        context.progress.note(f"report written: {out}")
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobMisused(f"cannot make folder {out}: {error.strerror}") from None
+    files = {f"{PREFIX}{quote(name, safe='')}.html": page for name, page in pages.items()}
+    for file, page in files.items():
+        _put(out / file, page.to_html(now=now, links=_links(out, but=file)))
+        context.progress.note(f"report written: {out / file}")
+    _put(out / INDEX, _index(out).to_html(now=now))
+    context.progress.note(f"all reports: {out / INDEX}")
+
+
+def _links(folder: Path, *, but: str) -> list[Link]:
+    """To the index and to the reports beside a page. The index lists invoices; they have no links
+    themselves, since they go to customers."""
+    if but.startswith(INVOICE_PREFIX):
+        return []
+    there = [(title, file) for file, (title, _) in _known(folder).items() if file != but]
+    others = [Link(title, file) for title, file in there if not file.startswith(INVOICE_PREFIX)]
+    return [Link("All reports", INDEX), *others]
+
+
+def _index(folder: Path) -> Page:
+    found = _known(folder)
+    invoices = {file: told for file, told in found.items() if file.startswith(INVOICE_PREFIX)}
+    reports = {file: told for file, told in found.items() if file not in invoices}
+    sections = [
+        Section(heading, links=[(Link(title, file), about) for file, (title, about) in those])
+        for heading, those in (("Reports", reports.items()), ("Invoices", invoices.items()))
+        if those
+    ]
+    return Page("Reports", "", [], sections)
+
+
+def _known(folder: Path) -> dict[str, tuple[str, str]]:
+    """Title and period of each page in a folder, by the name of its file."""
+    found = {}
+    for path in sorted(folder.glob(f"{PREFIX}*.html"))[:PAGES_MAX]:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            match = _TITLE.search(file.read(_HEAD_CHARACTERS))
+        if match is not None and path.name != INDEX:
+            found[path.name] = html.unescape(match[1]), html.unescape(match[2])
+    return found
+
+
+def _put(target: Path, text: str) -> None:
+    """Raises JobMisused."""
     try:
         _replace(target, text)
     except OSError as error:
         raise JobMisused(f"cannot write {target}: {error.strerror}") from None
-    context.progress.note(f"report written: {target}")
 
 
 def _csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:

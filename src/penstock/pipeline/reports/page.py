@@ -1,5 +1,6 @@
 """One page that needs nothing beside it: style and plots stand in it, nothing is fetched, nothing
-runs. It follows the reader's choice of light or dark, fits a telephone, and prints.
+runs. It follows the reader's choice of light or dark, fits a telephone, and prints. On a telephone
+each row of a table becomes a card, so that no column is outside of the screen.
 
 All text of others, names of queues above all, goes through ``html.escape`` here and nowhere else.
 """
@@ -9,9 +10,11 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from penstock import __version__
 
+SHORT_MAX: Final = 24  # characters of a cell that stay on one line: an id, an operation, a time
 ROWS_MAX: Final = 200  # of a table; the rest is summed up in its last row, and whole in the CSV
 
 
@@ -41,11 +44,20 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """To another page in the same folder."""
+
+    text: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     title: str
     plots: Sequence[Plot] = ()
     table: Table | None = None
     note: str = ""
+    links: Sequence[tuple[Link, str]] = ()  # and a word about each
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +68,10 @@ class Page:
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
-    def to_html(self, *, now: datetime.datetime) -> str:
+    def to_html(self, *, now: datetime.datetime, links: Sequence[Link] = ()) -> str:
         made = now.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         title, period = html.escape(self.title), html.escape(self.period)
+        heading = f"{title} – {period}" if period else title
         tiles = "".join(
             f"<div><dt>{html.escape(what)}</dt><dd>{html.escape(much)}</dd></div>"
             for what, much in self.tiles
@@ -68,12 +81,23 @@ class Page:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<meta name="color-scheme" content="light dark">\n'
-            f"<title>{title} – {period}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-            f"<header><h1>{title}</h1><p>{period}</p></header>\n"
-            f"<main>\n<dl>{tiles}</dl>\n{''.join(map(_section, self.sections))}</main>\n"
+            f"<title>{heading}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+            f"{_nav(links)}<header><h1>{title}</h1><p>{period}</p></header>\n"
+            f"<main>\n{f'<dl>{tiles}</dl>' if tiles else ''}\n"
+            f"{''.join(map(_section, self.sections))}</main>\n"
             f"<footer>{notes}<p>Made {made} by Penstock {__version__}. Times are UTC.</p>"
             "</footer>\n</body>\n</html>\n"
         )
+
+
+def _nav(links: Sequence[Link]) -> str:
+    if not links:
+        return ""
+    return f"<nav>{''.join(f'{_anchor(each)} ' for each in links)}</nav>\n"
+
+
+def _anchor(link: Link) -> str:
+    return f'<a href="{html.escape(quote(link.file), quote=True)}">{html.escape(link.text)}</a>'
 
 
 def _section(section: Section) -> str:
@@ -83,6 +107,12 @@ def _section(section: Section) -> str:
         parts.append(f"<p>{html.escape(section.note)}</p>\n")
     if plots:
         parts.append(f'<div class="plots">{plots}</div>\n')
+    if section.links:
+        items = "".join(
+            f"<li>{_anchor(each)}{f' <small>{html.escape(about)}</small>' if about else ''}</li>\n"
+            for each, about in section.links
+        )
+        parts.append(f"<ul>\n{items}</ul>\n")
     if section.table is not None:
         parts.append(_table(section.table))
     parts.append("</section>\n")
@@ -109,10 +139,7 @@ def _table(table: Table) -> str:
     if table.totals is not None:
         foot += _row(table.columns, table.totals)
     foot = f"<tfoot>{foot}</tfoot>" if foot else ""
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>'
-        f"{foot}</table></div>\n"
-    )
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>{foot}</table>\n"
 
 
 def _row(columns: Sequence[Column], row: Mapping[str, str]) -> str:
@@ -122,7 +149,11 @@ def _row(columns: Sequence[Column], row: Mapping[str, str]) -> str:
 
 def _cell(tag: str, column: Column, text: str) -> str:
     kind = ' class="n"' if column.is_number else ""
-    return f"<{tag}{kind}>{html.escape(text)}</{tag}>"
+    if not column.is_number and len(text) <= SHORT_MAX:
+        kind = ' class="s"'
+    # On a telephone, where there is no row of headings, each cell names its column.
+    label = f' data-label="{html.escape(column.title, quote=True)}"' if tag == "td" else ""
+    return f"<{tag}{kind}{label}>{html.escape(text)}</{tag}>"
 
 
 _STYLE: Final = """
@@ -130,7 +161,7 @@ _STYLE: Final = """
 @media (prefers-color-scheme:dark){
 :root{--ink:#e4e8ec;--soft:#9aa4af;--line:#343b44;--ground:#15191e;--card:#1d232a}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:70rem;padding:1rem;color:var(--ink);background:var(--ground);
+body{margin:0 auto;max-width:78rem;padding:1rem;color:var(--ink);background:var(--ground);
 font:16px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 h1{font-size:1.6rem;margin:.4rem 0 0}h2{font-size:1.15rem;margin:2rem 0 .6rem}
 header p,footer,small,section>p{color:var(--soft)}header p{margin:.1rem 0 1rem}
@@ -145,11 +176,27 @@ margin-bottom:1rem}
 figure{margin:0;min-width:0;max-width:44rem}figcaption{font-weight:600;margin-bottom:.4rem}
 figcaption small{font-weight:400}
 svg{display:block;width:100%;height:auto;font-family:inherit}
-.wide{overflow-x:auto}.none{color:var(--soft)}
+nav{font-size:.9rem}nav a{margin-right:1rem}a{color:inherit}
+li{margin:.3rem 0}
+.none{color:var(--soft)}
 table{border-collapse:collapse;width:100%;font-size:.88rem}
-th,td{text-align:left;padding:.35rem .6rem;border-bottom:1px solid var(--line);
-white-space:nowrap;max-width:24rem;overflow:hidden;text-overflow:ellipsis}
-th{color:var(--soft);font-weight:600}.n{text-align:right;font-variant-numeric:tabular-nums}
+th,td{text-align:left;vertical-align:top;padding:.35rem .5rem;border-bottom:1px solid var(--line);
+overflow-wrap:anywhere}
+th{color:var(--soft);font-weight:600;white-space:nowrap}
+.s{white-space:nowrap}
+.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 tfoot td{font-weight:600;border-bottom:0}
-@media print{body{max-width:none}.wide{overflow:visible}section,figure{break-inside:avoid}}
+@media screen and (max-width:48rem){
+thead{display:none}
+table,tbody,tfoot{display:block}
+tr{display:grid;grid-template-columns:1fr 1fr;gap:.15rem .8rem;padding:.6rem 0;
+border-bottom:1px solid var(--line)}
+td{display:block;border:0;padding:0;grid-column:1/-1;text-align:left;white-space:normal}
+td.n,td.s{grid-column:auto;text-align:left}
+td:empty{display:none}
+td::before{content:attr(data-label);display:block;font-size:.75rem;font-weight:400;
+color:var(--soft)}
+td:not([data-label])::before,td[data-label=""]::before,tfoot td:first-child::before{content:none}
+}
+@media print{body{max-width:none}nav{display:none}figure,tr{break-inside:avoid}}
 """

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, Mode, require_table
 from penstock.pipeline.jobs.usage import PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.reports import charts, numbers
@@ -48,8 +48,7 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict
     """Sums by hour, tenant, resource and operation. Raises JobMisused."""
     import pyarrow.compute as pc
 
-    if not lake.exists(PARTIAL):
-        raise JobMisused("there is no usage in the lake: run `penstock pipeline run usage` first")
+    require_table(lake, PARTIAL, job="usage")
     counted = pc.field("kind").isin([CALLS, STORAGE])
     return summed(
         lake,

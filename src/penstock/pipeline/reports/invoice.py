@@ -1,0 +1,128 @@
+"""Report ``invoice``: a document for each tenant and month, to send to the customer.
+
+It has one tenant's lines and nothing of any other tenant. The amounts are those of the report
+``billing``: the last revision counts, and a draft says that it is one.
+"""
+
+import calendar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
+from penstock.pipeline.rates import MINUTES_PER_DAY
+from penstock.pipeline.reports import billing, numbers
+from penstock.pipeline.reports.output import options, write_pages
+from penstock.pipeline.reports.page import Column, Page, Section, Table
+
+_LINES: Final = (
+    Column("item", "Item"),
+    Column("quantity", "Quantity", is_number=True),
+    Column("free", "Free", is_number=True),
+    Column("billed", "Billed", is_number=True),
+    Column("price", "Price", is_number=True),
+    Column("amount", "Amount", is_number=True),
+)
+_UNBILLED: Final = ("", "*")  # use that belongs to no known tenant has no customer
+
+Row = Mapping[str, Any]
+
+
+def page(head: Row, lines: Sequence[Row], *, seller: str, customer: str, note: str) -> Page:
+    month, currency = head["month"], head["currency"]
+    days = calendar.monthrange(*map(int, month.split("-")))[1]
+    total = numbers.money(head["amount_micros"], currency)
+    is_final = head["status"] == "final"
+    number = f"{month}-{head['tenant']}-{head['revision']}"
+    about = [("Invoice", number), ("Customer", customer or head["tenant"])]
+    if seller:
+        about.append(("From", seller))
+    about += [("Period", f"{month}-01 to {month}-{days}"), ("Total", total)]
+    notes = [] if is_final else ["This is a draft: the month is not over, and amounts may change."]
+    return Page(
+        title="Invoice" if is_final else "Draft invoice",
+        period=f"{month}, {customer or head['tenant']}",
+        tiles=about,
+        sections=[Section("Lines", table=_table(lines, total, currency, days=days), note=note)],
+        notes=notes,
+    )
+
+
+def _table(lines: Sequence[Row], total: str, currency: str, *, days: int) -> Table:
+    rows = []
+    for line in lines:
+        item, form, unit = _kind(line["item"], days=days)
+        used = line["quantity"] - line["refused"]
+        rows.append(
+            {
+                "item": item,
+                "quantity": form(used),
+                "free": form(line["free"]),
+                "billed": form(used - line["free"]),
+                "price": f"{numbers.money(line['price_micros'], currency)} / {unit}",
+                "amount": numbers.money(line["amount_micros"], currency),
+            }
+        )
+    return Table(_LINES, rows, {"item": "Total", "amount": total})
+
+
+def _kind(item: str, *, days: int) -> tuple[str, Callable[[float], str], str]:
+    """What a line is called, how its quantity is written, and what its price is for."""
+    if item == "storage":  # counted in byte-minutes, priced by the month
+
+        def average(byte_minutes: float) -> str:
+            return numbers.size(byte_minutes / (days * MINUTES_PER_DAY))
+
+        return "Storage, average of the month", average, "10⁹ bytes"
+    if item == "bytes_out":
+        return "Data out", numbers.size, "10⁹ bytes"
+    return f"Requests: {item.removeprefix('requests:')}", numbers.count, "million"
+
+
+def run(context: JobContext) -> None:
+    tenant, month = (context.arguments.get(name) for name in ("tenant", "month"))
+    heads, lines = billing.collect(context.lake, context.since_ms, context.until_ms)
+    wanted = [
+        head
+        for head in heads
+        if head["tenant"] not in _UNBILLED
+        and tenant in (None, head["tenant"])
+        and month in (None, head["month"])
+    ]
+    if not wanted:
+        whose = f" of tenant {tenant}" if tenant else ""
+        raise NotFound(
+            f"the lake {context.lake.path} has no invoice{whose}{f' for {month}' if month else ''}",
+            "penstock pipeline run billing --rates FILE",
+        )
+    if context.arguments.get("customer") and len({head["tenant"] for head in wanted}) > 1:
+        raise JobMisused("--customer is the name of one tenant: give its --tenant")
+    given = context.arguments
+    words = {name: str(given.get(name) or "") for name in ("seller", "customer", "note")}
+    pages = {}
+    for head in wanted:
+        own = [
+            line
+            for line in lines
+            if (line["month"], line["tenant"]) == (head["month"], head["tenant"])
+        ]
+        pages[f"invoice-{head['month']}-{head['tenant']}"] = page(head, own, **words)
+    write_pages(context, pages)
+
+
+JOB: Final = Job(
+    name="invoice",
+    summary="A document for each tenant and month, to send to the customer.",
+    run=run,
+    options=(
+        options()[0],
+        click.Option(["--tenant"], metavar="ID", help="only this tenant [default: all]"),
+        click.Option(["--month"], metavar="YYYY-MM", help="only this month [default: all]"),
+        click.Option(["--seller"], metavar="TEXT", help="name and address of the sender"),
+        click.Option(["--customer"], metavar="TEXT", help="name of the customer [default: its ID]"),
+        click.Option(["--note"], metavar="TEXT", help="line above the table, such as tax"),
+    ),
+    modes=frozenset((Mode.ONCE,)),
+    needs_spark=False,
+)
