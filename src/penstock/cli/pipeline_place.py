@@ -5,6 +5,7 @@ be on other disks. Checkpoints are in the lake unless said otherwise, so that a 
 takes along how far it has come.
 """
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.failure import Failure
+from penstock.cli.failure import ExitCode, Failure
 
 LAKE_DEFAULT = "penstock-lake"
 _CHECKPOINTS = "_checkpoints"
@@ -50,6 +51,36 @@ def checkpoint_option() -> click.Option:
     )
 
 
+def folder_of(text: str, *, option: str) -> Path:
+    if "://" in text:
+        raise Failure(
+            f"cannot use {option} '{text}'",
+            "that is an address, and the pipeline writes to folders only",
+            'mount the object store as a folder; docs/pipeline.md, "Object stores"',
+            exit_code=ExitCode.USAGE,
+        )
+    return Path(text).expanduser().absolute()
+
+
 def checkpoints_of(lake: str, checkpoint: str | None) -> Path:
-    chosen = Path(checkpoint) if checkpoint is not None else Path(lake) / _CHECKPOINTS
-    return chosen.expanduser().absolute()
+    if checkpoint is not None:
+        return folder_of(checkpoint, option="--checkpoint")
+    return folder_of(lake, option="--lake") / _CHECKPOINTS
+
+
+def writable_above(folder: Path) -> Path | None:
+    """Return the folder, or the nearest one above it that exists; None if it is not writable."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def require_writable(folder: Path, *, option: str) -> None:
+    if writable_above(folder) is None:
+        why = "it is a file" if folder.is_file() else "it cannot be written"
+        raise Failure(
+            f"cannot use folder {folder}",
+            why,
+            f"choose another: {option} DIR",
+            exit_code=ExitCode.USAGE,
+        )

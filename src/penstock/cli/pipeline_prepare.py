@@ -8,7 +8,13 @@ import click
 
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.output import Column
-from penstock.cli.pipeline_place import checkpoints_of, place_options, require_extra
+from penstock.cli.pipeline_place import (
+    checkpoints_of,
+    folder_of,
+    place_options,
+    require_extra,
+    writable_above,
+)
 from penstock.cli.session import Session, Verb, pass_session
 from penstock.model.units import size
 
@@ -76,16 +82,15 @@ def _java() -> Iterator[Finding]:
 
 
 def _places(lake: str, checkpoint: str | None) -> Iterator[Finding]:
-    import os
     import shutil
-    from pathlib import Path
 
-    places = {"lake": Path(lake).absolute(), "checkpoint": checkpoints_of(lake, checkpoint)}
+    places = {
+        "lake": folder_of(lake, option="--lake"),
+        "checkpoint": checkpoints_of(lake, checkpoint),
+    }
     for check, folder in places.items():
-        there = folder
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        there = writable_above(folder)
+        if there is None:
             yield Finding("fail", check, f"{folder}: cannot be written", f"--{check} DIR")
             continue
         free = shutil.disk_usage(there).free

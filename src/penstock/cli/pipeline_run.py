@@ -14,15 +14,17 @@ from penstock.cli.output import Column
 from penstock.cli.pipeline_place import (
     checkpoint_option,
     checkpoints_of,
+    folder_of,
     lake_option,
     require_extra,
+    require_writable,
 )
 from penstock.cli.quantity import seconds
 from penstock.cli.session import Session, Verb, pass_session
 
 if TYPE_CHECKING:
     from penstock.net.kafka_login import Security
-    from penstock.pipeline.job import Job
+    from penstock.pipeline.job import Job, JobMisused
     from penstock.pipeline.runner import Ending, Wish
 
 _EVERY_S_MAX = 86_400
@@ -163,9 +165,10 @@ class _Callback:
 
     def __call__(self, session: Session, /, **given: Any) -> None:
         require_extra()
-        ending = _run(session, self._wish(session, given))
+        wish = self._wish(session, given)
+        ending = _run(session, wish)
         if ending.error is not None:
-            raise _failure(self._job.name, ending) from ending.error
+            raise _failure(wish, ending) from ending.error
         if ending.signal is not None:
             raise click.exceptions.Exit(128 + ending.signal)
         tally = ending.tally
@@ -173,21 +176,24 @@ class _Callback:
             session.remark(f"{tally.rows:,} rows in {tally.batches:,} batches")
 
     def _wish(self, session: Session, given: dict[str, Any]) -> "Wish":
-        from pathlib import Path
-
         from penstock.pipeline.job import TRIGGER_S_DEFAULT, Mode
         from penstock.pipeline.runner import Wish
         from penstock.pipeline.session import MASTER_DEFAULT
+        from penstock.pipeline.status import Kind
 
         job = self._job
         lake = given.pop("lake")
+        folder = folder_of(lake, option="--lake")
+        checkpoints = checkpoints_of(lake, given.pop("checkpoint"))
+        require_writable(folder, option="--lake")
+        require_writable(checkpoints, option="--checkpoint")
         is_once = given.pop("is_once", Mode.ONCE in job.modes)
         server, security = _server(session, given.pop("server"))
         return Wish(
             job=job,
-            name=job.name if self._group == "run" else f"{self._group}-{job.name}",
-            lake=Path(lake).expanduser().absolute(),
-            checkpoints=checkpoints_of(lake, given.pop("checkpoint")),
+            kind=Kind.JOB if self._group == "run" else Kind(self._group),
+            lake=folder,
+            checkpoints=checkpoints,
             mode=Mode.ONCE if is_once else Mode.CONTINUOUS,
             trigger_s=given.pop("every", TRIGGER_S_DEFAULT),
             since_ms=_moment(given.pop("since"), option="--from"),
@@ -208,8 +214,11 @@ def _shared(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(session: Session, wish: "Wish") -> "Ending":
+    from penstock.cli.kafka_client import failure_of
     from penstock.cli.pipeline_display import display_for
+    from penstock.net.kafka_client import KafkaTrouble
     from penstock.pipeline.java import JavaMissing
+    from penstock.pipeline.job import JobMisused
     from penstock.pipeline.runner import run_job
     from penstock.pipeline.session import SessionFailed
     from penstock.pipeline.status import JobRunning
@@ -232,13 +241,31 @@ def _run(session: Session, wish: "Wish") -> "Ending":
             "stop that one first, or give this one another --checkpoint",
             exit_code=ExitCode.CONFLICT,
         ) from None
+    except JobMisused as error:
+        raise _misused(wish, error) from None
+    except KafkaTrouble as trouble:
+        raise failure_of(trouble, _cannot(wish)) from None
     except (JavaMissing, SessionFailed) as error:
         raise Failure(str(error), exit_code=ExitCode.UNHEALTHY) from None
     finally:
         display.close()
 
 
-def _failure(name: str, ending: "Ending") -> Failure:
+def _cannot(wish: "Wish") -> str:
+    what = {"job": "run job", "report": "write report", "verify": "verify", "cluster": "run"}
+    return f"cannot {what[wish.kind]} '{wish.job.name}'"
+
+
+def _misused(wish: "Wish", error: "JobMisused") -> Failure:
+    from penstock.pipeline.job import NotFound
+
+    if isinstance(error, NotFound):
+        code = ExitCode.NOT_FOUND
+        return Failure(_cannot(wish), error.why, f"run `{error.fix}`", exit_code=code)
+    return Failure(_cannot(wish), str(error), exit_code=ExitCode.USAGE)
+
+
+def _failure(wish: "Wish", ending: "Ending") -> Failure:
     from penstock.pipeline.job import JobMisused, Unsound
 
     error = ending.error
@@ -246,11 +273,11 @@ def _failure(name: str, ending: "Ending") -> Failure:
     if isinstance(error, Unsound):
         return Failure(ending.reason, exit_code=ExitCode.UNHEALTHY)
     if isinstance(error, JobMisused):
-        return Failure(f"cannot run job '{name}'", ending.reason, exit_code=ExitCode.USAGE)
+        return _misused(wish, error)
     return Failure(
-        f"job '{name}' failed",
+        f"{wish.kind} '{wish.job.name}' failed",
         ending.reason,
-        f"`penstock pipeline logs {name}` has the details; the next run goes on where it was",
+        f"`penstock pipeline logs {wish.name}` has the details; the next run goes on where it was",
         exit_code=ExitCode.UNREACHABLE if ending.is_transient else ExitCode.FAILED,
     )
 

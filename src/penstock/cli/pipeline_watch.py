@@ -19,6 +19,7 @@ _LIST_COLUMNS = (
 )
 _STATUS_COLUMNS = (
     Column("job", "JOB"),
+    Column("kind", "KIND"),
     Column("state", "STATE"),
     Column("pid", "PID", form=str),
     Column("mode", "MODE"),
@@ -40,9 +41,10 @@ def list_jobs(session: Session, lake: str, checkpoint: str | None) -> None:
     """Which jobs there are, and how each one stands."""
     require_extra()
     from penstock.pipeline.registry import jobs_of
-    from penstock.pipeline.status import statuses
+    from penstock.pipeline.status import Kind, statuses
 
-    known = {each.job: each for each in statuses(checkpoints_of(lake, checkpoint))}
+    found = statuses(checkpoints_of(lake, checkpoint))
+    known = {each.job: each for each in found if each.kind is Kind.JOB}
     session.out.many(
         (
             {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from penstock.net.kafka_client import EARLIEST, LATEST, KafkaRefused, Place
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.job import Job, JobContext, Mode, NotFound, Unsound
 from penstock.pipeline.jobs.archive import FOLDER, NAME, ends_of, table_of, topic_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.starting import client_of
@@ -128,14 +128,25 @@ def _log_start(context: JobContext, topic: str, span: Any) -> int:
     return int(span.gap_end) if end < span.gap_end else start
 
 
-def run(context: JobContext) -> None:
+def _topics(context: JobContext) -> Sequence[str]:
     wanted = str(context.arguments.get("topics") or "")
     tables = context.lake.tables(FOLDER)
     topics: Sequence[str] = [topic_of(name) for name in tables]
     if wanted:
         topics = [each.strip() for each in wanted.split(",")]
     if not topics:
-        raise JobMisused("the lake has no archive: run the job archive first")
+        raise NotFound(
+            f"the lake {context.lake.path} has no archive", "penstock pipeline run archive"
+        )
+    return topics
+
+
+def check(context: JobContext) -> None:
+    _topics(context)
+
+
+def run(context: JobContext) -> None:
+    topics = _topics(context)
     verdicts = [v for topic in topics for v in verify(context.spark, context.lake, topic, context)]
     bad = [verdict for verdict in verdicts if not verdict.is_sound]
     if bad:
@@ -156,6 +167,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Check that archived offsets are complete and each there once.",
     run=run,
+    check=check,
     options=(click.Option(["--topics"], metavar="NAMES", help="only these, separated by commas"),),
     modes=frozenset({Mode.ONCE}),
 )

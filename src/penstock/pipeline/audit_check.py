@@ -24,7 +24,7 @@ from penstock.pipeline.audit_chain import (
     gaps,
     hash_of,
 )
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, Unsound
+from penstock.pipeline.job import Job, JobContext, Mode, Unsound, require_table
 from penstock.pipeline.jobs.audit import GAP, LOG, NAME, ROOT
 from penstock.pipeline.lake import Lake
 
@@ -158,9 +158,12 @@ def _fault(kind: str, row: Any = None, why: str = "") -> Mapping[str, Any]:
     return {"kind": kind, "partition": -1, "offset": -1, **place, "why": why}
 
 
+def check(context: JobContext) -> None:
+    require_table(context.lake, LOG, job=NAME)
+
+
 def run(context: JobContext) -> None:
-    if not context.lake.exists(LOG):
-        raise JobMisused(f"the lake has no table {LOG}: run the job {NAME} first")
+    check(context)
     verdict = verify_audit(context.spark, context.lake)
     if verdict.fault_count:
         context.show(verdict.faults)
@@ -174,5 +177,6 @@ JOB: Final = Job(
     name=NAME,
     summary="Check rows, chain and roots of the audit trail.",
     run=run,
+    check=check,
     modes=frozenset({Mode.ONCE}),
 )

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.job import (
     TRIGGER_S_DEFAULT,
@@ -39,7 +39,14 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.logs import JobLog
 from penstock.pipeline.progress import Display, Gauge, Tally
 from penstock.pipeline.session import MASTER_DEFAULT, close_session, jvm_pid, open_session
-from penstock.pipeline.status import ERROR_CHARACTERS_MAX, Claim, State, Status, write_status
+from penstock.pipeline.status import (
+    ERROR_CHARACTERS_MAX,
+    Claim,
+    Kind,
+    State,
+    Status,
+    write_status,
+)
 from penstock.pipeline.transient import is_transient, reason_of
 
 if TYPE_CHECKING:
@@ -71,11 +78,16 @@ class Wish:
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     is_short: bool = False
-    name: str = ""  # the job's folder below ``checkpoints``, where it is not the job's name
+    kind: Kind = Kind.JOB
+
+    @property
+    def name(self) -> str:
+        """The folder below ``checkpoints``, and the name that ``pipeline logs`` takes."""
+        return self.job.name if self.kind is Kind.JOB else f"{self.kind}-{self.job.name}"
 
     @property
     def folder(self) -> Path:
-        return self.checkpoints / (self.name or self.job.name)
+        return self.checkpoints / self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +106,11 @@ def run_job(
     *,
     show: Callable[[Iterable[Mapping[str, Any]]], None],
 ) -> Ending:
-    """Raises JobRunning, JavaMissing, SessionFailed before the job has begun; what goes wrong
-    later is in the ending. Meanwhile ``sys.stderr`` is the job's log: a display that draws there
-    has to have taken hold of it before."""
+    """Raises JobMisused, KafkaTrouble, JobRunning, JavaMissing, SessionFailed before the job has
+    begun; what goes wrong later is in the ending. Meanwhile ``sys.stderr`` is the job's log: a
+    display that draws there has to have taken hold of it before."""
+    if wish.job.check is not None:
+        wish.job.check(_context(wish))
     claim = Claim(wish.folder)
     try:
         with JobLog(wish.folder) as log:
@@ -105,6 +119,23 @@ def run_job(
                 return run.to_the_end()
     finally:
         claim.close()
+
+
+def _context(wish: Wish, **rest: Any) -> JobContext:
+    """``rest``: what only a job that runs has, such as its session."""
+    nothing: Any = None
+    return JobContext(
+        **{"spark": nothing, "progress": nothing, **rest},
+        server=wish.server,
+        lake=Lake(wish.lake),
+        checkpoint=wish.folder,
+        mode=wish.mode,
+        since_ms=wish.since_ms,
+        until_ms=wish.until_ms,
+        trigger_s=wish.trigger_s,
+        arguments=wish.arguments,
+        security=wish.security,
+    )
 
 
 class _Run:
@@ -182,25 +213,16 @@ class _Run:
                 return Ending(State.DONE, self.gauge.tally)
 
     def _run_once(self) -> None:
-        spark = self._session() if self._wish.job.needs_spark else cast("SparkSession", None)
+        spark = self._session() if self._wish.job.needs_spark else None
         if self.stopper.stopping.is_set():
             raise Stopped
         self._enter(State.RUNNING)
         self.gauge.forget_callbacks()
-        wish = self._wish
-        wish.job.run(
-            JobContext(
+        self._wish.job.run(
+            _context(
+                self._wish,
                 spark=spark,
-                server=wish.server,
-                lake=Lake(wish.lake),
-                checkpoint=wish.folder,
                 progress=self.gauge,
-                mode=wish.mode,
-                since_ms=wish.since_ms,
-                until_ms=wish.until_ms,
-                trigger_s=wish.trigger_s,
-                arguments=wish.arguments,
-                security=wish.security,
                 stopping=self.stopper.stopping,
                 show=self._show,
             )
@@ -314,6 +336,7 @@ class _Run:
                 rows_per_s=round(tally.rows_per_s, 1),
                 lag=tally.lag,
                 error=self._error[:ERROR_CHARACTERS_MAX],
+                kind=self._wish.kind,
             )
             try:
                 write_status(self._wish.folder, status)

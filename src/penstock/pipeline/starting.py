@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.net.kafka_client import EARLIEST, KafkaClient, Place
+from penstock.pipeline.job import NotFound
 from penstock.pipeline.lake import Ends
 from penstock.pipeline.option_values import Options
-from penstock.pipeline.options import parse_connection
+from penstock.pipeline.options import Subscription, parse_connection
+from penstock.pipeline.positions import look_up
 
 if TYPE_CHECKING:
     from penstock.pipeline.job import JobContext
@@ -28,6 +30,18 @@ def client_of(context: "JobContext") -> KafkaClient:
         timeout_s=connection.timeout_s,
         client_id=connection.client_id,
     )
+
+
+def check_topics(context: "JobContext", topics: Sequence[str]) -> None:
+    """Raise NotFound unless the server has all of these topics, and KafkaTrouble if it cannot be
+    asked. Without topics only the server is checked."""
+    with client_of(context) as client:
+        if not topics:
+            client.nodes()
+            return
+        missing = look_up(client, Subscription(topics=tuple(topics))).missing
+    if missing:
+        raise NotFound(f"there is no topic {', '.join(missing)}", "penstock topic list")
 
 
 def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:

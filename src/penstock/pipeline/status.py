@@ -37,6 +37,15 @@ class State(StrEnum):
 ENDED = frozenset({State.DONE, State.STOPPED, State.FAILED, State.DEAD})
 
 
+class Kind(StrEnum):
+    """Which command ran it; a job and a report may have the same name."""
+
+    JOB = "job"
+    REPORT = "report"
+    VERIFY = "verify"
+    CLUSTER = "cluster"
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     state: State
@@ -51,6 +60,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s: float = 0.0
     lag: int | None = None  # records not read yet, where the source knows
     error: str = ""
+    kind: Kind = Kind.JOB
 
 
 class JobRunning(Exception):

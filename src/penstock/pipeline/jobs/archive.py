@@ -30,7 +30,7 @@ import click
 from penstock.pipeline.archive_rows import COLUMNS, PARTITION_BY, TABLE_SCHEMA, known_id
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
 from penstock.pipeline.lake import Ends, Lake, TopicRemade, query_app
-from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.pipeline.starting import check_topics, client_of, starting_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -126,12 +126,27 @@ class _Upkeep:
         return saved
 
 
-def run(context: JobContext) -> None:
+def _topics(context: JobContext) -> str:
     topics = str(context.arguments.get("topics") or "")
     if not topics:
         raise JobMisused(
             "archive needs topics: --topics NAME[,NAME…], or a pattern like 'orders.*'"
         )
+    try:
+        re.compile(topics)
+    except re.error as error:
+        raise JobMisused(f"--topics '{topics}' is not a regular expression: {error}") from None
+    return topics
+
+
+def check(context: JobContext) -> None:
+    topics = _topics(context)
+    is_named = _way(topics) == "subscribe"
+    check_topics(context, [each.strip() for each in topics.split(",")] if is_named else [])
+
+
+def run(context: JobContext) -> None:
+    topics = _topics(context)
     from penstock.pipeline.archive_source import NAME as FORMAT
     from penstock.pipeline.archive_source import ArchiveSource, read_written
 
@@ -216,6 +231,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Keep records of topics for good, in tables of the lake.",
     run=run,
+    check=check,
     options=(
         click.Option(
             ["--topics"],

@@ -31,7 +31,7 @@ from penstock.pipeline.audit_chain import (
 )
 from penstock.pipeline.job import Job, JobContext, Mode, Unsound
 from penstock.pipeline.lake import Lake, query_app
-from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.pipeline.starting import check_topics, client_of, starting_offsets
 
 if TYPE_CHECKING:
     import datetime
@@ -160,4 +160,5 @@ JOB: Final = Job(
     name=NAME,
     summary="Keep the audit trail for good, and check its chain.",
     run=run,
+    check=lambda context: check_topics(context, [TOPIC]),
 )

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, Mode, require_table
 from penstock.pipeline.jobs.audit import LOG
 from penstock.pipeline.lake import Lake, Table
 
@@ -84,8 +84,7 @@ def _matching(
 
 def run(context: JobContext) -> None:
     wanted = {name: value for name in FIELDS if (value := context.arguments.get(name)) is not None}
-    if not context.lake.exists(LOG):
-        raise JobMisused(f"the lake has no table {LOG}: run the job audit first")
+    require_table(context.lake, LOG, job="audit")
     rows = search(
         context.lake,
         wanted,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import pyarrow as pa
 
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, require_table
 from penstock.pipeline.jobs.usage import ADJUSTMENT, HOUR, HOURLY, PARTIAL
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.rates import Line, RateCard, RatesInvalid, Use, lines_of, parse
@@ -183,8 +183,7 @@ def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFram
     def part(table: str, files: str | None) -> "DataFrame | None":
         return lake.read(spark, table, where, files=files) if lake.exists(table) else None
 
-    if not lake.exists(PARTIAL):
-        raise JobMisused("there is no usage to bill: run the job usage first")
+    require_table(lake, PARTIAL, job="usage")
     # Which hours count as sealed is what usage_hourly holds: a run that was killed between the
     # two tables left hours closed whose sums are not there yet.
     through = lake.version_of(HOURLY, "seal")
@@ -249,19 +248,30 @@ def _last_invoices(spark: "SparkSession", lake: Lake, month: Month) -> dict[str,
     return found
 
 
-def run(context: JobContext) -> None:
+def _asked(context: JobContext) -> tuple[RateCard, Month]:
     path = context.arguments.get("rates")
     if not path:
         raise JobMisused("billing needs a rate card: --rates FILE")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JobMisused(f"cannot read the rate card {path}: {error}") from None
-    month = Month.parse(str(context.arguments.get("month") or _month_of(context)))
-    try:
-        count = bill(context.spark, context.lake, parse(text), month)
-    except RatesInvalid as error:
+        card = parse(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobMisused(f"cannot read the rate card {path}: {error.strerror}") from None
+    except (RatesInvalid, UnicodeDecodeError) as error:
         raise JobMisused(f"{path}: {error}") from None
+    return card, Month.parse(str(context.arguments.get("month") or _month_of(context)))
+
+
+def check(context: JobContext) -> None:
+    _asked(context)
+    require_table(context.lake, PARTIAL, job="usage")
+
+
+def run(context: JobContext) -> None:
+    card, month = _asked(context)
+    try:
+        count = bill(context.spark, context.lake, card, month)
+    except RatesInvalid as error:
+        raise JobMisused(f"{context.arguments['rates']}: {error}") from None
     context.progress.note(f"{count} invoices written for {month}")
 
 
@@ -276,6 +286,7 @@ JOB: Final = Job(
     name="billing",
     summary="Make invoices for a month from what tenants used and a rate card.",
     run=run,
+    check=check,
     modes=frozenset((Mode.ONCE,)),
     options=(
         click.Option(["--rates"], metavar="FILE", help="the rate card, TOML", required=True),

@@ -29,7 +29,7 @@ from penstock.pipeline.arrow_map import map_in_arrow
 from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
 from penstock.pipeline.lake import Lake, query_app
 from penstock.pipeline.signature import content_of, signature_of, suggestion_for
-from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.pipeline.starting import check_topics, client_of, starting_offsets
 from penstock.record.message import SYSTEM_HEADER, TYPE_PREFIX
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def summarise(
     return found
 
 
-def run(context: JobContext) -> None:
+def _queues(context: JobContext) -> list[str]:
     queues = list(dict.fromkeys(context.arguments.get("queue") or ()))
     if not queues:
         raise JobMisused("--queue is needed: the dead-letter queue to look at")
@@ -316,6 +316,11 @@ def run(context: JobContext) -> None:
             raise JobMisused(f"'{queue}' is not the name of a queue")
     if context.mode is Mode.CONTINUOUS and len(queues) > 1:
         raise JobMisused("a run that goes on looks at one --queue; start one for each")
+    return queues
+
+
+def run(context: JobContext) -> None:
+    queues = _queues(context)
     found: list[dict[str, Any]] = []
     for queue in queues:
         _take_in(context, queue)
@@ -386,6 +391,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Find out what messages in a dead-letter queue died of.",
     run=run,
+    check=lambda context: check_topics(context, _queues(context)),
     options=(
         click.Option(
             ["--queue"], multiple=True, metavar="NAME", help="dead-letter queue; repeatable"

@@ -33,7 +33,7 @@ from penstock.pipeline.quality_checks import (
     quarantined,
 )
 from penstock.pipeline.rules import Check, OnFail, Rule, RulesInvalid, read_rules
-from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.pipeline.starting import check_topics, client_of, starting_offsets
 from penstock.record.batch import parse_header
 from penstock.record.malformed import MalformedBatch
 
@@ -285,14 +285,22 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
 # ── The job ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def run(context: JobContext) -> None:
+def _rules(context: JobContext) -> list[Rule]:
     path = context.arguments.get("rules")
     if not path:
         raise JobMisused("--rules is needed: a TOML file")
     try:
-        rules = read_rules(path)
+        return read_rules(path)
     except RulesInvalid as error:
         raise JobMisused(str(error)) from None
+
+
+def check(context: JobContext) -> None:
+    check_topics(context, list(dict.fromkeys(rule.topic for rule in _rules(context))))
+
+
+def run(context: JobContext) -> None:
+    rules = _rules(context)
     found = QualityRun(context, rules)
     try:
         for topic in dict.fromkeys(rule.topic for rule in rules):
@@ -325,6 +333,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Hold rules of data quality against topics.",
     run=run,
+    check=check,
     options=(
         click.Option(["--rules"], metavar="PATH", required=True, help="TOML file with the rules"),
     ),

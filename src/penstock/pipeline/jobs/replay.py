@@ -18,13 +18,14 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from penstock.net.kafka_client import KafkaClient, KafkaRefused
 from penstock.pipeline.arrow_map import map_in_arrow
-from penstock.pipeline.job import Job, JobContext, JobMisused, Mode
+from penstock.pipeline.job import Job, JobContext, JobMisused, Mode, NotFound
 from penstock.pipeline.jobs.archive import ends_of, table_of
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.option_values import Options
@@ -41,6 +42,7 @@ from penstock.pipeline.replaying import (
     send_again,
 )
 from penstock.pipeline.starting import client_of
+from penstock.wire.kafka.faults import ErrorCode
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,13 +87,27 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
     return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
 
 
-def run(context: JobContext) -> None:
+def _asked(context: JobContext) -> tuple[Choice, str]:
+    """What to replay, and the name of the replay."""
     choice = _choice(context)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
         raise JobMisused(f"'{job}' cannot name a replay: letters, digits, - and _, at most 64")
     if not context.lake.exists(table_of(choice.source)):
-        raise JobMisused(f"there is no archive of {choice.source}: run the job archive first")
+        raise NotFound(
+            f"there is no archive of {choice.source}",
+            f"penstock pipeline run archive --topics {choice.source}",
+        )
+    return choice, job
+
+
+def check(context: JobContext) -> None:
+    with client_of(context) as client:
+        _way(context, *_asked(context), client)
+
+
+def run(context: JobContext) -> None:
+    choice, job = _asked(context)
     with client_of(context) as client:
         way = _way(context, choice, job, client)
         left = _left(client, way, _begun(context, choice, way, client))
@@ -146,7 +162,12 @@ def _way(context: JobContext, choice: Choice, job: str, client: KafkaClient) -> 
     try:
         partitions = len(client.places(choice.target))
     except KafkaRefused as refused:
-        raise JobMisused(f"cannot replay to {choice.target}: {refused}") from None
+        if refused.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise JobMisused(f"cannot replay to {choice.target}: {refused}") from None
+        raise NotFound(
+            f"cannot replay to {choice.target}: there is no such topic or queue",
+            f"penstock topic create {choice.target}",
+        ) from None
     return Way(
         job=job,
         connection=parse_connection(Options(context.read_options)),
@@ -164,6 +185,8 @@ def _queue(context: JobContext) -> QueueAddress:
     if not all(values):
         raise JobMisused("a FIFO queue needs --endpoint URL, --key-id ID and --secret-file FILE")
     endpoint, key_id, secret_file = values
+    if not Path(secret_file).is_file():
+        raise JobMisused(f"--secret-file {secret_file} is not a file")
     region = str(context.arguments.get("region") or "us-east-1")
     return QueueAddress(endpoint, region, key_id, secret_file)
 
@@ -247,6 +270,7 @@ JOB: Final = Job(
     name="replay",
     summary="Send archived records again, to a topic or a queue.",
     run=run,
+    check=check,
     modes=frozenset({Mode.ONCE}),
     options=(
         click.Option(

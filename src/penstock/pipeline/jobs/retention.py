@@ -43,7 +43,7 @@ from penstock.pipeline.retention_plan import (
     read_policies,
     savings,
 )
-from penstock.pipeline.starting import client_of
+from penstock.pipeline.starting import check_topics, client_of
 
 PLAN: Final = "retention_plan"
 NAME: Final = "retention"
@@ -131,14 +131,23 @@ class Planner:
         return needs
 
 
-def run(context: JobContext) -> None:
+def _policies(context: JobContext) -> tuple[list[Policy], list[Hold]]:
     path = context.arguments.get("policies")
     if not path:
         raise JobMisused("--policies is needed: a TOML file")
     try:
-        policies, holds = read_policies(path)
+        return read_policies(path)
     except PoliciesInvalid as error:
         raise JobMisused(str(error)) from None
+
+
+def check(context: JobContext) -> None:
+    _policies(context)
+    check_topics(context, [])
+
+
+def run(context: JobContext) -> None:
+    policies, holds = _policies(context)
     planner = Planner(context, policies, holds)
     outcomes: dict[Place, str] = {}
     plan_id = uuid.uuid4().hex
@@ -229,6 +238,7 @@ JOB: Final = Job(
     name=NAME,
     summary="Plan, and with --apply do, the deletion of what nobody needs.",
     run=run,
+    check=check,
     options=(
         click.Option(
             ["--policies"], metavar="PATH", required=True, help="TOML file with policies and holds"

@@ -36,6 +36,7 @@ from penstock.pipeline.options import parse_read_options
 from penstock.pipeline.parts import PART_SCHEMA, Part, part_batches
 from penstock.pipeline.plans import publish
 from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
+from penstock.pipeline.starting import check_topics
 from penstock.pipeline.telemetry_sums import (
     KEYS,
     MINUTE_MS,
@@ -399,8 +400,12 @@ def _day(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms / 1_000, datetime.UTC).date().isoformat()
 
 
+def _topic(context: JobContext) -> str:
+    return str(context.arguments.get("topic") or TOPIC)
+
+
 def run(context: JobContext) -> None:
-    topic = str(context.arguments.get("topic") or TOPIC)
+    topic = _topic(context)
     reading = {**context.read_options, "subscribe": topic, "columns": "partition,offset,value"}
     options = parse_read_options(reading, is_streaming=False)
 
@@ -442,6 +447,7 @@ JOB: Final = Job(
     name="telemetry",
     summary="Roll up rates, durations and lags; find hot spots and plan moves.",
     run=run,
+    check=lambda context: check_topics(context, [_topic(context)]),
     options=(
         grace_option("a minute", GRACE_MS),
         click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),

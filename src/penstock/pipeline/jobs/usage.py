@@ -36,7 +36,7 @@ from penstock.pipeline.job import Job, JobContext, Mode
 from penstock.pipeline.lake import Lake, Table, query_app
 from penstock.pipeline.options import parse_read_options
 from penstock.pipeline.range_source import Reading, as_they_are, range_stream, records_in
-from penstock.pipeline.starting import client_of, starting_offsets
+from penstock.pipeline.starting import check_topics, client_of, starting_offsets
 from penstock.pipeline.usage_files import (
     PARTIAL,
     PARTIAL_BY,
@@ -279,8 +279,12 @@ def _through(hours: Table, done: int | None) -> dict[int, int]:
     return {hour: turn for hour, turn in found.items() if done is None or hour > done}
 
 
+def _topic(context: JobContext) -> str:
+    return str(context.arguments.get("topic") or TOPIC)
+
+
 def run(context: JobContext) -> None:
-    topic = str(context.arguments.get("topic") or TOPIC)
+    topic = _topic(context)
     reading = {**context.read_options, "subscribe": topic, "columns": INPUT_COLUMNS}
     tables = UsageTables(
         context.spark,
@@ -326,6 +330,7 @@ JOB: Final = Job(
     name="usage",
     summary="Add up the facts of __usage by the hour, exactly once.",
     run=run,
+    check=lambda context: check_topics(context, [_topic(context)]),
     options=(
         grace_option("an hour", GRACE_MS),
         click.Option(["--topic"], default=TOPIC, show_default=True, help="or a mirror of it"),

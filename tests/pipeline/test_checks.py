@@ -1,0 +1,95 @@
+"""What is wrong with a command is said before Spark starts.
+
+The Java that the commands are told to use does not exist: a command that starts Spark ends with
+exit code 8, and never with the code that a test expects."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.harness.server import Server, penstock_command
+from tests.pipeline.topics import topics_of
+
+
+def pipeline(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    return subprocess.run(
+        [penstock_command(), "pipeline", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={
+            **inherited,
+            "PENSTOCK_JAVA_HOME": str(folder / "no-java"),
+            "PENSTOCK_KAFKA": server.kafka,
+            "PENSTOCK_LAKE": str(folder / "lake"),
+        },
+        timeout=120,
+        check=False,
+    )
+
+
+CARD = """currency = "EUR"
+[[version]]
+valid_from = 2026-01-01
+bytes_out_micros = 1
+storage_micros = 1
+[version.request_micros]
+other = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["run", "billing", "--rates", "missing.toml"], 2, "missing.toml: No such file"),
+        (["run", "billing", "--rates", "bad.toml"], 2, "bad.toml: the rate card is no TOML"),
+        (["run", "billing", "--rates", "card.toml", "--month", "x"], 2, "'x' is no month"),
+        (["run", "billing", "--rates", "card.toml"], 3, "has no table usage_partial"),
+        (["run", "quality", "--rules", "missing.toml"], 2, "missing.toml: No such file"),
+        (["run", "quality", "--rules", "rules.toml"], 3, "there is no topic nope"),
+        (["run", "retention", "--policies", "missing.toml"], 2, "missing.toml: No such file"),
+        (["run", "archive", "--topics", "nope"], 3, "there is no topic nope"),
+        (["run", "archive", "--topics", "here,nope"], 3, "there is no topic nope"),
+        (["run", "archive", "--topics", "["], 2, "is not a regular expression"),
+        (["run", "usage", "--topic", "nope"], 3, "there is no topic nope"),
+        (["run", "telemetry", "--topic", "nope"], 3, "there is no topic nope"),
+        (["run", "dead-letters", "--queue", "nope"], 3, "there is no topic nope"),
+        (["run", "replay", "--from", "here", "--to", "here"], 3, "there is no archive of here"),
+        (["verify", "archive"], 3, "has no archive"),
+        (["verify", "audit"], 3, "has no table audit_log"),
+        (["report", "usage"], 3, "error: cannot write report 'usage'"),
+        (["report", "billing"], 3, "do: run `penstock pipeline run billing`"),
+        (["run", "archive", "--topics", "here", "--server", "127.0.0.1:1"], 5, "cannot reach"),
+        (["run", "retention", "--policies", "none.toml", "--server", "127.0.0.1:1"], 5, "reach"),
+        (["run", "archive", "--topics", "here", "--lake", "s3://b/l"], 2, "that is an address"),
+        (["run", "archive", "--topics", "here", "--lake", "card.toml"], 2, "it is a file"),
+        (["run", "archive", "--topics", "here", "--checkpoint", "card.toml/x"], 2, "cannot be wri"),
+    ],
+)
+def test_a_mistake_is_said_before_spark_starts(
+    server: Server, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    with topics_of(server.kafka) as topics:
+        if not any(topic.name == "here" for topic in topics.client.metadata().topics):
+            topics.make("here", 1)
+    (tmp_path / "card.toml").write_text(CARD)
+    (tmp_path / "bad.toml").write_text("x")
+    (tmp_path / "none.toml").write_text("")
+    (tmp_path / "rules.toml").write_text('[[rule]]\ntopic = "nope"\ncheck = "not_null"\n')
+    done = pipeline(server, tmp_path, *arguments)
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+    if arguments[0] != "report":  # which needs no Spark, and says in `status` how it ended
+        assert not (tmp_path / "lake").exists()
+
+
+def test_a_command_without_a_mistake_goes_on_to_start_spark(server: Server, tmp_path: Path) -> None:
+    with topics_of(server.kafka) as topics:
+        topics.make("fine", 1)
+    done = pipeline(server, tmp_path, "run", "archive", "--topics", "fine")
+    assert done.returncode == 8, done.stderr
+    assert "no-java" in done.stderr
