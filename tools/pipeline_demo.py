@@ -68,12 +68,9 @@ class Demo:
             ("telemetry", "--grace", "0"),
         ):
             self._do("pipeline", "run", job, *lake, *options, "--conf", SHORT)
-        pages = []
-        for name in ("usage", "billing", "hotspots"):
-            page = self._folder / f"{name}.html"
-            self._do("pipeline", "report", name, *lake, "--out", str(page))
-            pages.append(page)
-        self._tell(pages, rates)
+        for name in ("usage", "billing", "hotspots", "invoice"):
+            self._do("pipeline", "report", name, *lake, "--out", f"{self._folder}/")
+        self._tell(sorted(self._folder.glob("penstock-*.html")), rates)
 
     # ── Steps ────────────────────────────────────────────────────────────────────────────────
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,14 +42,16 @@ def test_the_demo_goes_from_messages_to_pages(tmp_path: Path) -> None:
     with Server(tmp_path / "data", fsync="never", kafka_port=0) as server:
         done = demo(tmp_path / "demo", server.url, seconds=840)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert (tmp_path / "demo" / "penstock-reports.html").as_uri() in done.stdout
         for name in ("usage", "billing", "hotspots"):
-            page = tmp_path / "demo" / f"{name}.html"
+            page = tmp_path / "demo" / f"penstock-{name}.html"
             assert page.as_uri() in done.stdout
             text = page.read_text()
             assert "<svg" in text
             if name != "billing":
                 assert "demo-orders" in text
-        assert (tmp_path / "demo" / "usage.html").read_text().count('<td class="n">2,000</td>') == 2
+        usage = (tmp_path / "demo" / "penstock-usage.html").read_text()
+        assert len(re.findall(r'<td class="n"[^>]*>2,000</td>', usage)) == 2
         for table in ("usage_partial", "invoice", "archive/demo-clicks", "metrics_1m"):
             assert str(tmp_path / "demo" / "lake" / table) in done.stdout
         server.assert_no_traceback()

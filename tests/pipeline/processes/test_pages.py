@@ -1,0 +1,73 @@
+"""Report pages in a real browser, on a telephone and on a desk."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.attacks.chromium import BROWSER
+from tests.unit.pipeline.test_reports import (
+    START,
+    billed,
+    context,
+    used,
+    with_telemetry,
+    with_usage,
+)
+
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.reports import JOBS
+
+# Frames as wide as a screen, and what sticks out of each on its right side.
+MEASURE = """<!doctype html><body>{frames}<script>
+const told = {{}};
+for (const frame of document.querySelectorAll("iframe")) frame.onload = () => {{
+  const width = Number(frame.width), seen = frame.contentDocument;
+  const cells = [...seen.querySelectorAll("td, th, dd, svg, h1, a")].filter(e => e.offsetParent);
+  const out = cells.filter(e => e.getBoundingClientRect().right > width + 0.5);
+  told[frame.title] = [cells.length > 0, seen.documentElement.scrollWidth <= width,
+                       out.map(e => e.textContent.slice(0, 40))];
+  document.querySelector("pre").textContent = JSON.stringify(told);
+}};
+</script><pre></pre>"""
+FRAME = '<iframe title="{name} at {width}" src="{page}" width="{width}" height="900"></iframe>'
+
+
+@pytest.mark.timeout(300)
+def test_nothing_of_a_page_is_outside_of_the_screen(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    with_usage(lake, used(hours=6))
+    billed(lake)
+    with_telemetry(lake)
+    folder = tmp_path / "pages"
+    for name in JOBS:
+        since_ms = int(START.timestamp() * 1_000) if name == "hotspots" else None
+        JOBS[name].run(context(lake, tmp_path, out=f"{folder}/", since_ms=since_ms))
+    frames = "".join(
+        FRAME.format(name=page.name, page=page.as_uri(), width=width)
+        for page in sorted(folder.iterdir())
+        for width in (390, 1280)
+    )
+    (tmp_path / "frames.html").write_text(MEASURE.format(frames=frames))
+    done = subprocess.run(
+        [
+            BROWSER,
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
+            f"--user-data-dir={tmp_path / 'profile'}",
+            *("--window-size=1400,1000", "--timeout=60000", "--dump-dom"),
+            (tmp_path / "frames.html").as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    found = re.search(r"<pre>(.*?)</pre>", done.stdout)
+    assert found is not None, done.stderr[-2_000:]
+    told = json.loads(html.unescape(found[1]))
+    assert len(told) == 2 * 6
+    assert {name: each for name, each in told.items() if each != [True, True, []]} == {}
