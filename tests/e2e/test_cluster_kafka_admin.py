@@ -26,10 +26,19 @@ from penstock.wire.kafka.generated.create_topics import (
 from penstock.wire.kafka.generated.describe_cluster import DescribeClusterRequest
 from penstock.wire.kafka.generated.describe_log_dirs import DescribeLogDirsRequest
 from penstock.wire.kafka.generated.elect_leaders import ElectLeadersRequest, TopicPartitions
+from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
+from penstock.wire.kafka.generated.join_group import JoinGroupRequest
+from penstock.wire.kafka.generated.leave_group import LeaveGroupRequest, MemberIdentity
 from penstock.wire.kafka.generated.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
 )
 from penstock.wire.kafka.generated.metadata import MetadataRequest, MetadataRequestTopic
+from penstock.wire.kafka.generated.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from penstock.wire.kafka.generated.sync_group import SyncGroupRequest
 
 pytestmark = [
     pytest.mark.slow,
@@ -205,6 +214,32 @@ def test_folders_can_only_stay_what_they_are(cluster: PenstockCluster) -> None:
     assert altered(2, "/elsewhere") == ErrorCode.LOG_DIR_NOT_FOUND
     (other,) = ask(cluster, 1, 35, DescribeLogDirsRequest(None)).results
     assert altered(1, other.log_dir) == ErrorCode.REPLICA_NOT_AVAILABLE
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_any_node_rejects_members_of_a_group_without_an_id(
+    cluster: PenstockCluster, at: int
+) -> None:
+    for key, request in (
+        (11, JoinGroupRequest(protocol_type="consumer")),
+        (12, HeartbeatRequest(member_id="m")),
+        (13, LeaveGroupRequest(members=[MemberIdentity("m")])),
+        (14, SyncGroupRequest(member_id="m", protocol_type="consumer", protocol_name="range")),
+    ):
+        assert ask(cluster, at, key, request).error_code == ErrorCode.INVALID_GROUP_ID
+
+
+def test_an_epoch_that_never_was_has_no_end(cluster: PenstockCluster) -> None:
+    assert create(cluster, 1, "epochs", [[2, 3]]) == ErrorCode.NONE
+    asked = OffsetForLeaderTopic("epochs", [OffsetForLeaderPartition(0, -1, 99)])
+
+    def reply() -> tuple[int, int, int] | None:
+        found = ask(cluster, 2, 23, OffsetForLeaderEpochRequest(-1, [asked]))
+        (one,) = found.topics[0].partitions
+        is_led = one.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return (one.error_code, one.leader_epoch, one.end_offset) if is_led else None
+
+    assert eventually(reply, seconds=SECONDS_MAX, what="node 2 leads") == (ErrorCode.NONE, -1, -1)
 
 
 def test_leaders_are_elected_when_nodes_stop_and_return(cluster: PenstockCluster) -> None:

@@ -22,7 +22,10 @@ from penstock.wire.kafka.generated.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from penstock.wire.kafka.generated.api_versions import ApiVersionsRequest
-from penstock.wire.kafka.generated.describe_transactions import DescribeTransactionsRequest
+from penstock.wire.kafka.generated.describe_transactions import (
+    DescribeTransactionsRequest,
+    TransactionState,
+)
 from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 from penstock.wire.kafka.generated.list_transactions import ListTransactionsRequest
 
@@ -125,9 +128,9 @@ async def open_one(rig: TxnRig) -> tuple[Client, Topic]:
 async def test_transactions_are_described(tmp_path: Path) -> None:
     async with transacting(tmp_path) as rig:
         client, _ = await open_one(rig)
-        asked = DescribeTransactionsRequest(["open", "nobody"])
+        asked = DescribeTransactionsRequest(["open", "nobody", ""])
         found = await rig.ask(DESCRIBE, 0, asked)
-        known, unknown = found.transaction_states
+        known, unknown, empty = found.transaction_states
         assert (known.error_code, known.transactional_id, known.transaction_state) == (
             0,
             "open",
@@ -139,7 +142,8 @@ async def test_transactions_are_described(tmp_path: Path) -> None:
         topics = {each.topic: list(each.partitions) for each in known.topics}
         assert topics["t"] == [0, 1]
         assert len(topics["__groups"]) == 1
-        assert unknown.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        assert unknown == TransactionState(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, "nobody")
+        assert empty == TransactionState(ErrorCode.INVALID_REQUEST)
         await client.commit()
         await settled(rig, "open")
         found = await rig.ask(DESCRIBE, 0, asked)

@@ -169,7 +169,7 @@ CASES: dict[str, tuple[Code, Case]] = {
     ),
     "consumer heartbeat to a classic group with members": (
         Code.GROUP_ID_NOT_FOUND,
-        lambda s, m, g: s.beat(topics_of(t=1), "c", 0, names=("t",)).code,
+        lambda s, m, g: s.beat(topics_of(t=1), "c", 0, names=("t",), owned=frozenset()).code,
     ),
 }
 

@@ -218,6 +218,18 @@ def test_a_restart_gives_everyone_its_full_time_again() -> None:
 CASES: dict[str, tuple[Code, Callable[[Shell], Code]]] = {
     "no member id": (Code.INVALID_REQUEST, lambda s: s.beat(TOPICS, "", 0, names=("t",)).code),
     "an epoch below -2": (Code.INVALID_REQUEST, lambda s: s.beat(TOPICS, "a", -3).code),
+    "an epoch below -2 in an unknown group": (
+        Code.INVALID_REQUEST,
+        lambda s: s.beat(TOPICS, "a", -3, group="other").code,
+    ),
+    "an empty instance id": (
+        Code.INVALID_REQUEST,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, names=("t",), instance="").code,
+    ),
+    "an empty rack id": (
+        Code.INVALID_REQUEST,
+        lambda s: s.beat(TOPICS, "x", 0, owned=NOTHING, names=("t",), rack="").code,
+    ),
     "a short leave without an instance": (
         Code.INVALID_REQUEST,
         lambda s: s.beat(TOPICS, "a", -2).code,
@@ -256,7 +268,7 @@ CASES: dict[str, tuple[Code, Callable[[Shell], Code]]] = {
     ),
     "a group without a name": (
         Code.INVALID_GROUP_ID,
-        lambda s: s.beat(TOPICS, "a", 0, group="", names=("t",)).code,
+        lambda s: s.beat(TOPICS, "a", 0, group="", names=("t",), owned=NOTHING).code,
     ),
     "a member that is not there": (
         Code.UNKNOWN_MEMBER_ID,
@@ -313,6 +325,17 @@ def test_answers_with_the_code_the_protocol_has_for(name: str) -> None:
     joined(shell, "a", instance="i")
     joined(shell, "b")
     assert case(shell) == expected
+    shell.check_replay()
+
+
+def test_a_malformed_join_leaves_a_classic_group_as_it_is() -> None:
+    shell = Shell()
+    (member,), generation = shell.stable_group(1)
+    shell.leave((member, None))
+    assert shell.beat(TOPICS, "x", 0, names=("t",)).code == Code.INVALID_REQUEST
+    described = shell.groups.describe("g")
+    assert (described.code, described.kind, described.state) == (Code.NONE, "classic", "Empty")
+    assert described.generation == generation + 1
     shell.check_replay()
 
 

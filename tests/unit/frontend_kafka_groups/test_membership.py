@@ -211,6 +211,7 @@ async def test_a_group_assigned_here_is_described_with_names(version: int) -> No
         (member,) = described.members
         assert member.client_id == "me"
         assert member.member_type == (1 if version >= 1 else -1)
+        assert member.subscribed_topic_regex == ""
         for assignment in (member.assignment, member.target_assignment):
             (share,) = assignment.topic_partitions
             assert (share.topic_name, list(share.partitions)) == ("orders", [0])

@@ -106,7 +106,7 @@ async def test_a_member_is_told_its_partitions_once(tmp_path: Path) -> None:
         assert (topic_id.hex(), partitions) == (topic.topic_id, (0, 1))
         assert (await member.beat()).assignment is None
         left = await member.beat(epoch=-1)
-        assert (left.error_code, left.member_epoch) == (0, -1)
+        assert (left.error_code, left.member_epoch, left.heartbeat_interval_ms) == (0, -1, 0)
         assert (await member.beat(epoch=1)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -116,7 +116,9 @@ async def test_heartbeats_are_refused_with_a_reason(tmp_path: Path) -> None:
         found = await rig.member(group="").beat("t")
         assert (found.error_code, bool(found.error_message)) == (ErrorCode.INVALID_REQUEST, True)
         assert (await rig.member("").beat("t")).error_code == ErrorCode.INVALID_REQUEST
-        assert (await rig.member().beat(epoch=3)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        unknown = await rig.member().beat(epoch=3)
+        assert (unknown.error_code, unknown.member_epoch) == (ErrorCode.GROUP_ID_NOT_FOUND, 0)
+        assert (await rig.member().beat(epoch=-3)).error_code == ErrorCode.INVALID_REQUEST
 
 
 async def test_a_topic_that_cannot_be_shared_is_refused_with_a_reason(tmp_path: Path) -> None:
@@ -325,11 +327,8 @@ async def test_offsets_tell_how_far_a_group_has_come(tmp_path: Path) -> None:
             ("never", 0, -1, -1, 0),
             ("none", 0, -1, -1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         ]
-        request = DescribeShareGroupOffsetsRequest(
-            [DescribeShareGroupOffsetsRequestGroup("nobody", None)]
-        )
-        (found,) = (await rig.ask(OFFSETS, 1, request)).groups
-        assert found.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        assert await offsets(rig, group="nobody") == []
+        assert await offsets(rig, ("t", [0]), group="nobody") == [("t", 0, -1, -1, 0)]
 
 
 async def test_a_group_without_members_begins_anew_where_it_is_told_to(tmp_path: Path) -> None:

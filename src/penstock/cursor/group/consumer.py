@@ -32,7 +32,7 @@ from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft, Reply
 from penstock.cursor.group.matches import Matches
 from penstock.cursor.group.pattern_syntax import InvalidPattern
-from penstock.cursor.group.reconcile import reconcile
+from penstock.cursor.group.reconcile import epoch_text, reconcile
 from penstock.cursor.group.records import (
     ConsumerKey,
     ConsumerValue,
@@ -50,6 +50,9 @@ LEAVE_STATIC = -2
 
 _SESSION = "session"
 _REVOKE = "revoke"
+_NO_TOPICS = (
+    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+)
 
 
 class Topics(msgspec.Struct, frozen=True):
@@ -179,7 +182,7 @@ class ConsumerGroup(ConsumerFold):
         wall_ms: int,
     ) -> None:
         """``sight``: which topics the member may see; None: all of them."""
-        refusal = self._malformed(request, topics) or self._refusal(request)
+        refusal = self._refusal(request)
         if refusal is not None:
             draft.answer(ticket, refusal)
             return
@@ -250,36 +253,6 @@ class ConsumerGroup(ConsumerFold):
         patterns = {member.topic_regex for member in self._members.values()}
         return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
 
-    def _malformed(self, request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
-        if not request.member_id:
-            return _refuse(request, Code.INVALID_REQUEST, "A member id is required.")
-        if request.member_epoch < LEAVE_STATIC:
-            return _refuse(request, Code.INVALID_REQUEST, "The member epoch is below -2.")
-        if request.member_epoch == LEAVE_STATIC and request.instance_id is None:
-            return _refuse(request, Code.INVALID_REQUEST, "Epoch -2 needs an instance id.")
-        if request.member_epoch == JOIN:
-            if request.rebalance_ms <= 0:
-                return _refuse(request, Code.INVALID_REQUEST, "A join needs a rebalance time-out.")
-            if request.owned is None or request.owned:
-                text = "TopicPartitions must be empty when (re-)joining."
-                return _refuse(request, Code.INVALID_REQUEST, text)
-            # An empty list and an empty pattern are subscriptions to nothing.
-            if request.topic_names is None and request.topic_regex is None:
-                text = "SubscribedTopicNames or SubscribedTopicRegex must be set when (re-)joining."
-                return _refuse(request, Code.INVALID_REQUEST, text)
-        if request.assignor is not None and request.assignor not in ASSIGNORS:
-            known = ", ".join(sorted(ASSIGNORS))
-            text = f"Assignor {request.assignor} is not known; there are: {known}."
-            return _refuse(request, Code.UNSUPPORTED_ASSIGNOR, text)
-        if request.topic_regex:
-            try:
-                topics.matches.check(request.topic_regex)
-            except InvalidPattern as error:
-                regex = request.topic_regex
-                text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
-                return _refuse(request, Code.INVALID_REGULAR_EXPRESSION, text)
-        return None
-
     def _refusal(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
         """Whether the member is who it says it is, at the epoch it should be at."""
         member_id, epoch = request.member_id, request.member_epoch
@@ -288,20 +261,21 @@ class ConsumerGroup(ConsumerFold):
             if known_id is not None and known_id != member_id:
                 if epoch != JOIN:
                     text = "Another member has this instance id."
-                    return _refuse(request, Code.FENCED_INSTANCE_ID, text)
+                    return ConsumerReply(Code.FENCED_INSTANCE_ID, text)
                 if self._currents[known_id].epoch != LEAVE_STATIC:
                     text = "The member that has this instance id is still there."
-                    return _refuse(request, Code.UNRELEASED_INSTANCE_ID, text)
+                    return ConsumerReply(Code.UNRELEASED_INSTANCE_ID, text)
                 return None
         if epoch == JOIN:
             is_full = len(self._members) >= self._settings.members_max
             if is_full and member_id not in self._members:
                 text = f"The group has {self._settings.members_max} members."
-                return _refuse(request, Code.GROUP_MAX_SIZE_REACHED, text)
+                return ConsumerReply(Code.GROUP_MAX_SIZE_REACHED, text)
             return None
         current = self._currents.get(member_id)
         if current is None:
-            return _refuse(request, Code.UNKNOWN_MEMBER_ID, "The group has no such member.")
+            text = f"Member {member_id} is not a member of the group."
+            return ConsumerReply(Code.UNKNOWN_MEMBER_ID, text)
         if epoch > 0 and epoch != current.epoch:
             # One step behind is fine if it cannot have missed a revocation.
             has_lost_answer = (
@@ -310,8 +284,8 @@ class ConsumerGroup(ConsumerFold):
                 and request.owned <= current.assigned
             )
             if not has_lost_answer:
-                text = f"The member is at epoch {current.epoch}, not {epoch}."
-                return _refuse(request, Code.FENCED_MEMBER_EPOCH, text)
+                text = epoch_text("consumer", epoch, current.epoch)
+                return ConsumerReply(Code.FENCED_MEMBER_EPOCH, text)
         return None
 
     def _admit(self, request: ConsumerHeartbeat, draft: Draft) -> bool:
@@ -486,5 +460,39 @@ class ConsumerGroup(ConsumerFold):
         return Code.NONE if epoch == current.epoch else stale
 
 
-def _refuse(request: ConsumerHeartbeat, code: Code, message: str) -> ConsumerReply:
-    return ConsumerReply(code, message, request.member_id, request.member_epoch)
+def malformed(request: ConsumerHeartbeat, topics: Topics) -> ConsumerReply | None:
+    """Return the error of a request that no group accepts."""
+    epoch, is_join = request.member_epoch, request.member_epoch == JOIN
+    # An empty list and an empty pattern are subscriptions to nothing.
+    no_topics = request.topic_names is None and request.topic_regex is None
+    wrong = (
+        (not request.member_id, "MemberId can't be empty."),
+        (request.instance_id == "", "InstanceId can't be empty."),
+        (request.rack_id == "", "RackId can't be empty."),
+        (epoch < LEAVE_STATIC, "MemberEpoch is invalid."),
+        (epoch == LEAVE_STATIC and request.instance_id is None, "InstanceId can't be null."),
+        (
+            is_join and request.rebalance_ms <= 0,
+            "RebalanceTimeoutMs must be provided in first request.",
+        ),
+        (
+            is_join and (request.owned is None or bool(request.owned)),
+            "TopicPartitions must be empty when (re-)joining.",
+        ),
+        (is_join and no_topics, _NO_TOPICS),
+    )
+    for is_wrong, text in wrong:
+        if is_wrong:
+            return ConsumerReply(Code.INVALID_REQUEST, text)
+    if request.assignor is not None and request.assignor not in ASSIGNORS:
+        known = ", ".join(sorted(ASSIGNORS, reverse=True))
+        text = f"ServerAssignor {request.assignor} is not supported. Supported assignors: {known}."
+        return ConsumerReply(Code.UNSUPPORTED_ASSIGNOR, text)
+    if request.topic_regex:
+        try:
+            topics.matches.check(request.topic_regex)
+        except InvalidPattern as error:
+            regex = request.topic_regex
+            text = f"SubscribedTopicRegex `{regex}` is not a valid regular expression: {error}."
+            return ConsumerReply(Code.INVALID_REGULAR_EXPRESSION, text)
+    return None

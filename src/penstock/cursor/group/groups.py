@@ -29,6 +29,7 @@ from penstock.cursor.group.consumer import (
     ConsumerHeartbeat,
     ConsumerReply,
     Topics,
+    malformed,
 )
 from penstock.cursor.group.decision import Decision, Draft, Reply
 from penstock.cursor.group.describe import (
@@ -134,6 +135,10 @@ class Groups(HeartbeatGroups):
         wall_ms: int,
     ) -> Decision:
         draft = Draft()
+        refusal = malformed(request, topics)
+        if refusal is not None:
+            draft.answer(ticket, refusal)
+            return draft.decide(self._wakes.next_ms())
         group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
         if group is not None and group.consumer is None:
             if request.member_epoch == JOIN and self._is_idle_classic(group):
@@ -142,7 +147,7 @@ class Groups(HeartbeatGroups):
                 group, code = None, Code.GROUP_ID_NOT_FOUND
         if group is None:
             text = self._no_group(group_id, code, "consumer")
-            draft.answer(ticket, ConsumerReply(code, text, request.member_id, request.member_epoch))
+            draft.answer(ticket, ConsumerReply(code, text))
             return draft.decide(self._wakes.next_ms())
         consumer = group.consumer or ConsumerGroup(group_id, self._settings)
         consumer.times = self._times(group_id)

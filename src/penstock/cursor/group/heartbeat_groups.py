@@ -6,6 +6,7 @@ from penstock.cursor.group.consumer import JOIN, Topics
 from penstock.cursor.group.decision import Decision, Draft, Reply
 from penstock.cursor.group.settings import share_settings
 from penstock.cursor.group.share import ShareGroup, ShareHeartbeat, ShareReply
+from penstock.cursor.group.share import malformed as malformed_share
 from penstock.cursor.group.streams import StreamsGroup
 from penstock.cursor.group.streams_assignment import Assignment, Work
 from penstock.cursor.group.streams_requests import (
@@ -82,12 +83,16 @@ class HeartbeatGroups(ConfiguredGroups):
         now_ms: int,
     ) -> Decision:
         draft = Draft()
+        refusal = malformed_share(request)
+        if refusal is not None:
+            draft.answer(ticket, refusal)
+            return draft.decide(self._wakes.next_ms())
         group, code = self._find_or_create(group_id, may_create=request.member_epoch == JOIN)
         if group is not None and group.share is None and not group.is_blank:
             group, code = None, Code.GROUP_ID_NOT_FOUND
         if group is None:
             text = self._no_group(group_id, code, "share")
-            draft.answer(ticket, ShareReply(code, text, request.member_epoch))
+            draft.answer(ticket, ShareReply(code, text))
             return draft.decide(self._wakes.next_ms())
         share = group.share or ShareGroup(group_id, self._settings)
         settings = share_settings(self.configs(group_id))

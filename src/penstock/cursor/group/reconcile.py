@@ -38,3 +38,12 @@ def reconcile(
     state = MemberState.STABLE if taken == wanted else MemberState.UNRELEASED
     previous = current.epoch if target_epoch != current.epoch else current.previous_epoch
     return Current(target_epoch, previous, state, keep | taken, frozenset())
+
+
+def epoch_text(kind: str, epoch: int, known: int) -> str:
+    """Return, in Kafka's words, why a member with another epoch than the known one is fenced."""
+    size = "greater" if epoch > known else "smaller"
+    return (
+        f"The {kind} group member has a {size} member epoch ({epoch}) than the one known by the"
+        f" group coordinator ({known}). The member must abandon all its partitions and rejoin."
+    )

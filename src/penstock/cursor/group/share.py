@@ -23,6 +23,7 @@ from penstock.cursor.group.codes import Code
 from penstock.cursor.group.consumer import JOIN, LEAVE, Topics
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft, Reply
+from penstock.cursor.group.reconcile import epoch_text
 from penstock.cursor.group.records import CODEC, ShareKey, ShareValue
 from penstock.cursor.group.settings import GENERATION_MAX, GroupSettings, ShareSettings
 
@@ -136,7 +137,7 @@ class ShareGroup:
         ticket: int,
         now_ms: int,
     ) -> None:
-        refusal = self._malformed(request) or self._refusal(request)
+        refusal = self._refusal(request)
         if refusal is not None:
             draft.answer(ticket, refusal)
             return
@@ -161,17 +162,6 @@ class ShareGroup:
         )
         draft.answer(ticket, reply, after_commit=True)
 
-    def _malformed(self, request: ShareHeartbeat) -> ShareReply | None:
-        if not request.member_id:
-            return _refuse(request, Code.INVALID_REQUEST, "A member id is required.")
-        if request.member_epoch < LEAVE:
-            return _refuse(request, Code.INVALID_REQUEST, "The member epoch is below -1.")
-        if request.rack_id is not None and not request.rack_id:
-            return _refuse(request, Code.INVALID_REQUEST, "A rack id is not empty.")
-        if request.member_epoch == JOIN and not request.topic_names:
-            return _refuse(request, Code.INVALID_REQUEST, "A join needs a subscription.")
-        return None
-
     def _refusal(self, request: ShareHeartbeat) -> ShareReply | None:
         member = self._members.get(request.member_id)
         epoch = request.member_epoch
@@ -179,13 +169,14 @@ class ShareGroup:
             members_max = self._settings.share_members_max
             if member is None and len(self._members) >= members_max:
                 text = f"The group has {members_max} members."
-                return _refuse(request, Code.GROUP_MAX_SIZE_REACHED, text)
+                return ShareReply(Code.GROUP_MAX_SIZE_REACHED, text)
             return None
         if member is None:
-            return _refuse(request, Code.UNKNOWN_MEMBER_ID, "The group has no such member.")
+            text = f"Member {request.member_id} is not a member of the group."
+            return ShareReply(Code.UNKNOWN_MEMBER_ID, text)
         if epoch > 0 and epoch not in (member.epoch, member.previous_epoch):
-            text = f"The member is at epoch {member.epoch}, not {epoch}."
-            return _refuse(request, Code.FENCED_MEMBER_EPOCH, text)
+            text = epoch_text("share", epoch, member.epoch)
+            return ShareReply(Code.FENCED_MEMBER_EPOCH, text)
         return None
 
     def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
@@ -250,5 +241,18 @@ class ShareGroup:
             self._members[member_id].assigned = share
 
 
-def _refuse(request: ShareHeartbeat, code: Code, message: str) -> ShareReply:
-    return ShareReply(code, message, request.member_epoch)
+def malformed(request: ShareHeartbeat) -> ShareReply | None:
+    is_join = request.member_epoch == JOIN
+    wrong = (
+        (not request.member_id, "MemberId can't be empty."),
+        (request.member_epoch < LEAVE, "MemberEpoch is invalid."),
+        (request.rack_id == "", "RackId can't be empty."),
+        (
+            is_join and not request.topic_names,
+            "SubscribedTopicNames must be set in first request.",
+        ),
+    )
+    for is_wrong, text in wrong:
+        if is_wrong:
+            return ShareReply(Code.INVALID_REQUEST, text)
+    return None

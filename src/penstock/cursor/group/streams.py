@@ -26,7 +26,7 @@ from penstock.cursor.group.consumer_fold import Current, MemberState
 from penstock.cursor.group.deadlines import Deadlines
 from penstock.cursor.group.decision import Draft
 from penstock.cursor.group.offsets import PartitionCommit
-from penstock.cursor.group.reconcile import reconcile
+from penstock.cursor.group.reconcile import epoch_text, reconcile
 from penstock.cursor.group.records import (
     StreamsKey,
     StreamsMemberKey,
@@ -263,12 +263,7 @@ class StreamsGroup(StreamsFold):
                 and owned <= current.assigned
             )
             if not has_lost_answer:
-                size = "greater" if epoch > current.epoch else "smaller"
-                text = (
-                    f"The streams group member has a {size} member epoch ({epoch}) than the one"
-                    f" known by the group coordinator ({current.epoch}). The member must abandon"
-                    " all its partitions and rejoin."
-                )
+                text = epoch_text("streams", epoch, current.epoch)
                 return refuse(request, Code.FENCED_MEMBER_EPOCH, text)
         return None
 

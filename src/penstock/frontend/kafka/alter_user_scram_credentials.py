@@ -133,7 +133,7 @@ async def _make_user(
 
 def _result(name: str, refusal: Refusal | None) -> AlterUserScramCredentialsResult:
     if refusal is None:
-        return AlterUserScramCredentialsResult(name, error_message="")
+        return AlterUserScramCredentialsResult(name, error_message=None)
     return AlterUserScramCredentialsResult(name, refusal.code, refusal.message)
 
 

@@ -62,7 +62,7 @@ def _member(context: KafkaContext, member: ConsumerMemberDescription) -> Member:
         client_id=subscription.client_id,
         client_host=subscription.client_host,
         subscribed_topic_names=subscription.topic_names,
-        subscribed_topic_regex=subscription.topic_regex or None,
+        subscribed_topic_regex=subscription.topic_regex or "",
         assignment=_assignment(context, member.assigned),
         target_assignment=_assignment(context, member.target),
         member_type=_MEMBER_TYPE_CONSUMER,

@@ -9,6 +9,7 @@ from penstock.cursor.group.consumer_fold import to_map
 from penstock.cursor.group.sight import Sight
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_group, on_topic
+from penstock.frontend.kafka.refusal import Refusal
 from penstock.model.names import uuid_text
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.consumer_group_heartbeat import (
@@ -28,7 +29,9 @@ async def run(
     refusal = await _refusal(context, call, asked)
     if refusal is not None:
         return ConsumerGroupHeartbeatResponse(
-            error_code=refusal, error_message=refusal.message, member_id=asked.member_id or None
+            error_code=refusal.code,
+            error_message=refusal.message,
+            member_id=asked.member_id or None,
         )
     request = _request(context, call, asked)
     reply = await context.groups.consumer_heartbeat(
@@ -46,14 +49,16 @@ async def run(
 
 async def _refusal(
     context: KafkaContext, call: KafkaCall, asked: ConsumerGroupHeartbeatRequest
-) -> ErrorCode | None:
+) -> Refusal | None:
+    if not asked.group_id:
+        return Refusal(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     if not on_group(context, call, Operation.READ, asked.group_id):
-        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+        return Refusal(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     for name in asked.subscribed_topic_names or ():
         if call.slices.is_over:
             await call.slices.next()
         if not on_topic(context, call, Operation.DESCRIBE, name):
-            return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            return Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return None
 
 

@@ -52,7 +52,7 @@ async def _group(
     group_id = asked.group_id
     try:
         check_group(context, call, Operation.DESCRIBE, group_id)
-        await check_share_group(context, group_id)
+        await check_share_group(context, group_id, may_be_new=True)  # nothing read yet
     except REFUSALS as error:
         refusal = refusal_of(error)
         return DescribeShareGroupOffsetsResponseGroup(

@@ -14,7 +14,6 @@ from penstock.wire.kafka.generated.describe_transactions import (
 )
 
 KEY = 65
-_NONE = -1
 
 
 async def run(
@@ -29,10 +28,12 @@ async def run(
 
 async def _state(context: KafkaContext, call: KafkaCall, transactional_id: str) -> TransactionState:
     if not on_transaction(context, call, Operation.DESCRIBE, transactional_id):
-        return _unknown(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id)
+        return TransactionState(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, transactional_id)
+    if not transactional_id:
+        return TransactionState(ErrorCode.INVALID_REQUEST)
     code, found = await context.transactions.describe(transactional_id)
     if found is None:
-        return _unknown(code, transactional_id)
+        return TransactionState(code, transactional_id)
     return TransactionState(
         code,
         transactional_id,
@@ -42,16 +43,6 @@ async def _state(context: KafkaContext, call: KafkaCall, transactional_id: str) 
         found.producer_id,
         found.epoch,
         await _topics(context, call, found),
-    )
-
-
-def _unknown(code: int, transactional_id: str) -> TransactionState:
-    return TransactionState(
-        code,
-        transactional_id,
-        transaction_start_time_ms=_NONE,
-        producer_id=_NONE,
-        producer_epoch=_NONE,
     )
 
 

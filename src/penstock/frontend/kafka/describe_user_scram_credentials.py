@@ -30,13 +30,11 @@ async def run(
         ]
     else:
         results = [
-            DescribeUserScramCredentialsResult(
-                user.name, error_message=None, credential_infos=infos
-            )
+            DescribeUserScramCredentialsResult(user.name, error_message="", credential_infos=infos)
             async for user in call.slices.each(list(context.identities.users(context.account)))
             if (infos := _infos(context, user.name))
         ]
-    return DescribeUserScramCredentialsResponse(error_message=None, results=results)
+    return DescribeUserScramCredentialsResponse(error_message="", results=results)
 
 
 def _named(context: KafkaContext, name: str, count: int) -> DescribeUserScramCredentialsResult:
@@ -47,7 +45,7 @@ def _named(context: KafkaContext, name: str, count: int) -> DescribeUserScramCre
     if not infos:
         code = ErrorCode.RESOURCE_NOT_FOUND
         return DescribeUserScramCredentialsResult(name, code, "No user of this name has one.")
-    return DescribeUserScramCredentialsResult(name, error_message=None, credential_infos=infos)
+    return DescribeUserScramCredentialsResult(name, error_message="", credential_infos=infos)
 
 
 def _infos(context: KafkaContext, user: str) -> list[CredentialInfo]:

@@ -60,11 +60,11 @@ async def _end(
     except PenstockError as error:
         return EpochEndOffset(code_for(error), index)
     code = epoch_refusal(asked.current_leader_epoch, ends.leader_epoch)
-    if not code and (known := context.brokers.epoch_end(topic, index, asked.leader_epoch)):
-        return EpochEndOffset(0, index, *known)
     if code or not 0 <= asked.leader_epoch <= ends.leader_epoch:
         # Of an epoch that never was, neither number is known.
         return EpochEndOffset(code, index)
+    if known := context.brokers.epoch_end(topic, index, asked.leader_epoch):
+        return EpochEndOffset(0, index, *known)
     # A node by itself never takes anything back, nor did the cluster whose backup it was given.
     return EpochEndOffset(0, index, asked.leader_epoch, ends.high_watermark)
 

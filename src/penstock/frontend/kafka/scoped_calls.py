@@ -50,7 +50,8 @@ class _Scope:
 
 
 class ScopedGroups(_Scope):
-    """Implements ``GroupCalls`` over those of the node."""
+    """Implements ``GroupCalls`` over those of the node. No coordinator is asked about members of a
+    group without an id: every node rejects them."""
 
     __slots__ = ("_calls",)
 
@@ -59,19 +60,27 @@ class ScopedGroups(_Scope):
         self._calls = calls
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinReply:
+        if not group_id:
+            return JoinReply(Code.INVALID_GROUP_ID)
         return await self._calls.join(self._in(group_id), request)
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
+        if not group_id:
+            return SyncReply(Code.INVALID_GROUP_ID)
         return await self._calls.sync(self._in(group_id), request)
 
     async def heartbeat(
         self, group_id: str, *, member_id: str, generation: int, instance_id: str | None
     ) -> Reply:
+        if not group_id:
+            return Reply(Code.INVALID_GROUP_ID)
         return await self._calls.heartbeat(
             self._in(group_id), member_id=member_id, generation=generation, instance_id=instance_id
         )
 
     async def leave(self, group_id: str, leavers: Sequence[tuple[str, str | None]]) -> LeaveReply:
+        if not group_id:
+            return LeaveReply(Code.INVALID_GROUP_ID)
         return await self._calls.leave(self._in(group_id), leavers)
 
     async def consumer_heartbeat(

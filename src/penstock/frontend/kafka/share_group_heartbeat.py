@@ -30,7 +30,7 @@ async def run(
 ) -> ShareGroupHeartbeatResponse:
     names = asked.subscribed_topic_names
     if not asked.group_id:
-        return _refused(asked, ErrorCode.INVALID_REQUEST, "A group id is required.")
+        return _refused(asked, ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     refusal = await _refusal(context, call, asked)
     if refusal is not None:
         return _refused(asked, refusal, refusal.message)
@@ -57,7 +57,7 @@ async def run(
         error_code=Code.NONE,
         member_id=asked.member_id,
         member_epoch=reply.member_epoch,
-        heartbeat_interval_ms=reply.settings.heartbeat_ms,
+        heartbeat_interval_ms=0 if asked.member_epoch == LEAVE else reply.settings.heartbeat_ms,
         assignment=_assignment(reply.assignment) if reply.is_news else None,
     )
 
@@ -89,7 +89,6 @@ def _refused(
         error_code=code,
         error_message=message,
         member_id=asked.member_id or None,
-        member_epoch=asked.member_epoch,
     )
 
 
