@@ -1,12 +1,11 @@
-"""The requests of ``kafka_answers.py`` about access rules and delegation tokens, which both systems
-get with authentication on.
+"""Access rules and delegation tokens, which both systems are asked about with authentication on.
 
 ``root`` may do everything. ``ann`` may do what access rules say."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from benchmarks.kafka_questions import COORDINATOR, Fields, Hmac, Question
+from benchmarks.answers.question import COORDINATOR, Fields, Hmac, Question
 
 DENY, ALLOW = 2, 3
 LITERAL, PREFIXED = 3, 4
