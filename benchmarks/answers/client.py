@@ -154,7 +154,7 @@ def _joined(replies: list[Any]) -> Any:
         return first
     return {
         name: [one for reply in replies for one in reply[name]]
-        if isinstance(value, list)
+        if isinstance(value, list | tuple)
         else value
         for name, value in first.items()
     }

@@ -136,6 +136,9 @@ def _transactions() -> Iterator[Question]:
 
     wrong: Fields = {"producer_id": 77, "producer_epoch": 3}
     named = [{"name": "t", "partitions": [0]}]
+    empty: Fields = {"transactional_id": "", **wrong}
+    yield ask("an empty id", "EndTxn", 5, **empty, committed=True)
+    yield ask("an empty id", "AddOffsetsToTxn", 4, **empty, group_id="g")
     yield ask("unknown id", "EndTxn", 5, **wrong, committed=True)
     yield ask("unknown id", "AddOffsetsToTxn", 4, **wrong, group_id="g")
     add = {"v3_and_below_transactional_id": "x", "v3_and_below_producer_id": 77}

@@ -16,8 +16,8 @@ VARIABLE: Final = frozenset(
 )  # fmt: skip
 # By which field the entries of a list are told apart.
 KEYS: Final = (
-    *("name", "topic", "topic_name", "key", "api_key", "resource_name", "partition_index"),
-    *("index", "partition_id", "node_id", "broker_id", "group_id", "user", "entity_type"),
+    *("name", "topic", "topic_name", "api_key", "resource_name", "partition_index", "index"),
+    *("partition_id", "node_id", "broker_id", "group_id", "user", "entity_type"),
 )
 # Of access rules and their resources.
 RULE_KEYS: Final = (
@@ -68,6 +68,8 @@ def _label(number: int, item: Mapping[str, Any]) -> str:
     if "entity" in item:  # of a client quota
         parts = sorted(f"{one['entity_type']}={one['entity_name']}" for one in item["entity"])
         return " ".join(parts)
+    if "key" in item:
+        return str(item["key"])
     name = str(next((item[key] for key in KEYS if item.get(key) not in ("", None)), number))
     return f"{name} ({item['source']})" if "source" in item else name
 

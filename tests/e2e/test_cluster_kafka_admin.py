@@ -17,6 +17,7 @@ from penstock.net.kafka_login import Security
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated import alter_partition_reassignments as alter
 from penstock.wire.kafka.generated import alter_replica_log_dirs as log_dirs
+from penstock.wire.kafka.generated.add_offsets_to_txn import AddOffsetsToTxnRequest
 from penstock.wire.kafka.generated.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
@@ -26,7 +27,9 @@ from penstock.wire.kafka.generated.create_topics import (
 from penstock.wire.kafka.generated.describe_cluster import DescribeClusterRequest
 from penstock.wire.kafka.generated.describe_log_dirs import DescribeLogDirsRequest
 from penstock.wire.kafka.generated.elect_leaders import ElectLeadersRequest, TopicPartitions
+from penstock.wire.kafka.generated.end_txn import EndTxnRequest
 from penstock.wire.kafka.generated.heartbeat import HeartbeatRequest
+from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 from penstock.wire.kafka.generated.join_group import JoinGroupRequest
 from penstock.wire.kafka.generated.leave_group import LeaveGroupRequest, MemberIdentity
 from penstock.wire.kafka.generated.list_partition_reassignments import (
@@ -227,6 +230,16 @@ def test_any_node_rejects_members_of_a_group_without_an_id(
         (14, SyncGroupRequest(member_id="m", protocol_type="consumer", protocol_name="range")),
     ):
         assert ask(cluster, at, key, request).error_code == ErrorCode.INVALID_GROUP_ID
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_any_node_rejects_transactions_without_an_id(cluster: PenstockCluster, at: int) -> None:
+    init = InitProducerIdRequest("", 60_000)
+    assert ask(cluster, at, 22, init).error_code == ErrorCode.INVALID_REQUEST
+    end = EndTxnRequest("", 1, 0, True)
+    assert ask(cluster, at, 26, end).error_code == ErrorCode.INVALID_REQUEST
+    offsets = AddOffsetsToTxnRequest("", 1, 0, "g")
+    assert ask(cluster, at, 25, offsets).error_code == ErrorCode.INVALID_REQUEST
 
 
 def test_an_epoch_that_never_was_has_no_end(cluster: PenstockCluster) -> None:

@@ -172,7 +172,8 @@ class ScopedGroups(_Scope):
 
 
 class ScopedTransactions(_Scope):
-    """Implements ``TransactionCalls`` over those of the node."""
+    """Implements ``TransactionCalls`` over those of the node. Every node rejects transactions
+    without an id."""
 
     __slots__ = ("_calls",)
 
@@ -183,6 +184,8 @@ class ScopedTransactions(_Scope):
     async def init(
         self, transactional_id: str, *, timeout_ms: int, producer_id: int, producer_epoch: int
     ) -> TxnReply:
+        if not transactional_id:
+            return TxnReply(Code.INVALID_REQUEST)
         return await self._calls.init(
             self._in(transactional_id),
             timeout_ms=timeout_ms,
@@ -198,6 +201,8 @@ class ScopedTransactions(_Scope):
         producer_epoch: int,
         partitions: Sequence[Place],
     ) -> Code:
+        if not transactional_id:
+            return Code.INVALID_REQUEST
         return await self._calls.add(
             self._in(transactional_id),
             producer_id=producer_id,
@@ -208,6 +213,8 @@ class ScopedTransactions(_Scope):
     async def add_group(
         self, transactional_id: str, *, producer_id: int, producer_epoch: int, group_id: str
     ) -> Code:
+        if not transactional_id:
+            return Code.INVALID_REQUEST
         return await self._calls.add_group(
             self._in(transactional_id),
             producer_id=producer_id,
@@ -258,6 +265,8 @@ class ScopedTransactions(_Scope):
         is_commit: bool,
         raises_epoch: bool,
     ) -> TxnReply:
+        if not transactional_id:
+            return TxnReply(Code.INVALID_REQUEST)
         return await self._calls.end(
             self._in(transactional_id),
             producer_id=producer_id,
