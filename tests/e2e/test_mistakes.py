@@ -246,7 +246,7 @@ START = [
         SERVE,
         2,
         "the configuration is not valid",
-        "log.segment_bytes_max: expected a number, or one with a unit (b, k,",
+        "log.segment_bytes_max: expected a size such as 64MiB, got '64 days'",
         "penstock generate config",
         {"PENSTOCK_LOG__SEGMENT_BYTES_MAX": "64 days"},
     ),
