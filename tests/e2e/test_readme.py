@@ -101,4 +101,4 @@ def _run_lines(lines: list[str], folder: Path, env: dict[str, str]) -> str:
 def _run(command: list[str], **more: Any) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return str(done.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -326,6 +327,10 @@ def test_a_task_creates_the_topics_that_its_rows_name(topics: Topics, target: st
     assert len(topics.client.places(f"{target}-new")) == 1
 
 
+def _has_both(topics: Topics, name: str) -> bool:
+    return sorted(topics.values(name), key=str) == [b"a", b"b"]
+
+
 def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
     spark: SparkSession, topics: Topics, tmp_path: Path
 ) -> None:
@@ -342,7 +347,7 @@ def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
     writer.start().awaitTermination()
     for name in (first, second):
         eventually(
-            lambda name=name: sorted(topics.values(name), key=str) == [b"a", b"b"],
+            partial(_has_both, topics, name),
             seconds=20,
             what=f"both rows are in {name}",
         )

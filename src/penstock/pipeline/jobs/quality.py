@@ -285,7 +285,7 @@ def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
 # ── The job ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rules(context: JobContext) -> list[Rule]:
+def _rules(context: JobContext) -> Sequence[Rule]:
     path = context.arguments.get("rules")
     if not path:
         raise JobMisused("--rules is needed: a TOML file")
