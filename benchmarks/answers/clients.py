@@ -152,8 +152,9 @@ def _transactions() -> Iterator[Question]:
     yield ask("another producer", "EndTxn", 5, **wrong, committed=True)
     yield ask("another producer", "AddOffsetsToTxn", 4, **wrong, group_id="g")
     yield Question("AddPartitionsToTxn", 3, add, at=TRANSACTION, of="x", note="another producer")
-    both = {"transactional_ids": ["x", "no", ""]}
-    yield Question("DescribeTransactions", 0, both, at=TRANSACTION, of="x")
+    for one in ("x", "no", ""):
+        asked: Fields = {"transactional_ids": [one]}
+        yield Question("DescribeTransactions", 0, asked, at=TRANSACTION, of=one or "x", note=one)
     for note, filters in (
         ("all", {}),
         ("unknown state", {"state_filters": ["Odd", "Empty"]}),

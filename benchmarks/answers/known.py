@@ -23,6 +23,7 @@ KNOWN: Final = (
     Known("Delegation tokens", r"DescribeDelegationToken", r"tokens\[[67]\]"),
     Known("Delegation tokens", r"CreateDelegationToken v3, of root, by a rule", r"error_code"),
     Known("Replicas and leaders in a cluster", r"DescribeQuorum", r"nodes\[\d\]\.listeners\[.*"),
+    Known("Share groups", r"ShareFetch v1, first", r"responses\[0\]"),
     Known("Share groups", r"ShareFetch v1, unknown topic", r"error_code|acqui.*|responses.*"),
     Known("Streams groups", r"StreamsGroupHeartbeat v0, negative epoch", r"error_code"),
     Known("Group configs", r"DescribeConfigs v4, group", r".*assignment\.interval\.ms.*"),
