@@ -440,7 +440,7 @@ def test_misuse_of_billing_is_told_in_a_line(
         run()
     with pytest.raises(JobMisused, match="cannot read the rate card"):
         run(rates=tmp_path / "none")
-    with pytest.raises(JobMisused, match="run the job usage first"):
+    with pytest.raises(JobMisused, match="penstock pipeline run usage"):
         run(rates=good, month="2026-01")
     with pytest.raises(JobMisused, match="no TOML"):
         run(rates=bad, month="2026-01")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.attacks.kit import ROOT, Operator
+from tests.harness.cluster import PenstockCluster
 from tests.harness.patience import eventually
 from tests.harness.server import Server
 from tests.pipeline.topics import Topics, topics_of
@@ -297,6 +297,14 @@ def test_a_queue_takes_no_transactions_and_the_error_says_what_does(
     query.assert_values("a")
 
 
+def test_an_encrypted_topic_is_written_and_read_like_any_other(topics: Topics) -> None:
+    name = f"sealed-{uuid.uuid4().hex[:8]}"
+    topics.make(name, 1, penstock_encryption="true")
+    query = Query(topics, name)
+    query.commit(query.task(0, ["a", "b"]))
+    query.assert_values("a", "b")
+
+
 @pytest.mark.parametrize(
     ("options", "columns", "why"),
     [
@@ -327,8 +335,18 @@ def test_a_task_creates_the_topics_that_its_rows_name(topics: Topics, target: st
     assert len(topics.client.places(f"{target}-new")) == 1
 
 
-def _has_both(topics: Topics, name: str) -> bool:
-    return sorted(topics.values(name), key=str) == [b"a", b"b"]
+def test_a_topic_made_through_one_node_is_written_through_the_others(tmp_path: Path) -> None:
+    with PenstockCluster(tmp_path, fsync="never") as cluster:
+        names = [f"new-{number}" for number in range(6)]
+        for place, name in enumerate(names):
+            nodes = [*cluster.nodes.values()]
+            driver = {"kafka.bootstrap.servers": nodes[place % 3].kafka, "topic": name}
+            partition_count(client_for(parse_write_options(driver).connection), name)
+            task = {**driver, "kafka.bootstrap.servers": nodes[(place + 1) % 3].kafka}
+            options = parse_write_options({**task, "delivery": "at-least-once"})
+            rows = pa.RecordBatch.from_pydict({"value": ["a", "b"]})
+            done = write_task(iter([rows]), options, "q", batch_id=0, task=0)
+            assert (done.row_count, done.topic) == (2, name)
 
 
 def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
@@ -345,12 +363,12 @@ def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
     writer = writer.option("kafka.bootstrap.servers", topics.kafka)
     writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
     writer.start().awaitTermination()
-    for name in (first, second):
-        eventually(
-            partial(_has_both, topics, name),
-            seconds=20,
-            what=f"both rows are in {name}",
-        )
+
+    def are_both_there() -> bool:
+        found = [sorted(topics.values(name), key=str) for name in (first, second)]
+        return found == [[b"a", b"b"]] * 2
+
+    eventually(are_both_there, seconds=20, what="both rows are in both topics")
 
 
 def test_a_server_that_creates_no_topics_is_an_error_of_one_line_on_the_driver(
