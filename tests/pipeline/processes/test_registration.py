@@ -18,13 +18,21 @@ from pyspark.sql import SparkSession
 
 before, after = sys.argv[2:]
 exec(before)
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark = SparkSession.builder.config("spark.ui.enabled", "false").getOrCreate()
 exec(after)
 reader = spark.read.format("penstock").option("kafka.bootstrap.servers", sys.argv[1])
 print("rows:", reader.option("subscribe", "orders").load().count())
 spark.stop()
 """
 IMPORT = "import pyspark_penstock"
+
+
+@pytest.fixture(autouse=True)
+def orders(server: Server) -> None:
+    with topics_of(server.kafka) as topics:
+        if not any(topic.name == "orders" for topic in topics.client.metadata().topics):
+            topics.make("orders", 1)
+            topics.fill("orders", {0: 7})
 
 
 @pytest.fixture
@@ -55,16 +63,21 @@ def elsewhere(tmp_path: Path) -> dict[str, str]:
 def test_a_job_finds_the_format_without_the_environment_on_the_path(
     server: Server, elsewhere: dict[str, str], before: str, after: str
 ) -> None:
-    with topics_of(server.kafka) as topics:
-        if not any(topic.name == "orders" for topic in topics.client.metadata().topics):
-            topics.make("orders", 1)
-            topics.fill("orders", {0: 7})
+    run([sys.executable, "-c", JOB, server.kafka, before, after], elsewhere)
+
+
+def test_a_job_is_submitted_as_the_documents_say(
+    server: Server, elsewhere: dict[str, str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    submit = str(Path(sys.prefix) / "bin" / "spark-submit")
+    command = [submit, "--master", "local[*]", str(job), server.kafka, "", ""]
+    run(command, {**elsewhere, "PYSPARK_PYTHON": sys.executable})
+
+
+def run(command: list[str], environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", JOB, server.kafka, before, after],
-        capture_output=True,
-        text=True,
-        env=elsewhere,
-        timeout=280,
-        check=False,
+        command, capture_output=True, text=True, env=environment, timeout=280, check=False
     )
     assert "rows: 7" in done.stdout, done.stderr[-3_000:]
