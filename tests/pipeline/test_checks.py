@@ -5,6 +5,7 @@ exit code 8, and never with the code that a test expects."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -93,3 +94,12 @@ def test_a_command_without_a_mistake_goes_on_to_start_spark(server: Server, tmp_
     done = pipeline(server, tmp_path, "run", "archive", "--topics", "fine")
     assert done.returncode == 8, done.stderr
     assert "no-java" in done.stderr
+
+
+def test_a_report_is_not_taken_for_the_job_of_the_same_name(server: Server, tmp_path: Path) -> None:
+    assert pipeline(server, tmp_path, "report", "usage").returncode == 3
+    (status,) = map(json.loads, pipeline(server, tmp_path, "status").stdout.splitlines())
+    assert (status["job"], status["kind"], status["state"]) == ("usage", "report", "failed")
+    assert "KIND" in pipeline(server, tmp_path, "status", "-o", "table").stdout
+    jobs = map(json.loads, pipeline(server, tmp_path, "list").stdout.splitlines())
+    assert {job["job"]: job["state"] for job in jobs}["usage"] is None
