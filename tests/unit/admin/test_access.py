@@ -420,3 +420,6 @@ async def test_a_key_by_http_basic_must_be_whole_right_and_enabled(office: Offic
         assert (await office.send("/metrics", authorization=wrong)).status == 401, wrong
     await office.identities.set_key_status(key_id, KeyStatus.DISABLED)
     assert (await office.send("/metrics", authorization=right)).status == 401
+    office.api = office.build(is_auth_on=False)
+    of_a_proxy = _basic("somebody", "known to a proxy")
+    assert (await office.send("/metrics", authorization=of_a_proxy)).status == 200

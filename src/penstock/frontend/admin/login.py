@@ -78,12 +78,12 @@ class Gate:
                 return self._operator
             if given.startswith(f"{_SCHEME}."):
                 return self._by_session(given, now_ms=now_ms)
+        if self.is_open:
+            return self._operator  # HTTP Basic may be meant for a proxy in front of this node
         if scheme.lower() == "basic":
             return self._by_secret(_basic(given), now_ms=now_ms)[1]
-        if self.is_open:
-            return self._operator
         if scheme:
-            raise Unauthenticated("The bearer token is not known here.")
+            raise Unauthenticated("The bearer token is unknown.")
         raise Unauthenticated(
             "This needs a bearer token (that of admin.token, or one of a log-in), or an access key"
             " by HTTP Basic."
