@@ -319,7 +319,7 @@ def test_prometheus_scrapes_with_a_key_that_may_do_nothing_else(
     for path in ("config", "queues", "users", "keys", "cluster", "tenants"):
         assert status_of(f"/api/v1/{path}", {"authorization": f"Basic {both}"}) == 403, path
     prometheus = Person(server, made["key_id"], made["secret"])
-    for command in ("queue list", "user list", "message send scraped x", "doctor"):
+    for command in ("queue list", "user list", "message send scraped x", "cluster status"):
         assert prometheus(*command.split()).code == ExitCode.DENIED, command
     assert root("key", "disable", made["key_id"]).code == 0
     assert status_of("/metrics", {"authorization": f"Basic {both}"}) == 401
