@@ -179,4 +179,4 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("not a folder")
     with pytest.raises(RuntimeError, match=r"(?s)did not start.*data") as raised:
         PenstockServer(tmp_path)
-    assert "cannot start" in str(raised.value)
+    assert "data is a file, not a folder" in str(raised.value)

@@ -48,7 +48,7 @@ class ClusterNode(Server):
         try:
             super().start(seconds=seconds)
         except ServerFailed as failure:
-            if "cannot start: etcd" not in str(failure) or "in time" not in str(failure):
+            if "why: etcd" not in str(failure) or "in time" not in str(failure):
                 raise
             super().start(seconds=seconds)
 

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from penstock.metadata.cluster_level import LevelRefused
-from penstock.metadata.store import StoreUnusable
+from penstock.metadata.store import StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, SetupError
 
 # Advice for errors that bring none, by the nearest base class.
 _DO: Final[Mapping[type[Exception], str]] = {
     LevelRefused: "run a version that supports the feature level of the cluster: `penstock cluster"
     " status`",
+    StoreUnreachable: "start etcd or the metadata service, and check the network to it; check its"
+    " address in the settings",
     StoreUnusable: "check the metadata store, or restore a backup: `penstock backup restore`",
     sqlite3.Error: "check the disk, or restore a backup: `penstock backup restore`",
     OSError: "check that this user can read and write the file: `penstock doctor --local`",
