@@ -291,21 +291,25 @@ def test_explaining_a_million_messages_gives_the_loop_back(shell: Shell) -> None
         shell.end, 1_000_000, next_offset=shell.end + 1_000_000, now_ms=shell.now_ms
     )
     terms = Terms(0, None, shell.retention_ms, 0, shell.now_ms, shell.wall_ms)
-    steps = shell.cursor.survey(terms)
-    longest_s = 0.0
+    # A step that is too long is so every time; a busy machine or the garbage collector is not.
+    rounds = [_surveyed(shell, terms) for _ in range(3)]
+    found, _ = rounds[0]
+    assert found.blocked >= DEFERRED_MAX
+    assert found.locked_groups > 10_000
+    assert found.is_read_ahead_full
+    assert min(longest_s for _, longest_s in rounds) < 0.02
+
+
+def _surveyed(shell: Shell, terms: Terms) -> tuple[Obstacles, float]:
+    """Return what a survey found, and its longest step."""
+    steps, longest_s = shell.cursor.survey(terms), 0.0
     while True:
         begun_s = time.thread_time()
         try:
             next(steps)
         except StopIteration as end:
-            found: Obstacles = end.value
-            break
-        finally:
-            longest_s = max(longest_s, time.thread_time() - begun_s)
-    assert found.blocked >= DEFERRED_MAX
-    assert found.locked_groups > 10_000
-    assert found.is_read_ahead_full
-    assert longest_s < 0.02
+            return end.value, max(longest_s, time.thread_time() - begun_s)
+        longest_s = max(longest_s, time.thread_time() - begun_s)
 
 
 def test_peek_looks_through_a_bounded_part_of_a_group(
