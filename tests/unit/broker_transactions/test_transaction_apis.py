@@ -141,7 +141,7 @@ async def test_transactions_are_described(tmp_path: Path) -> None:
         assert (known.producer_id, known.producer_epoch) == (client.producer_id, client.epoch)
         topics = {each.topic: list(each.partitions) for each in known.topics}
         assert topics["t"] == [0, 1]
-        assert len(topics["__groups"]) == 1
+        assert len(topics["__consumer_offsets"]) == 1
         assert unknown == TransactionState(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, "nobody")
         assert empty == TransactionState(ErrorCode.INVALID_REQUEST)
         await client.commit()

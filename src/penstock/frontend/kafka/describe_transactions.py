@@ -4,7 +4,7 @@ from penstock.cursor.transactions import TxnValue
 from penstock.frontend.kafka.context import KafkaAction, KafkaCall, KafkaContext
 from penstock.frontend.kafka.permissions import Operation, on_topic, on_transaction
 from penstock.frontend.kafka.transaction_states import STATE_NAMES
-from penstock.model.names import is_internal
+from penstock.model.names import OFFSETS_TOPIC, is_internal
 from penstock.wire.kafka.faults import ErrorCode
 from penstock.wire.kafka.generated.describe_transactions import (
     DescribeTransactionsRequest,
@@ -51,8 +51,8 @@ async def _topics(context: KafkaContext, call: KafkaCall, found: TxnValue) -> li
     left out."""
     by_name: dict[str, list[int]] = {}
     async for topic_id, partition in call.slices.each(found.partitions):
-        name = topic_id
-        if not is_internal(topic_id):  # groups are in it by the name of their topic
+        name = OFFSETS_TOPIC  # as clients know the topic that groups are in
+        if not is_internal(topic_id):
             topic = context.catalog.find_id(topic_id)
             if topic is None or topic.account != context.account:
                 continue
