@@ -165,7 +165,7 @@ def test_other_machines_are_not_served_without_tls(tmp_path: Path, attack: str) 
 
 def test_etcd_on_another_machine_is_not_called_without_tls(tmp_path: Path) -> None:
     arguments = ["--node", "1", "--internal", "127.0.0.1:0", "--etcd", "10.0.0.1:2379"]
-    with pytest.raises(ServerFailed, match=r"etcd at 10\.0\.0\.1:2379 .*--insecure"):
+    with pytest.raises(ServerFailed, match=r"(?s)etcd at 10\.0\.0\.1:2379 .*--insecure"):
         Server(tmp_path / "data", arguments=arguments).start()
 
 
