@@ -92,7 +92,7 @@ def test_status_is_the_same_on_every_node_and_says_who_is_away(cluster: Penstock
     assert healthy(cluster, by=3)["manager"] == found["manager"]
     cluster.nodes[4].kill()
     eventually(
-        lambda: "node 4 (n4) is away" in str(status(cluster, code=1)["problems"]),
+        lambda: "node 4 (n4) declared dead, " in str(status(cluster, code=1)["problems"]),
         seconds=SECONDS_MAX,
         what="a node missed",
     )
