@@ -129,7 +129,12 @@ def test_operators_and_clients_are_told_of_a_full_disk_in_the_same_words(disk: L
         (reason,) = reasons()
         assert reason["kind"] == "disk_full"
         assert server.metrics()['penstock_trouble{kind="disk_full"}'] == 1
-        (began,) = [line for line in server.stderr.splitlines() if words in line]
+
+        def logged(text: str) -> list[str]:
+            return [line for line in server.stderr.splitlines() if text in line]
+
+        eventually(lambda: bool(logged(words)), seconds=10, what="a line in the log")
+        (began,) = logged(words)
         told = json.loads(began)
         assert (told["trouble"], told["folder"]) == ("disk_full", str(folder))
         assert told["free_bytes"] > told["reserve_bytes"] > 1_000_000
@@ -147,7 +152,9 @@ def test_operators_and_clients_are_told_of_a_full_disk_in_the_same_words(disk: L
 
         ballast.unlink()
         eventually(lambda: not reasons(), seconds=5, what="no reason in readyz")
-        (ended,) = [line for line in server.stderr.splitlines() if "disk has space again" in line]
+        over = "disk has space again"
+        eventually(lambda: bool(logged(over)), seconds=10, what="its end in the log")
+        (ended,) = logged(over)
         assert json.loads(ended)["free_bytes"] > told["free_bytes"]
         assert server.metrics()['penstock_trouble{kind="disk_full"}'] == 0
         server.assert_no_traceback()
