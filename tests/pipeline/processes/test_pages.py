@@ -25,14 +25,13 @@ from penstock.pipeline.reports import JOBS
 # Frames as wide as a screen, and what sticks out of each on its right side.
 MEASURE = """<!doctype html><body>{frames}<script>
 const told = {{}};
-for (const frame of document.querySelectorAll("iframe")) frame.onload = () => {{
+window.onload = () => {{ for (const frame of document.querySelectorAll("iframe")) {{
   const width = Number(frame.width), seen = frame.contentDocument;
   const cells = [...seen.querySelectorAll("td, th, dd, svg, h1, a")].filter(e => e.offsetParent);
   const out = cells.filter(e => e.getBoundingClientRect().right > width + 0.5);
   told[frame.title] = [cells.length > 0, seen.documentElement.scrollWidth <= width,
                        out.map(e => e.textContent.slice(0, 40))];
-  document.querySelector("pre").textContent = JSON.stringify(told);
-}};
+}} document.querySelector("pre").textContent = JSON.stringify(told); }};
 </script><pre></pre>"""
 FRAME = '<iframe title="{name} at {width}" src="{page}" width="{width}" height="900"></iframe>'
 

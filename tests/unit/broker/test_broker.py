@@ -493,7 +493,7 @@ async def test_messages_are_refused_on_a_full_disk_and_acks_are_not(
         disk = stage.broker.partitions._surroundings.disk
         monkeypatch.setattr(disk, "_asked_bytes", 1 << 60)
         stage.clock.advance(10_000)
-        with pytest.raises(DiskFull, match=r"The disk is full: .* free, .* reserved .* refused"):
+        with pytest.raises(DiskFull, match=r"The disk is full: .* free, .* reserved .* rejected"):
             await stage.broker.append(topic, 0, [message()])
         (delivery,) = await stage.broker.lease(topic, TEN)
         assert await stage.broker.ack(topic, 0, [claim(delivery)]) == (None,)
