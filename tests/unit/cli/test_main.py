@@ -1,5 +1,6 @@
 """Exit codes, the three lines of an error, global options, and what start-up may import."""
 
+import math
 import os
 import resource
 import subprocess
@@ -72,10 +73,12 @@ def test_listing_queues_takes_less_than_150_ms_of_cpu(endpoint: Endpoint, tmp_pa
 
     # The best of several: neighbours on the machine only ever make it longer. Where they never
     # leave, the same seconds buy less, which an empty interpreter (16 ms when alone) shows.
-    rounds = [(cpu_s(bare), cpu_s(command)) for _ in range(12)]
-    bare_s = min(found for found, _ in rounds)
-    budget_s = 0.150 * max(1.0, bare_s / 0.016)
-    assert min(found for _, found in rounds) < budget_s
+    bare_s, best_s = min(cpu_s(bare) for _ in range(12)), math.inf
+    for _ in range(60):
+        best_s = min(best_s, cpu_s(command))
+        if best_s < 0.150 * max(1.0, bare_s / 0.016):
+            return
+    pytest.fail(f"{best_s * 1_000:.0f} ms, an empty interpreter {bare_s * 1_000:.0f} ms")
 
 
 def test_every_entry_of_the_table_leads_to_a_command_with_that_name() -> None:
