@@ -193,7 +193,7 @@ def test_one_replica_stays_on_one_node(cluster: PenstockCluster, at: int) -> Non
     assert create(cluster, at, name, [[1], [1], [1]]) == ErrorCode.NONE
     eventually(
         lambda: is_placed(cluster, name, [[1], [1], [1]], nodes=(1, 2, 3)),
-        seconds=30,
+        seconds=90,
         what="the topic is on node 1",
     )
     produce(cluster, name, 0, 1)
