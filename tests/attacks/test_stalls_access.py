@@ -4,6 +4,7 @@ for no more than 20 ms at a stretch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.attacks.frames import Wire
@@ -25,9 +26,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopServer]:
         yield running
 
 
-@pytest.fixture
-def wire(server: LoopServer) -> Iterator[Wire]:
-    """The connection of a user of a new tenant."""
+@contextmanager
+def new_tenant(server: LoopServer) -> Iterator[Wire]:
+    """Yield the connection of a user of a new tenant. Not a fixture: a test that is repeated needs
+    another tenant each time."""
     operator = Operator(server, server.root)
     _, credentials = operator.user(EVERYTHING, tenant=operator.tenant())
     login = (str(credentials.access_key), str(credentials.secret_key))
@@ -36,7 +38,7 @@ def wire(server: LoopServer) -> Iterator[Wire]:
         yield connection
 
 
-def test_rules_are_created_matched_shown_and_deleted(server: LoopServer, wire: Wire) -> None:
+def test_rules_are_created_matched_shown_and_deleted(server: LoopServer) -> None:
     """A check looks at each length of prefixes, so prefixes have every length."""
     rules = [
         AclCreation(2, f"{'a' * (number % 240 + 1)}{number}", 4, "User:*", "*", operation, 2)
@@ -44,7 +46,7 @@ def test_rules_are_created_matched_shown_and_deleted(server: LoopServer, wire: W
         for operation in range(3, 13)
     ]
     every = {**EVERY_RULE, "principal_filter": None}
-    with server.watch() as turns:
+    with new_tenant(server) as wire, server.watch() as turns:
         for start in range(0, len(rules), ENTRIES_MAX):
             made = wire.ask("CreateAcls", 3, creations=rules[start : start + ENTRIES_MAX])
             assert {each.error_code for each in made.results} == {0}
@@ -61,9 +63,9 @@ def test_rules_are_created_matched_shown_and_deleted(server: LoopServer, wire: W
     turns.check()
 
 
-def test_tokens_are_created_and_shown(server: LoopServer, wire: Wire) -> None:
+def test_tokens_are_created_and_shown(server: LoopServer) -> None:
     create = {"owner_principal_name": None, "renewers": ()}
-    with server.watch() as turns:
+    with new_tenant(server) as wire, server.watch() as turns:
         for _ in range(TOKENS_PER_TENANT_MAX):
             assert wire.ask("CreateDelegationToken", 3, **create).error_code == 0
         full = wire.ask("CreateDelegationToken", 3, **create)

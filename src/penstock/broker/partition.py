@@ -77,7 +77,7 @@ class Partition:
         self._loop = asyncio.get_running_loop()
         self._dedup = restored.dedup
         self._begun_at = restored.begun_at
-        self._checkpoint_bytes = 0
+        self._checkpoint_bytes = -restored.replayed_bytes  # read after the last checkpoint
         self.journal = Journal(
             log,
             topic=topic.name,
@@ -349,8 +349,11 @@ class Partition:
         return self.journal.appended_bytes - self._checkpoint_bytes >= CHECKPOINT_BYTES
 
     async def checkpoint(self) -> None:
-        """Write the cursors down as they are, once everything they have seen is committed."""
+        """Write the cursors to disk once everything they have seen is committed. Does nothing if
+        nothing was appended since the last checkpoint."""
         self.journal.flush()
+        if self.journal.appended_bytes == self._checkpoint_bytes:
+            return
         end_offset = self.log.end_offset
         self._checkpoint_bytes = self.journal.appended_bytes
         now_ms = self._clock.mono_ms()

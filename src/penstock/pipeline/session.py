@@ -163,8 +163,9 @@ def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
         os.environ["PYSPARK_PYTHON"] = python
 
 
-def close_session(spark: SparkSession) -> None:
-    """End the session and the JVM that was started for it, also one that has died."""
+def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> None:
+    """End the session and the JVM that was started for it, also one that has died. A JVM that has
+    not ended after ``seconds_max`` is killed."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -176,7 +177,7 @@ def close_session(spark: SparkSession) -> None:
         process = gateway.proc if gateway is not None else None
         if process is not None:
             process.stdin.close()  # the JVM ends when nobody holds its input
-            wait_or_kill(process, _END_S_MAX)
+            wait_or_kill(process, seconds_max)
         _forget()
 
 

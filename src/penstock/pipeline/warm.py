@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BASE = "java.jsa"
 _TOP = "spark.jsa"
-_DUMP_S_MAX = 120.0
+_DUMP_S_MAX = 300.0  # idle machines need 5 to 10 s
 _ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest go
 # The JVM reports an archive that does not fit on standard output, in the middle of everything.
 _QUIET = ("-Xlog:disable",)
@@ -118,7 +118,7 @@ def _dump_top(java: Java, draft: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="penstock-warm-") as folder:
             _work_a_little(spark, Path(folder))
     finally:
-        close_session(spark)
+        close_session(spark, seconds_max=_DUMP_S_MAX)  # the JVM writes the archive when it ends
     if not draft.is_file():
         raise WarmFailed("the JVM ended without writing the archive: is the disk full?")
 
