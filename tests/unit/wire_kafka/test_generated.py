@@ -17,7 +17,6 @@ from penstock.wire.kafka.generated import (
     describe_topic_partitions,
     heartbeat,
     metadata,
-    share_fetch,
 )
 from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
 from penstock.wire.kafka.primitives import encode_uvarint
@@ -266,13 +265,3 @@ def test_a_struct_may_be_absent() -> None:
         raw = describe_topic_partitions.encode_describe_topic_partitions_request(value, 0)
         read = describe_topic_partitions.decode_describe_topic_partitions_request(raw, 0, 0)
         assert read.cursor == cursor
-
-
-def test_records_of_a_share_fetch_are_not_copied() -> None:
-    records = memoryview(b"r" * 500)
-    partition = share_fetch.PartitionData(records=records)
-    topic = share_fetch.ShareFetchableTopicResponse(partitions=[partition])
-    value = share_fetch.ShareFetchResponse(responses=[topic])
-    buffers = share_fetch.encode_share_fetch_response_buffers(value, 2)
-    assert any(each is records for each in buffers)
-    assert b"".join(buffers) == share_fetch.encode_share_fetch_response(value, 2)

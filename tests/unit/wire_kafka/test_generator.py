@@ -7,8 +7,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tools import kafka_codec, kafka_schema
+from tools import kafka_messages
 
+from penstock.wire.kafka.fields import Versions
 from penstock.wire.kafka.malformed import Malformed, Unencodable, UnsupportedVersion
 
 FIELDS: list[dict[str, Any]] = [
@@ -51,10 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     }
     text = "// a licence\n" + json.dumps(schema, indent=1)
     (home / "ThingRequest.json").write_text(text)
-    raw = kafka_schema.Source(home).load("ThingRequest")
-    parsed = kafka_schema.parse_schema(raw, Counter(kafka_schema.struct_names(raw)))
+    raw = kafka_messages.Source(home).load("ThingRequest")
+    parsed = kafka_messages.parse_schema(raw, Counter(kafka_messages.struct_names(raw)))
     path = home / "thing.py"
-    path.write_text(kafka_codec.write_module([parsed], "Thing", "0.0.0"))
+    path.write_text(kafka_messages.write_module([parsed], "Thing", "0.0.0"))
     spec = importlib.util.spec_from_file_location("thing_generated", path)
     assert spec is not None
     assert spec.loader is not None
@@ -112,8 +113,8 @@ def test_what_a_version_cannot_carry_is_refused(made: Any) -> None:
 
 
 def test_comments_and_version_ranges_are_understood() -> None:
-    ranges = [str(kafka_schema.Versions.parse(text)) for text in ("3", "0-4", "7+")]
+    ranges = [str(Versions.parse(text)) for text in ("3", "0-4", "7+")]
     assert ranges == ["3", "0-4", "7+"]
-    assert 0 not in kafka_schema.Versions.parse("none")
-    assert kafka_schema.snake("ZkMigrationReady") == "zk_migration_ready"
-    assert kafka_schema.snake("IsKRaft") == "is_k_raft"
+    assert 0 not in Versions.parse("none")
+    assert kafka_messages.snake("ZkMigrationReady") == "zk_migration_ready"
+    assert kafka_messages.snake("IsKRaft") == "is_k_raft"

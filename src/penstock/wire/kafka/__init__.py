@@ -2,6 +2,6 @@
 
 ``frame`` reads what stands in front of a request and writes what stands in front of a reply;
 ``apis`` is the table of what is served in which versions. ``produce``, ``fetch`` and ``batches``
-carry the records and are laid out by hand; everything else is in ``generated``, written by
-``tools/kafka_codec.py`` from Kafka's own schemas. Sockets, groups and logs are left to others.
+carry the records and are written by hand. The classes of all other messages are in ``generated``,
+written by ``tools/kafka_messages.py`` from Kafka's own schemas; ``compiler`` makes their codecs.
 """

@@ -1,4 +1,4 @@
-"""The pieces that generated and hand-laid codecs share: varints, integer arrays, tagged fields.
+"""The pieces that compiled and hand-written codecs share: varints, integer arrays, tagged fields.
 
 flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
                       behind every struct
@@ -9,8 +9,8 @@ tagged fields         varint count, then per field: varint tag, varint size, byt
 """
 
 import struct
-from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -18,7 +18,6 @@ from penstock.model.limits import KAFKA_PARTITIONS_MAX
 from penstock.wire.kafka.malformed import (
     Malformed,
     TooManyEntries,
-    Unencodable,
     UnsupportedVersion,
 )
 
@@ -205,57 +204,3 @@ def not_uuid(name: str) -> struct.error:
 
 def inexpressible(name: str, version: int) -> UnsupportedVersion:
     return UnsupportedVersion(name, version, "cannot be expressed")
-
-
-# ── From one function per layout to one per message ──────────────────────────────────────────
-
-T = TypeVar("T", bound=Message)
-
-
-def decoder(
-    what: str, readers: Mapping[int, Callable[[bytes, int], T]]
-) -> Callable[[Buffer, int, int], T]:
-    """``decode(buffer, position, version)``. What stands behind the message is not looked at, as
-    Kafka does not look at it either."""
-
-    def decode(buffer: Buffer, position: int, version: int) -> T:
-        read = readers.get(version)
-        if read is None:
-            raise UnsupportedVersion(what, version)
-        try:
-            return read(bytes(buffer), position)
-        except BROKEN as error:
-            raise malformed(what, error) from None
-
-    return decode
-
-
-def buffers_encoder(
-    what: str, writers: Mapping[int, Callable[[T, Add], None]]
-) -> Callable[[T, int], list[bytes | memoryview]]:
-    """``encode(value, version)`` to the pieces in order, so that records are not copied."""
-
-    def encode(value: T, version: int) -> list[bytes | memoryview]:
-        write = writers.get(version)
-        if write is None:
-            raise UnsupportedVersion(what, version)
-        parts: list[bytes | memoryview] = []
-        try:
-            write(value, parts.append)
-        except UNFIT as error:
-            raise Unencodable(f"{what} version {version}: {error}") from error
-        return parts
-
-    return encode
-
-
-def encoder(
-    what: str, writers: Mapping[int, Callable[[T, Add], None]]
-) -> Callable[[T, int], bytes]:
-    """``encode(value, version)`` to bytes."""
-    encode_parts = buffers_encoder(what, writers)
-
-    def encode(value: T, version: int) -> bytes:
-        return b"".join(encode_parts(value, version))
-
-    return encode

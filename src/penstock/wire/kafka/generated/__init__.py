@@ -1,1 +1,1 @@
-"""Codecs written by tools/kafka_codec.py, one module per API; see there."""
+"""Message classes written by tools/kafka_messages.py, one module per API; see there."""

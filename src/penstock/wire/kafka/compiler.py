@@ -1,0 +1,474 @@
+"""Readers and writers of Kafka messages, compiled from the layouts of their classes (``fields``).
+
+``codec`` makes the functions of a message. The code for a version is written and compiled when the
+version is first used, as ``dataclasses`` does it: a message has one reader and one writer per
+version. Nested structs are loops inside that function, and neighbouring fixed-size fields are one
+call of ``struct``, with the length of what follows in the same call. No field is looked up in a
+table while a request is read.
+
+Two rules make readers safe. The position only grows, and a read beyond the end either fails or
+leaves the position beyond the end, which the last line checks; and the count of an array is
+compared with the bytes left before the first element is made.
+
+Readers of requests also check a bound on the elements of each array before the first element is
+made (``bound_of``). A nested array is counted over the whole request: the partitions of all topics.
+Tagged fields are counted likewise.
+"""
+
+import linecache
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from penstock.wire.kafka import primitives
+from penstock.wire.kafka.fields import (
+    FIXED,
+    Field,
+    Struct,
+    bound_of,
+    classes_of,
+    present,
+    smallest,
+    struct_of,
+    tagged,
+)
+from penstock.wire.kafka.malformed import (
+    Malformed,
+    TooManyEntries,
+    Unencodable,
+    UnsupportedVersion,
+)
+from penstock.wire.kafka.primitives import BROKEN, UNFIT, Buffer, Message, malformed
+
+_TABLES = {"int8": "INT8S", "int16": "INT16S", "int32": "INT32S", "int64": "INT64S"}
+
+
+class _Code:
+    """Lines with their indent, a run of fixed-size fields not yet written, and names in use."""
+
+    def __init__(self, version: int, *, is_flexible: bool) -> None:
+        self.version = version
+        self.is_flexible = is_flexible
+        self.lines: list[str] = []
+        self.depth = 1
+        self.run: list[tuple[str, str]] = []
+        self.names: dict[str, Any] = {}  # of packers that the code uses
+        self._used: Counter[str] = Counter()
+
+    def emit(self, *lines: str) -> None:
+        self.lines += ["    " * self.depth + line for line in lines]
+
+    def name(self, stem: str) -> str:
+        """Return a variable that the code does not use yet."""
+        self._used[stem] += 1
+        count = self._used[stem]
+        return f"{stem}_" if count == 1 else f"{stem}_{count}"
+
+    def packer(self, method: str, codes: Sequence[str]) -> str:
+        """Return the code's name for a bound method of ``struct.Struct``."""
+        form = "".join(codes)
+        name = f"_{method}_{form.replace('16s', 'u').replace('?', 't')}"
+        self.names[name] = getattr(struct.Struct(">" + form), method)
+        return name
+
+    def take_run(self) -> list[tuple[str, str]]:
+        run, self.run = self.run, []
+        return run
+
+
+class _Reader(_Code):
+    api = ""  # of a request, whose arrays have bounds; empty: none have
+    loops = 0  # that the code is inside of
+
+    def flush(self) -> None:
+        run = self.take_run()
+        if not run:
+            return
+        codes = [code for code, _ in run]
+        targets = ", ".join(target for _, target in run)
+        if codes == ["B"]:
+            self.emit(f"{targets} = data[position]", "position += 1")
+            return
+        comma = "," if len(run) == 1 else ""
+        self.emit(f"{targets}{comma} = {self.packer('unpack_from', codes)}(data, position)")
+        self.emit(f"position += {struct.calcsize('>' + ''.join(codes))}")
+
+    def length(self, code: str) -> None:
+        """Into ``length``; in flexible versions one more than the length, and 0 for null."""
+        self.run.append(("B" if self.is_flexible else code, "length"))
+        self.flush()
+        if self.is_flexible:
+            self.emit("if length > 127:")
+            self.emit("    length, position = read_uvarint(data, position - 1)")
+
+    def fields(self, owner: Struct) -> str:
+        """Reads all fields of a struct; returns the expression that makes it."""
+        values = {each.name: self.value(each) for each in present(owner.fields, self.version)}
+        if self.is_flexible:
+            values |= self.tags(owner)
+        arguments = [values.get(each.name, each.default) for each in owner.fields]
+        while arguments and arguments[-1] == owner.fields[len(arguments) - 1].default:
+            arguments.pop()
+        return f"{owner.name}({', '.join(arguments)})"
+
+    def value(self, each: Field) -> str:
+        name = self.name(each.name)
+        if each.is_array:
+            return self.array(each, name)
+        if each.struct:
+            return self.nested(each, each.struct, name)
+        if each.is_fixed:
+            self.run.append((FIXED[each.type], name))
+            return name
+        self.flush()
+        form = "compact" if self.is_flexible else "plain"
+        null = "nullable_" if self.version in each.nullable else ""
+        kind = "text" if each.type == "string" else "bytes"
+        self.emit(f"{name}, position = read_{form}_{null}{kind}(data, position)")
+        return name
+
+    def refuse_null(self, what: str) -> None:
+        self.emit("if not length:" if self.is_flexible else "if length < 0:")
+        self.emit(f'    raise absent("{what}")')
+
+    def refuse_negative(self, what: str) -> None:
+        if not self.is_flexible:
+            self.emit("elif length != -1:", f'    raise absent("{what}")')
+
+    def array(self, each: Field, name: str) -> str:
+        self.length("i")
+        is_nullable = self.version in each.nullable
+        is_table = each.type in _TABLES
+        if is_nullable:
+            self.emit(f"{name} = None")
+            self.emit("if length:" if self.is_flexible else "if length >= 0:")
+            self.depth += 1
+        else:
+            self.refuse_null(each.name)
+        count = "length - 1" if self.is_flexible else "length"
+        if is_table:
+            size = struct.calcsize(FIXED[each.type])
+            if self.is_flexible:
+                self.emit("length -= 1")
+            self.check_bound(each, "length")
+            self.emit(f"{name} = {_TABLES[each.type]}[length].unpack_from(data, position)")
+            self.emit(f"position += {size} * length" if size > 1 else "position += length")
+        else:
+            least = self.least(each)
+            left = "end - position" if least == 1 else f"(end - position) // {least}"
+            self.emit(f"if {count} > {left}:", f'    raise oversized("{each.name}")')
+            self.check_bound(each, count)
+            self.emit(f"{name} = []")
+            self.emit(f"for _ in range({count}):")
+            self.depth += 1
+            self.loops += 1
+            item = self.element(each)
+            self.flush()
+            self.emit(f"{name}.append({item})")
+            self.loops -= 1
+            self.depth -= 1
+        if is_nullable:
+            self.depth -= 1
+            self.refuse_negative(each.name)
+        if is_table:
+            return name
+        return f"None if {name} is None else tuple({name})" if is_nullable else f"tuple({name})"
+
+    def check_bound(self, each: Field, count: str) -> None:
+        if not self.api:
+            return
+        bound = bound_of(self.api, each.name)
+        if self.loops:
+            total = self.name(f"{each.name}_count")
+            self.lines.insert(0, f"    {total} = 0")
+            self.emit(f"{total} += {count}")
+            count = total
+        self.emit(f"if {count} > {bound}:")
+        self.emit(f'    raise TooManyEntries("{each.name}", {count}, {bound})')
+
+    def least(self, each: Field) -> int:
+        if each.struct:
+            return max(1, smallest(each.struct.fields, self.version, self.is_flexible))
+        if each.type in FIXED:
+            return struct.calcsize(">" + FIXED[each.type])
+        return 1 if self.is_flexible else (2 if each.type == "string" else 4)
+
+    def element(self, each: Field) -> str:
+        if each.struct:
+            return self.fields(each.struct)
+        return self.value(Field(each.name, each.type, each.versions))
+
+    def nested(self, each: Field, inner: Struct, name: str) -> str:
+        if self.version not in each.nullable:
+            return self.fields(inner)
+        self.run.append(("b", "presence"))
+        self.flush()
+        self.emit(f"{name} = None", "if presence == 1:")
+        self.depth += 1
+        made = self.fields(inner)
+        self.flush()
+        self.emit(f"{name} = {made}")
+        self.depth -= 1
+        self.emit("elif presence != -1:", f'    raise absent("{each.name}")')
+        return name
+
+    def tags(self, owner: Struct) -> dict[str, str]:
+        known = tagged(owner.fields, self.version)
+        self.run.append(("B", "tag_count"))
+        self.flush()
+        if not known and self.api:
+            self.emit("if tag_count:")
+            self.emit("    tags, position = count_tags(data, position - 1, tags)")
+            return {}
+        if not known:
+            self.emit("if tag_count:", "    position = skip_tags(data, position - 1)")
+            return {}
+        self.emit("if tag_count > 127:")
+        self.emit("    tag_count, position = read_uvarint(data, position - 1)")
+        if self.api:
+            self.emit("tags += tag_count", "if tags > KAFKA_PARTITIONS_MAX:")
+            self.emit('    raise TooManyEntries("tags", tags, KAFKA_PARTITIONS_MAX)')
+        names = {each.name: self.name("tagged_" + each.name) for each in known}
+        for each in known:
+            self.emit(f"{names[each.name]} = {each.default}")
+        self.emit("for _ in range(tag_count):")
+        self.depth += 1
+        self.loops += 1
+        self.emit(
+            "tag, position = read_uvarint(data, position)",
+            "size, position = read_uvarint(data, position)",
+            "tag_stop = position + size",
+        )
+        for index, each in enumerate(known):
+            self.emit(f"{'elif' if index else 'if'} tag == {each.tag}:")
+            self.depth += 1
+            made = self.value(each)
+            self.flush()
+            self.emit(f"{names[each.name]} = {made}")
+            self.depth -= 1
+        self.emit("else:", "    position = tag_stop", "if position != tag_stop:")
+        self.emit('    raise Malformed("a tagged field is not as long as it says")')
+        self.loops -= 1
+        self.depth -= 1
+        return names
+
+
+class _Writer(_Code):
+    is_strict = False  # whether a field that the version cannot carry must have its default
+
+    def flush(self) -> None:
+        run = self.take_run()
+        if not run:
+            return
+        codes = [code for code, _ in run]
+        if set(codes) == {"x"}:
+            self.emit(f'add(b"{chr(92)}x00{"" if len(codes) == 1 else chr(92) + "x00"}")')
+            assert len(codes) <= 2
+            return
+        arguments = ", ".join(expression for code, expression in run if code != "x")
+        self.emit(f"add({self.packer('pack', codes)}({arguments}))")
+
+    def fields(self, owner: Struct, var: str) -> None:
+        if self.is_strict:
+            for each in owner.fields:
+                if self.version not in each.versions and not each.is_ignorable:
+                    self.refuse_loss(each, f"{var}.{each.name}")
+        for each in present(owner.fields, self.version):
+            self.value(each, f"{var}.{each.name}")
+        if self.is_flexible:
+            known = tagged(owner.fields, self.version)
+            if known:
+                self.tags(known, var)
+            else:
+                self.run.append(("x", ""))
+
+    def refuse_loss(self, each: Field, expression: str) -> None:
+        if each.default == "()":  # any empty sequence will do
+            self.emit(f"if {expression}:")
+        elif each.default == "None":
+            self.emit(f"if {expression} is not None:")
+        elif each.type == "bool":
+            self.emit(f"if {'not ' if each.default == 'True' else ''}{expression}:")
+        else:
+            self.emit(f"if {expression} != {each.default}:")
+        self.emit(f'    raise inexpressible("{each.name}", {self.version})')
+
+    def value(self, each: Field, expression: str) -> None:
+        if each.may_be_null and self.version not in each.nullable:
+            self.emit(f"if {expression} is None:", f'    raise not_null("{each.name}")')
+        if each.is_array:
+            self.array(each, expression)
+        elif each.struct:
+            self.nested(each, each.struct, expression)
+        elif each.is_fixed:
+            if each.type == "uuid":
+                self.emit(f"if len({expression}) != 16:", f'    raise not_uuid("{each.name}")')
+            self.run.append((FIXED[each.type], expression))
+        else:
+            self.text(each, expression)
+
+    def text(self, each: Field, expression: str) -> None:
+        raw = self.name(each.name)
+        code = "h" if each.type == "string" else "i"
+        content = f"{expression}.encode()" if each.type == "string" else expression
+        if self.version not in each.nullable:
+            self.emit(f"{raw} = {content}")
+            self.length(code, f"len({raw})")
+        elif self.is_flexible:
+            self.flush()
+            self.emit(f"if {expression} is None:", '    add(b"\\x00")', "else:")
+            self.depth += 1
+            self.emit(f"{raw} = {content}")
+            self.length(code, f"len({raw})")
+            self.emit(f"add({raw})")
+            self.depth -= 1
+            return
+        else:
+            self.emit(f'{raw} = b"" if {expression} is None else {content}')
+            self.length(code, f"-1 if {expression} is None else len({raw})")
+        self.emit(f"add({raw})")
+
+    def length(self, code: str, expression: str) -> None:
+        if self.is_flexible:
+            self.flush()
+            self.emit(f"add(UVARINT[{expression} + 1])")
+        else:
+            self.run.append((code, expression))
+            self.flush()
+
+    def array(self, each: Field, expression: str) -> None:
+        if self.version not in each.nullable:
+            self.elements(each, expression)
+            return
+        self.flush()
+        null = "\\x00" if self.is_flexible else "\\xff\\xff\\xff\\xff"
+        self.emit(f"if {expression} is None:", f'    add(b"{null}")', "else:")
+        self.depth += 1
+        self.elements(each, expression)
+        self.depth -= 1
+
+    def elements(self, each: Field, expression: str) -> None:
+        if each.type in _TABLES:
+            count = self.name("count")
+            self.emit(f"{count} = len({expression})")
+            self.length("i", count)
+            self.emit(f"add({_TABLES[each.type]}[{count}].pack(*{expression}))")
+            return
+        self.length("i", f"len({expression})")
+        item = self.name("item")
+        self.emit(f"for {item} in {expression}:")
+        self.depth += 1
+        if each.struct:
+            self.fields(each.struct, item)
+        else:
+            self.value(Field(item, each.type, each.versions), item)
+        self.flush()
+        self.depth -= 1
+
+    def nested(self, each: Field, inner: Struct, expression: str) -> None:
+        if self.version not in each.nullable:
+            self.fields(inner, expression)
+            return
+        self.flush()
+        self.emit(f"if {expression} is None:", '    add(b"\\xff")', "else:")
+        self.depth += 1
+        self.run.append(("b", "1"))
+        self.fields(inner, expression)
+        self.flush()
+        self.depth -= 1
+
+    def tags(self, known: Sequence[Field], var: str) -> None:
+        """Only what differs from its default is written, as Kafka does."""
+        self.flush()
+        self.emit("tags = []", "message_add = add")
+        for each in known:
+            expression = f"{var}.{each.name}"
+            is_sequence = each.default == "()"
+            self.emit(f"if {expression}:" if is_sequence else f"if {expression} != {each.default}:")
+            self.depth += 1
+            parts = self.name("parts")
+            self.emit(f"{parts} = []", f"add = {parts}.append")
+            self.value(each, expression)
+            self.flush()
+            self.emit(f'tags.append(({each.tag}, b"".join({parts})))')
+            self.depth -= 1
+        self.emit("add = message_add", "add(UVARINT[len(tags)])", "for tag, tag_body in tags:")
+        self.emit("    add(UVARINT[tag])", "    add(UVARINT[len(tag_body)])", "    add(tag_body)")
+
+
+# ── Functions ────────────────────────────────────────────────────────────────────────────────
+
+T = TypeVar("T", bound=Message)
+_NAMES: Final = {
+    **vars(primitives),
+    "Malformed": Malformed,
+    "TooManyEntries": TooManyEntries,
+}
+
+
+def codec(
+    kind: type[T], first: int, last: int, flexible_from: int | None
+) -> tuple[Callable[[Buffer, int, int], T], Callable[[T, int], bytes]]:
+    """Return ``decode(buffer, position, version)`` and ``encode(value, version)`` for the versions
+    from ``first`` to ``last``. Like Kafka, ``decode`` ignores what follows the message."""
+    name = kind.__name__
+    readers: dict[int, Callable[[bytes, int], T]] = {}
+    writers: dict[int, Callable[[T, primitives.Add], None]] = {}
+
+    def is_flexible(version: int) -> bool:
+        if not first <= version <= last:
+            raise UnsupportedVersion(name, version)
+        return flexible_from is not None and version >= flexible_from
+
+    def decode(buffer: Buffer, position: int, version: int) -> T:
+        read = readers.get(version)
+        if read is None:
+            read = readers[version] = _reader(kind, version, is_flexible=is_flexible(version))
+        try:
+            return read(bytes(buffer), position)
+        except BROKEN as error:
+            raise malformed(name, error) from None
+
+    def encode(value: T, version: int) -> bytes:
+        write = writers.get(version)
+        if write is None:
+            write = writers[version] = _writer(kind, version, is_flexible=is_flexible(version))
+        parts: list[bytes | memoryview] = []
+        try:
+            write(value, parts.append)
+        except UNFIT as error:
+            raise Unencodable(f"{name} version {version}: {error}") from error
+        return b"".join(parts)
+
+    return decode, encode
+
+
+def _reader(kind: type[T], version: int, *, is_flexible: bool) -> Callable[[bytes, int], T]:
+    code = _Reader(version, is_flexible=is_flexible)
+    if kind.__name__.endswith("Request"):
+        code.api = kind.__name__.removesuffix("Request")
+    made = code.fields(struct_of(kind))
+    code.flush()
+    code.emit("if position > len(data):", "    raise short()", f"return {made}")
+    head = ["def read(data, position):", "    end = len(data)", "    tags = 0"]
+    return _compile(kind, f"reader {version}", code, head)  # type: ignore[no-any-return]
+
+
+def _writer(
+    kind: type[T], version: int, *, is_flexible: bool
+) -> Callable[[T, primitives.Add], None]:
+    code = _Writer(version, is_flexible=is_flexible)
+    code.is_strict = kind.__name__.endswith("Request")
+    code.fields(struct_of(kind), "value")
+    code.flush()
+    return _compile(kind, f"writer {version}", code, ["def write(value, add):", "    pass"])  # type: ignore[no-any-return]
+
+
+def _compile(kind: type[Message], what: str, code: _Code, head: list[str]) -> Any:
+    text = "\n".join([*head, *code.lines, ""])
+    file = f"<{kind.__name__} {what}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names = {**_NAMES, **classes_of(kind), **code.names}
+    exec(compile(text, file, "exec"), names)  # noqa: S102  made of our own classes alone
+    return names["read" if "reader" in what else "write"]

@@ -1,0 +1,208 @@
+"""The layout of a Kafka message as data: its fields, their wire types and their versions.
+
+The message classes of ``generated`` note these on each field: ``Annotated[int, "int32", "4+"]``. A
+note may follow for the versions in which the field may be null (``null 2+``), for its tag and the
+versions in which it is tagged (``tag 0 1+``), and for ``ignorable``: a field that is left out of a
+version that cannot carry it. A field without this note must then have its default value.
+"""
+
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Self, get_args
+
+import msgspec
+
+from penstock.model.limits import KAFKA_ENTRIES_MAX, KAFKA_PARTITIONS_MAX, KAFKA_USERS_MAX
+
+FIXED: Final = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "uuid": "16s",
+}
+_EVER = 32_767
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        if text is None or text == "none":
+            return cls(1, 0)
+        if text.endswith("+"):
+            return cls(int(text[:-1]), _EVER)
+        first, _, last = text.partition("-")
+        return cls(int(first), int(last or first))
+
+    def __contains__(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+    def meets(self, other: "Versions") -> bool:
+        return max(self.first, other.first) <= min(self.last, other.last)
+
+    def __str__(self) -> str:
+        if self.last == _EVER:
+            return f"{self.first}+"
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+NEVER: Final = Versions(1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: str  # of the element, if it is an array
+    versions: Versions
+    is_array: bool = False
+    struct: "Struct | None" = None
+    nullable: Versions = NEVER
+    tagged: Versions = NEVER
+    tag: int = -1
+    default: str = ""  # the expression of the default value
+    is_ignorable: bool = False
+
+    @property
+    def may_be_null(self) -> bool:
+        return self.nullable != NEVER
+
+    @property
+    def is_fixed(self) -> bool:
+        return not self.is_array and self.type in FIXED
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    name: str
+    fields: tuple[Field, ...]
+
+
+@cache
+def struct_of(kind: type[msgspec.Struct]) -> Struct:
+    """Read the notes on the fields of a message class."""
+    fields = [_field(kind, each) for each in msgspec.structs.fields(kind)]
+    return Struct(kind.__name__, tuple(fields))
+
+
+def classes_of(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct]]:
+    """Return a message class and the classes inside it, by name."""
+    found = {kind.__name__: kind}
+    for each in struct_of(kind).fields:
+        if each.struct is not None:
+            found |= classes_of(_class(kind, each.struct.name))
+    return found
+
+
+def _class(near: type[msgspec.Struct], name: str) -> type[msgspec.Struct]:
+    found: type[msgspec.Struct] = getattr(sys.modules[near.__module__], name)
+    return found
+
+
+def _field(owner: type[msgspec.Struct], info: msgspec.structs.FieldInfo) -> Field:
+    _, wire, versions, *notes = get_args(info.type)
+    kind = wire.removeprefix("[]")
+    values = dict(note.partition(" ")[::2] for note in notes)
+    tag, _, tagged = values.get("tag", "-1 none").partition(" ")
+    return Field(
+        name=info.name,
+        type=kind,
+        versions=Versions.parse(versions),
+        is_array=wire != kind,
+        struct=struct_of(_class(owner, kind)) if kind[0].isupper() else None,
+        nullable=Versions.parse(values.get("null")),
+        tagged=Versions.parse(tagged),
+        tag=int(tag),
+        default=_expression(info.default),
+        is_ignorable="ignorable" in values,
+    )
+
+
+def _expression(default: Any) -> str:
+    is_struct = isinstance(default, msgspec.Struct)
+    return f"{type(default).__name__}()" if is_struct else repr(default)
+
+
+def present(fields: Sequence[Field], version: int) -> Iterator[Field]:
+    return (each for each in fields if version in each.versions and version not in each.tagged)
+
+
+def tagged(fields: Sequence[Field], version: int) -> list[Field]:
+    found = [each for each in fields if version in each.versions and version in each.tagged]
+    return sorted(found, key=lambda each: each.tag)
+
+
+def smallest(fields: Sequence[Field], version: int, is_flexible: bool) -> int:
+    """Return the number of bytes that a struct takes at least."""
+    size = 1 if is_flexible else 0
+    for each in present(fields, version):
+        if each.is_fixed:
+            size += struct.calcsize(">" + FIXED[each.type])
+        elif is_flexible:
+            size += 1
+        elif each.struct and not each.is_array:
+            size += 1 if version in each.nullable else smallest(each.struct.fields, version, False)
+        else:
+            size += 2 if each.type == "string" and not each.is_array else 4
+    return size
+
+
+# ── Bounds ───────────────────────────────────────────────────────────────────────────────────
+
+# The arrays of a request with a bound other than KAFKA_ENTRIES_MAX; "*" is every array of the API.
+_BOUNDS: Final[dict[str, dict[str, int]]] = {
+    "AddPartitionsToTxn": {
+        "topics": KAFKA_PARTITIONS_MAX,
+        "v3_and_below_topics": KAFKA_PARTITIONS_MAX,
+    },
+    "AlterPartitionReassignments": {"topics": KAFKA_PARTITIONS_MAX},
+    "AlterReplicaLogDirs": {"topics": KAFKA_PARTITIONS_MAX},
+    "AlterShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
+    "AlterUserScramCredentials": {"*": KAFKA_USERS_MAX},
+    "ConsumerGroupHeartbeat": {"*": KAFKA_PARTITIONS_MAX},
+    "DeleteRecords": {"topics": KAFKA_PARTITIONS_MAX},
+    "DeleteShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
+    "DescribeConfigs": {"configuration_keys": KAFKA_PARTITIONS_MAX},
+    "DescribeLogDirs": {"topics": KAFKA_PARTITIONS_MAX},
+    "DescribeProducers": {"topics": KAFKA_PARTITIONS_MAX},
+    "DescribeQuorum": {"topics": KAFKA_PARTITIONS_MAX},
+    "DescribeShareGroupOffsets": {"topics": KAFKA_PARTITIONS_MAX},
+    "DescribeTopicPartitions": {"topics": KAFKA_PARTITIONS_MAX},
+    "ElectLeaders": {"topic_partitions": KAFKA_PARTITIONS_MAX},
+    "ListOffsets": {"topics": KAFKA_PARTITIONS_MAX},
+    "ListPartitionReassignments": {"topics": KAFKA_PARTITIONS_MAX},
+    "Metadata": {"topics": KAFKA_PARTITIONS_MAX},
+    "OffsetCommit": {"topics": KAFKA_PARTITIONS_MAX},
+    "OffsetDelete": {"topics": KAFKA_PARTITIONS_MAX},
+    "OffsetFetch": {"topics": KAFKA_PARTITIONS_MAX},
+    "OffsetForLeaderEpoch": {"topics": KAFKA_PARTITIONS_MAX},
+    "ShareAcknowledge": {"*": KAFKA_PARTITIONS_MAX},
+    "ShareFetch": {"*": KAFKA_PARTITIONS_MAX},
+    "ShareGroupHeartbeat": {"*": KAFKA_PARTITIONS_MAX},
+    "StreamsGroupHeartbeat": {
+        "source_topics": KAFKA_PARTITIONS_MAX,
+        "topic_configs": KAFKA_PARTITIONS_MAX,
+    },
+    "SyncGroup": {"assignments": KAFKA_ENTRIES_MAX},
+    "TxnOffsetCommit": {"topics": KAFKA_PARTITIONS_MAX},
+    "WriteTxnMarkers": {"topics": KAFKA_PARTITIONS_MAX},
+}
+# These are partitions in every API, or what belongs to one partition.
+_OF_PARTITIONS = {"partitions", "partition_indexes", "assignments", "broker_ids", "replicas"}
+
+
+def bound_of(api: str, array: str) -> int:
+    """Return the bound on an array of a request. A nested array is counted over all of them."""
+    bounds = _BOUNDS.get(api, {})
+    default = KAFKA_PARTITIONS_MAX if array in _OF_PARTITIONS else KAFKA_ENTRIES_MAX
+    return bounds.get(array) or bounds.get("*") or default
