@@ -19,9 +19,9 @@ from typing import Any
 
 import uvloop
 
-from penstock.cli.signature import Credentials, Signer
 from penstock.node import config as node_config
 from penstock.node.compose import make_node
+from penstock.wire.aws.signer import Credentials, Signer
 
 WARM_UP, SENDS = 300, 500
 ROOT_KEY = Credentials("PENSTOCKBENCHROOTKEY", "root-secret-of-the-benchmark-0123456789")

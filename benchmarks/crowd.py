@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.channel import Channel
 from benchmarks.requests import QueueRequests, RequestMaker
-from penstock.cli.signature import Credentials
+from penstock.wire.aws.signer import Credentials
 
 WAIT_S = 20
 TICK_S = 0.001

@@ -35,7 +35,7 @@ from benchmarks.load import Job, Result
 from benchmarks.scenarios import ROOT, LoadFailed, Timing, job_for, run_load, settle_disk
 from benchmarks.server import Server, free_port
 from benchmarks.systems.penstock import PROGRAM
-from penstock.cli.signature import Credentials, Signer
+from penstock.wire.aws.signer import Credentials, Signer
 
 HERE = Path(__file__).parent
 ROOT_KEY: Final = Credentials("PENSTOCKBENCHROOTKEY", "root-secret-of-the-benchmark-0123456789")

@@ -24,7 +24,7 @@ from benchmarks.histogram import Histogram
 from benchmarks.paced import EndToEnd
 from benchmarks.requests import QueueRequests, RequestMaker
 from benchmarks.scripts import SCRIPTS, Script, Tally, serial_numbers
-from penstock.cli.signature import Credentials
+from penstock.wire.aws.signer import Credentials
 
 FAULTS_MAX = 1_000  # a run with more is stopped: its rate would mean nothing
 EMPTY_PER_CLIENT = 3  # so many empty receives in a row, per client: the queue is drained

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
-from penstock.cli.signature import Credentials, Signer
+from penstock.wire.aws.signer import Credentials, Signer
 
 _AGENT = (
     "Boto3/1.44.0 md/Botocore#1.44.0 ua/2.1 os/linux#6.1.0 md/arch#x86_64 lang/python#3.11.7 "

@@ -23,7 +23,7 @@ from typing import Final
 
 from benchmarks.limits import ROOT_KEY, Bench, Node, Options
 from benchmarks.scenarios import ROOT
-from penstock.cli.signature import Credentials
+from penstock.wire.aws.signer import Credentials
 
 CACHE: Final = Path(__file__).parent / ".cache"
 COST_MAX: Final = 1.02

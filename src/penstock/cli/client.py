@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from penstock.cli.contexts import environment
 from penstock.cli.credentials import ca_file, credentials_from_environment
 from penstock.cli.failure import ExitCode, Failure, Refused, timed_out
-from penstock.cli.signature import Credentials, Signer
+from penstock.wire.aws.signer import Credentials, Signer
 
 if TYPE_CHECKING:
     import ssl

@@ -4,7 +4,7 @@ import os
 
 from penstock.cli.contexts import environment
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.signature import Credentials
+from penstock.wire.aws.signer import Credentials
 
 
 def credentials_from_environment() -> Credentials:

@@ -16,7 +16,7 @@ from penstock.cli.client import Json, timestamp_now
 from penstock.cli.credentials import credentials_from_environment
 from penstock.cli.failure import timed_out, unreachable
 from penstock.cli.histogram import Histogram
-from penstock.cli.signature import Signer
+from penstock.wire.aws.signer import Signer
 
 _HEAD_BYTES_MAX = 65_536
 _SIGNED_AGAIN_S = 60.0

@@ -7,28 +7,24 @@ none, or that no message can hold, ends the replay with its place, rather than b
 """
 
 import base64
-import datetime
 import hashlib
-import http.client
+import http
 import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from penstock.model.limits import BATCH_ENTRIES_MAX, MESSAGE_BYTES_MAX
 from penstock.pipeline.replaying import SYSTEM_HEADER, Standing, Way
-from penstock.wire.aws.sigv4 import CredentialScope, SignedHeaders, signing_key
+from penstock.pipeline.sqs_calls import Endpoint, Sqs, SqsRefused, SqsUnreachable
 
 _GROUP: Final = re.compile(r"[!-~]{1,128}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _TYPE_PREFIX: Final = "penstock.type."
-_TIMEOUT_S: Final = 30.0
 _TRIES: Final = 8
 _PAUSE_S: Final = 0.1
-_SIGNED: Final = ("content-type", "host", "x-amz-date", "x-amz-target")
 
 
 class NotSendable(Exception):
@@ -39,10 +35,8 @@ class QueueSender:
     def __init__(self, way: Way) -> None:
         assert way.queue is not None
         self._way = way
-        self._address = way.queue
-        self._secret = Path(way.queue.secret_file).read_text(encoding="utf-8").strip()
-        self._url = urlsplit(way.queue.endpoint)
-        self._connection: http.client.HTTPConnection | None = None
+        secret = Path(way.queue.secret_file).read_text(encoding="utf-8").strip()
+        self._sqs = Sqs(Endpoint(way.queue.endpoint, way.queue.region, way.queue.key_id, secret))
         self._queue_url = ""
         self._pause = threading.Event()
 
@@ -68,56 +62,19 @@ class QueueSender:
             self._pause.wait(_PAUSE_S * 2**attempt)
         raise NotSendable(f"{self._way.topic} takes no messages")
 
-    def _call(self, action: str, body: Mapping[str, Any]) -> Any:
+    def _call(self, action: str, request: Mapping[str, Any]) -> Any:
+        reason = ""
         for attempt in range(_TRIES):
             try:
-                status, answer = self._exchange(action, json.dumps(body).encode())
-            except (OSError, http.client.HTTPException) as error:
-                self._close()
-                if attempt + 1 == _TRIES:
-                    raise NotSendable(f"{self._address.endpoint}: {error}") from error
-            else:
-                if status == 200:
-                    return json.loads(answer)
-                if status < 500 and status != 429:
-                    raise NotSendable(f"{action} was refused: {_told(answer)}")
+                return self._sqs.call(action, request)
+            except SqsRefused as error:
+                if error.status < 500 and error.status != http.HTTPStatus.TOO_MANY_REQUESTS:
+                    raise NotSendable(f"{action} was rejected: {error.message}") from None
+                reason = error.message
+            except SqsUnreachable as error:
+                reason = str(error)
             self._pause.wait(_PAUSE_S * 2**attempt)
-        raise NotSendable(f"{self._address.endpoint} does not answer {action}")
-
-    def _exchange(self, action: str, body: bytes) -> tuple[int, bytes]:
-        if self._connection is None:
-            is_tls = self._url.scheme == "https"
-            dial = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
-            self._connection = dial(self._url.netloc, timeout=_TIMEOUT_S)
-        self._connection.request("POST", "/", body, self._headers(action, body))
-        reply = self._connection.getresponse()
-        return reply.status, reply.read()
-
-    def _headers(self, action: str, body: bytes) -> dict[str, str]:
-        at = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
-        headers = {
-            "content-type": "application/x-amz-json-1.0",
-            "host": self._url.netloc,
-            "x-amz-date": at,
-            "x-amz-target": f"AmazonSQS.{action}",
-        }
-        key_id, region = self._address.key_id, self._address.region
-        scope = CredentialScope(key_id, at[:8], region, "sqs", SignedHeaders(_SIGNED), "")
-        lines = "".join(f"{name}:{headers[name]}\n" for name in _SIGNED)
-        digest = hashlib.sha256(body).hexdigest()
-        canonical = f"POST\n/\n\n{lines}\n{';'.join(_SIGNED)}\n{digest}"
-        key = signing_key(self._secret.encode(), scope)
-        signature = key.sign(at, hashlib.sha256(canonical.encode()).hexdigest())
-        headers["authorization"] = (
-            f"AWS4-HMAC-SHA256 Credential={key_id}/{at[:8]}/{region}/sqs/aws4_request, "
-            f"SignedHeaders={';'.join(_SIGNED)}, Signature={signature}"
-        )
-        return headers
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        raise NotSendable(f"{action} failed {_TRIES} times: {reason}")
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
@@ -172,10 +129,3 @@ def _requests(entries: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]
         size += own
     if gathered:
         yield gathered
-
-
-def _told(answer: bytes) -> str:
-    try:
-        return str(json.loads(answer).get("message") or answer[:200])
-    except ValueError:
-        return str(answer[:200])

@@ -1,11 +1,10 @@
-"""The SQS view as a blocking client sees it: AWS JSON over HTTP, one connection, call by call.
+"""A blocking SQS client for jobs: AWS JSON over HTTP, one connection, one call at a time.
 
-Just what consuming needs: receive, delete, extend, count. A connection belongs to one thread. A
-call whose connection was lost is made again once: receiving twice only leases twice, and deleting
-or extending twice does no harm.
+A connection belongs to one thread. A call whose connection was lost is sent a second time: a
+repeated receive only leases twice, repeated deletes and extensions do no harm, and a repeated send
+to a FIFO queue has the same deduplication id.
 """
 
-import hashlib
 import http.client
 import json
 import ssl
@@ -15,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from penstock.wire.aws.sigv4 import ALGORITHM, CredentialScope, SignedHeaders, signing_key
+from penstock.wire.aws.signer import Credentials, Signer
 
 BATCH_MAX: Final = 10  # messages in one call
 WAIT_S_MAX: Final = 20
 _MARGIN_S: Final = 15.0
 _REPLY_BYTES_MAX: Final = 64 * 1_048_576
-_SIGNED: Final = SignedHeaders(("content-type", "host", "x-amz-date", "x-amz-target"))
 
 
 class SqsRefused(Exception):
-    """The server said no; ``code`` is its own."""
+    """The server replied with an error; ``code`` is the server's."""
 
-    def __init__(self, action: str, code: str, message: str) -> None:
-        super().__init__(action, code, message)
+    def __init__(self, action: str, code: str, message: str, status: int = 400) -> None:
+        super().__init__(action, code, message, status)
         self.action = action
+        self.status = status
         self.code = code
         self.message = message
 
@@ -38,7 +37,7 @@ class SqsRefused(Exception):
 
 
 class SqsUnreachable(Exception):
-    """Nobody answers at the endpoint."""
+    """The endpoint does not reply, or not like SQS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,10 @@ class Sqs:
         self._host = parts.netloc
         self._is_tls = parts.scheme == "https"
         self._link: http.client.HTTPConnection | None = None
+        self._signer: Signer | None = None
+        if endpoint.access_key:
+            credentials = Credentials(endpoint.access_key, endpoint.secret_key)
+            self._signer = Signer(credentials, region=endpoint.region)
 
     def close(self) -> None:
         if self._link is not None:
@@ -67,13 +70,13 @@ class Sqs:
     # ── Calls ────────────────────────────────────────────────────────────────────────────────
 
     def queue_url(self, name: str) -> str:
-        return str(self._call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
+        return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
 
     def waiting_count(self, queue_url: str) -> int:
         """About how many messages could be received now."""
         names = ["ApproximateNumberOfMessages"]
         asked = {"QueueUrl": queue_url, "AttributeNames": names}
-        return int(self._call("GetQueueAttributes", asked)["Attributes"][names[0]])
+        return int(self.call("GetQueueAttributes", asked)["Attributes"][names[0]])
 
     def receive(
         self, queue_url: str, *, count: int, lease_s: int, wait_s: int
@@ -86,7 +89,7 @@ class Sqs:
             "AttributeNames": ["All"],
             "MessageAttributeNames": ["All"],
         }
-        found = self._call("ReceiveMessage", asked, wait_s=wait_s).get("Messages")
+        found = self.call("ReceiveMessage", asked, wait_s=wait_s).get("Messages")
         return list(found or ())
 
     def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
@@ -107,13 +110,13 @@ class Sqs:
                 {"Id": str(number), "ReceiptHandle": receipt, **more}
                 for number, receipt in enumerate(some)
             ]
-            reply = self._call(action, {"QueueUrl": queue_url, "Entries": entries})
+            reply = self.call(action, {"QueueUrl": queue_url, "Entries": entries})
             failed += [some[int(each["Id"])] for each in reply.get("Failed") or ()]
         return failed
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────
 
-    def _call(self, action: str, asked: Mapping[str, Any], *, wait_s: int = 0) -> Any:
+    def call(self, action: str, asked: Mapping[str, Any], *, wait_s: int = 0) -> Any:
         body = json.dumps(asked).encode()
         for attempt in (1, 2):
             try:
@@ -122,15 +125,15 @@ class Sqs:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if attempt == 2 or isinstance(error, ConnectionRefusedError):
-                    why = str(error) or type(error).__name__
-                    raise SqsUnreachable(f"cannot reach {self._endpoint.url}: {why}") from None
+                    reason = str(error) or type(error).__name__
+                    raise SqsUnreachable(f"cannot reach {self._endpoint.url}: {reason}") from None
         try:
             reply = json.loads(data) if data else {}
         except ValueError:
             raise SqsUnreachable(f"{self._endpoint.url} does not answer like SQS") from None
         if status != http.HTTPStatus.OK:
             code = str(reply.get("__type", status)).rpartition("#")[2]
-            raise SqsRefused(action, code, str(reply.get("message", "")))
+            raise SqsRefused(action, code, str(reply.get("message", "")), status)
         return reply
 
     def _exchange(self, action: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
@@ -150,26 +153,14 @@ class Sqs:
     def _headers(self, action: str, body: bytes) -> dict[str, str]:
         headers = {
             "content-type": "application/x-amz-json-1.0",
-            "host": self._host,
-            "x-amz-date": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
             "x-amz-target": f"AmazonSQS.{action}",
         }
-        if not self._endpoint.access_key:
+        if self._signer is None:
             return headers
-        timestamp = headers["x-amz-date"]
-        scope = CredentialScope(
-            self._endpoint.access_key, timestamp[:8], self._endpoint.region, "sqs", _SIGNED, ""
+        timestamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        return self._signer.sign(
+            host=self._host, path="/", headers=headers, body=body, timestamp=timestamp
         )
-        digest = hashlib.sha256(body).hexdigest()
-        canonical = f"POST\n/\n\n{_SIGNED.canonical(headers)}{digest}"
-        key = signing_key(self._endpoint.secret_key.encode(), scope)
-        signature = key.sign(timestamp, hashlib.sha256(canonical.encode()).hexdigest())
-        place = f"{scope.access_key}/{scope.date}/{scope.region}/sqs/aws4_request"
-        headers["authorization"] = (
-            f"{ALGORITHM} Credential={place}, SignedHeaders={';'.join(_SIGNED)},"
-            f" Signature={signature}"
-        )
-        return headers
 
 
 def _tens(receipts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -4,9 +4,9 @@ import pytest
 from benchmarks.limits import Row, parse, table
 from benchmarks.requests import QueueRequests, RequestMaker
 
-from penstock.cli.signature import Credentials
 from penstock.net.exchange import HttpRequest
 from penstock.wire.aws import sigv4
+from penstock.wire.aws.signer import Credentials
 
 KEY = Credentials("AKBENCH", "a-secret")
 STAMP = "20260102T030405Z"

@@ -10,7 +10,7 @@ from botocore.credentials import Credentials as BotoCredentials
 
 from penstock.cli.client import Admin, Connection, Sqs, as_seen_from
 from penstock.cli.failure import ExitCode, Failure
-from penstock.cli.signature import Credentials, Signer
+from penstock.wire.aws.signer import Credentials, Signer
 
 from .conftest import Endpoint
 

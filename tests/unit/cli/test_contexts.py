@@ -11,7 +11,7 @@ from penstock.cli import contexts
 from penstock.cli.credentials import ca_file, found_credentials
 from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.session import Settings
-from penstock.cli.signature import Credentials
+from penstock.wire.aws.signer import Credentials
 
 from .conftest import Cli, Endpoint
 

@@ -1,7 +1,8 @@
-"""Signature version 4 of one request, as AWS clients send it; the standard library is enough.
+"""The client's side of Signature Version 4: signs the requests that commands, pipeline jobs and
+benchmarks send.
 
-Only what this command line sends is covered: POST, an empty query string, a body that is all in
-memory. The day key is kept, because deriving it costs four times as much as using it.
+Covers POST requests with an empty query string and a body in memory. The key of the day is kept:
+to derive it costs four times as much as to sign with it.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ class Signer:
     def sign(
         self, *, host: str, path: str, headers: Mapping[str, str], body: bytes, timestamp: str
     ) -> dict[str, str]:
-        """The given headers and those that prove who sent them. ``timestamp`` is in the form
+        """Return the given headers and those of the signature. ``timestamp`` has the form
         ``20260102T030405Z``."""
         signed = {name.lower(): value for name, value in headers.items()}
         signed["host"] = host
