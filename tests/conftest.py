@@ -1,7 +1,8 @@
 """Settings of a test run: signals, the spread of files over workers, examples of properties.
 
 Properties are tried with the same examples every time, so that a failure tells of the change that
-was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones.
+was made and not of luck. ``EXPLORE=1`` (``make explore``) draws new ones. A run tries at most
+EXAMPLES_MAX of each property; ``FULL=1`` (``make faults``) and ``EXPLORE=1`` as many as it names.
 """
 
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from tests.harness.full import FULL, ROTATION
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -27,13 +29,31 @@ settings.register_profile("steady", derandomize=True, deadline=None, suppress_he
 settings.register_profile(
     "exploring", deadline=None, print_blob=True, suppress_health_check=UNJUDGED
 )
-if os.environ.get("EXPLORE"):
+EXPLORE = bool(os.environ.get("EXPLORE"))
+if EXPLORE:
     settings.load_profile("exploring")
 else:
     settings.load_profile("steady")
     # Numbers and strings of whatever is loaded are tried as well: with several processes that would
     # depend on which files each of them has been given before.
     providers._get_local_constants = lambda: providers._local_constants
+
+EXAMPLES_MAX = 25
+PROPERTY_SETTINGS = "_hypothesis_internal_use_settings"  # an attribute of a property's function
+
+
+def limit_examples(item: pytest.Item) -> None:
+    """Let a property try at most EXAMPLES_MAX examples; ``make faults`` finds it by its mark."""
+    function = getattr(item, "obj", None)
+    function = getattr(function, "__func__", function)
+    # A state machine is a class with settings of its own.
+    for owner, name in ((getattr(item, "cls", None), "settings"), (function, PROPERTY_SETTINGS)):
+        found = getattr(owner, name, None)
+        if isinstance(found, settings) and found.max_examples > EXAMPLES_MAX:
+            item.add_marker("full_set")
+            if not FULL and not EXPLORE:
+                setattr(owner, name, settings(found, max_examples=EXAMPLES_MAX))
+
 
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────
 
@@ -56,15 +76,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
     return OneSpark(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put SPARK first: the longest piece of work must not be the last that is begun."""
     folder = Path(config.rootpath, SPARK)
     items.sort(key=lambda item: item.path.parent != folder)
+    for item in items:
+        limit_examples(item)
 
 
 # ── Where the time went ──────────────────────────────────────────────────────────────────────
 
 SLOWEST_FILES = 25
+DURATIONS = ".venv/durations.txt"  # for CI to publish
 _seconds_by_file: Counter[str] = Counter()
 
 
@@ -72,9 +96,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds_by_file[report.nodeid.split("::", 1)[0]] += report.duration  # type: ignore[assignment]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the files that took longest, after a long run."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say how to repeat a failed run. After a long run, print the files that took longest, and
+    write the durations of all files to DURATIONS."""
+    if exitstatus and not FULL:
+        terminalreporter.write_line(f"ROTATION={ROTATION} tries the same parts of large sets again")
     if sum(_seconds_by_file.values()) > 300:
+        lines = [f"{seconds:7.0f}  {file}" for file, seconds in _seconds_by_file.most_common()]
         terminalreporter.section("slowest files, seconds")
-        for file, seconds in _seconds_by_file.most_common(SLOWEST_FILES):
-            terminalreporter.write_line(f"{seconds:7.0f}  {file}")
+        terminalreporter.write_line("\n".join(lines[:SLOWEST_FILES]))
+        Path(terminalreporter.config.rootpath, DURATIONS).write_text("\n".join(lines) + "\n")
