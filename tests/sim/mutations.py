@@ -67,10 +67,11 @@ MUTATIONS: Mapping[str, Mutation] = {
             (mending, "next_step", rules.counts_out_at_once),
             (mending, "resign", rules.resigns_in_the_same_epoch),
         ),
+        first=120,
         schedules=3_000,
     ),
     "a damaged copy never counts again": Mutation(
-        "R5", patches=((mending, "next_step", rules.stays_aside),), schedules=3_000
+        "R5", patches=((mending, "next_step", rules.stays_aside),), first=150, schedules=3_000
     ),
     "of those who have lost something anybody leads": Mutation(
         "R6", patches=((election, "recover", rules.recovers_with_anybody),), is_synced=False
@@ -79,18 +80,26 @@ MUTATIONS: Mapping[str, Mutation] = {
     "a new life leads on": Mutation(
         "R8", patches=((Replica, "_take_role", rules.takes_role_in_any_life),)
     ),
-    "followers are believed over epochs": Mutation("R8", rules.KeepsItsTable, schedules=12_000),
+    "followers are believed over epochs": Mutation(
+        "R8", rules.KeepsItsTable, first=120, schedules=12_000
+    ),
     "a follower is added without this epoch's beginning": Mutation(
-        "R11", patches=((Leader, "adding", rules.adds_without_epoch_start),), schedules=12_000
+        "R11",
+        patches=((Leader, "adding", rules.adds_without_epoch_start),),
+        first=80,
+        schedules=12_000,
     ),
     "a follower is added whoever it is by now": Mutation(
-        "R11", patches=((Leader, "adding", rules.adds_whoever_it_is),), schedules=12_000
+        "R11", patches=((Leader, "adding", rules.adds_whoever_it_is),), first=430, schedules=12_000
     ),
     "a smaller set counts before it is true": Mutation(
         "R12", patches=((Leader, "_counted", rules.counts_shrunk),)
     ),
     "a larger set does not count until it is seen": Mutation(
-        "R12", patches=((Leader, "_counted", rules.counts_without_pending),), schedules=12_000
+        "R12",
+        patches=((Leader, "_counted", rules.counts_without_pending),),
+        first=1_360,
+        schedules=12_000,
     ),
     "answers do not wait for the disk": Mutation("R13", habits.AnswersBeforeDisk, schedules=12_000),
     "any epoch is served": Mutation(
@@ -122,6 +131,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "R22",
         rules.MovesOften,
         patches=((Leader, "saw", rules.remembers_the_dropped),),
+        first=180,
         schedules=12_000,
     ),
     "replicas move before they are filled": Mutation(
@@ -132,7 +142,10 @@ MUTATIONS: Mapping[str, Mutation] = {
         "R25", patches=((Replica, "low_watermark_held", rules.counts_its_own_low_watermark),)
     ),
     "a follower is added without the low watermark": Mutation(
-        "R25", patches=((Leader, "adding", rules.adds_without_low_watermark),), schedules=12_000
+        "R25",
+        patches=((Leader, "adding", rules.adds_without_low_watermark),),
+        first=380,
+        schedules=12_000,
     ),
     "a follower says that it has stored a low watermark before it has": Mutation(
         "R25", rules.SaysStoredBeforeItIs, schedules=3_000
@@ -149,7 +162,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "a deletion is answered before it is committed": Mutation("Q2", habits.AnswersDeletesEarly),
     "a receive is answered before it is committed": Mutation("Q2", habits.AnswersReceivesEarly),
     "an extension is answered before it is committed": Mutation(
-        "Q2", habits.AnswersExtensionsEarly, schedules=12_000
+        "Q2", habits.AnswersExtensionsEarly, first=200, schedules=12_000
     ),
     "leases end by another clock": Mutation("Q3", habits.LeasesByTheWallClock),
     "receives are counted anew by every leader": Mutation("Q4", habits.ForgetsAttempts),
