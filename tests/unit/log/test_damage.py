@@ -1,10 +1,12 @@
 """Every byte of every file, flipped and cut: a reopened log returns what was written, or says that
-it cannot. It never returns anything else."""
+it cannot. It never returns anything else. ``make test`` tries a part of the bytes."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.harness.full import part
 from tests.unit.log.stage import QuickDisk, append, make_batch, open_log, read_all, sync
 
 from penstock.log.log import Log, LogConfig
@@ -13,12 +15,13 @@ from penstock.log.log import Log, LogConfig
 CONFIG = LogConfig(segment_bytes_max=420, index_interval_bytes=200, tail_bytes_max=0)
 FIRST, SECOND = f"{0:020d}", f"{5:020d}"
 SIDES = [".index", ".time", ".check"]
-# Every byte takes a while; every eleventh does not.
-STEPS = pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
+
+pytestmark = pytest.mark.full_set
 
 
-def every(raw: bytes, step: int) -> range:
-    return range(0, len(raw), step)
+def some(raw: bytes, count: int = 40) -> Sequence[int]:
+    """Return positions in the bytes, all of them in a full run."""
+    return part(range(len(raw)), count)
 
 
 def build(folder: Path, *, clean: bool) -> dict[int, bytes]:
@@ -74,14 +77,13 @@ def check_served(
     return found
 
 
-@STEPS
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_no_flipped_byte_of_a_segment_is_served(
-    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str, step: int
+    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str
 ) -> None:
     folder, written = built
     raw = (folder / f"{name}.log").read_bytes()
-    for at in every(raw, step):
+    for at in some(raw):
         broken = bytearray(raw)
         broken[at] ^= (0x01, 0x80, 0xFF)[at % 3]
         log = reopened(folder, tmp_path, f"{name}.log", bytes(broken))
@@ -89,15 +91,14 @@ def test_no_flipped_byte_of_a_segment_is_served(
         assert len(written) - 1 <= len(found) < len(written), "one flip costs one batch"
 
 
-@STEPS
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_a_segment_cut_anywhere_loses_only_what_was_cut(
-    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str, step: int
+    built: tuple[Path, dict[int, bytes]], tmp_path: Path, name: str
 ) -> None:
     folder, written = built
     raw = (folder / f"{name}.log").read_bytes()
     edges = {0, *(raw.find(batch) for batch in written.values())}
-    for size in every(raw, step):
+    for size in some(raw):
         log = reopened(folder, tmp_path, f"{name}.log", raw[:size])
         check_served(log, written, is_at_edge=size in edges)
 
@@ -109,7 +110,7 @@ def test_no_flipped_or_missing_byte_of_a_side_file_costs_a_record(
 ) -> None:
     folder, written = built
     raw = (folder / (name + suffix)).read_bytes()
-    for at in range(len(raw)):
+    for at in some(raw, 12):
         broken = bytearray(raw)
         broken[at] ^= 0xFF if at % 2 else 0x01
         for content in (bytes(broken), raw[:at]):
@@ -126,7 +127,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_other_generation(
     name = f"cursor.{slot}.checkpoint"
     raw = (folder / name).read_bytes()
     other = b"newer" if raw.endswith(b"older") else b"older"
-    for at in range(len(raw)):
+    for at in some(raw, 12):
         broken = bytearray(raw)
         broken[at] ^= 0x20
         for content in (bytes(broken), raw[:at]):
@@ -140,7 +141,7 @@ def test_a_damaged_recovery_point_costs_only_time(
 ) -> None:
     folder, written = built
     raw = (folder / "recovery-point").read_bytes()
-    for at in range(len(raw)):
+    for at in some(raw, 12):
         broken = bytearray(raw)
         broken[at] ^= 0x04
         for content in (bytes(broken), raw[:at]):
@@ -149,14 +150,13 @@ def test_a_damaged_recovery_point_costs_only_time(
             assert check_served(log, written) == written
 
 
-@STEPS
-def test_damage_that_appears_under_an_open_log_is_not_served(tmp_path: Path, step: int) -> None:
+def test_damage_that_appears_under_an_open_log_is_not_served(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     written = build(folder, clean=True)
     for name in (FIRST, SECOND):
         path = folder / f"{name}.log"
         raw = path.read_bytes()
-        for at in every(raw, step):
+        for at in some(raw):
             log = open_log(folder, CONFIG, disk=QuickDisk())
             with path.open("r+b") as file:
                 file.seek(at)
