@@ -230,6 +230,8 @@ class LoopServer(Server):
         finally:
             gc.set_threshold(*thresholds)
             gc.unfreeze()
+            gc.collect()  # the node
+            gc.freeze()  # as tests/conftest.py does
             self._told.set()
 
     async def _run(self) -> None:

@@ -26,8 +26,9 @@ class Circle:
 def no_collector() -> Iterator[None]:
     """The collector runs only when it is told to, as on a quiet server."""
     gc.disable()
-    yield
     gc.unfreeze()
+    yield
+    gc.freeze()  # as tests/conftest.py does
     gc.enable()
 
 
