@@ -103,7 +103,7 @@ compat: setup
 
 faults: setup  ## kills, power cuts, full disks, full sets; the fault lab, with a page in lab-report/
 	tools/bootstrap.sh tests
-	FULL=1 PENSTOCK_LAB_REPORT=lab-report $(BIN)/pytest -m "faults or full_set"
+	FULL=1 PENSTOCK_LAB_REPORT=lab-report $(BIN)/pytest -m "faults or faults_only or full_set"
 	@echo "the lab's report: file://$(CURDIR)/lab-report/report.html"
 
 chaos: setup  ## ten minutes of everything that can go wrong in the fault lab; page in lab-report/

@@ -173,7 +173,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "a follower reads beyond the high watermark": Mutation("Q7", habits.ReadsBeyondTheWatermark),
     "a checkpoint holds what is not committed": Mutation(
-        "Q7", habits.NotesWhatIsNotCommitted, first=450, schedules=6_000
+        "Q7", habits.NotesWhatIsNotCommitted, first=1_100, schedules=6_000
     ),
     "a checkpoint is kept over a cut": Mutation(
         "Q7", habits.KeepsCheckpointsOverACut, schedules=3_000

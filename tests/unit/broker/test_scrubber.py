@@ -113,11 +113,11 @@ async def test_a_log_that_is_appended_to_cut_and_trimmed_meanwhile_is_not_taken_
             await asyncio.sleep(0)
 
     changing = asyncio.create_task(change())
-    for _ in range(20):
+    for _ in range(8):
         await scrub.round()
     is_over = True
     await changing
-    assert (owner.found, scrub.damage_count, scrub.round_count) == ([], 0, 20)
+    assert (owner.found, scrub.damage_count, scrub.round_count) == ([], 0, 8)
     log.close()
 
 

@@ -82,8 +82,9 @@ def test_secrets_of_this_machine_are_known(monkeypatch: pytest.MonkeyPatch, tmp_
     assert masked == ", ".join([MASK] * 4)
 
 
-def test_a_line_of_a_million_letters_takes_no_time() -> None:
+def test_a_long_line_takes_no_time() -> None:
+    """A pattern that goes back and forth would take minutes."""
     begun = time.thread_time()
     for letter in ("a", "-", "A1a", '"', "secret"):
-        Mask(["some secret"]).text(letter * (1_000_000 // len(letter)))
-    assert time.thread_time() - begun < 20.0
+        Mask(["some secret"]).text(letter * (200_000 // len(letter)))
+    assert time.thread_time() - begun < 4.0

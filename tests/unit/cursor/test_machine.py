@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.harness.full import FULL
 from tests.unit.cursor.harness import Shell, claim_of
 
 from penstock.cursor import fair
@@ -404,8 +405,10 @@ TestShare.settings = SETTINGS
 
 
 @pytest.mark.slow
+@pytest.mark.full_set
 @pytest.mark.parametrize("machine", [StandardMachine, FairMachine, FifoMachine, ShareMachine])
 def test_a_long_random_life_agrees_with_the_model(machine: type[QueueMachine]) -> None:
+    lives = 150 if FULL else 20
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=150, stateful_step_count=80, deadline=None)
+        machine, settings=settings(max_examples=lives, stateful_step_count=80, deadline=None)
     )

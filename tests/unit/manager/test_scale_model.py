@@ -1,6 +1,6 @@
-"""What the model of scale says of counts, held against the real manager: at ten, a hundred and a
-thousand nodes. And that nothing a manager does grows faster than what there is, counted in calls
-and not in time."""
+"""What the model of scale says of counts, held against the real manager: at ten and a hundred
+nodes, and at a thousand in a full run. And that nothing a manager does grows faster than what there
+is, counted in calls and not in time."""
 
 import asyncio
 import random
@@ -17,6 +17,7 @@ import pytest
 from benchmarks.scale import model, population
 from benchmarks.scale.memory_store import MemoryStore
 from benchmarks.scale.model import Size
+from tests.harness.full import FULL
 from tests.unit.manager.cluster import until
 
 from penstock.manager import moving
@@ -35,13 +36,14 @@ from penstock.replication.leader import Leader
 from penstock.replication.row import View
 from penstock.telemetry.clock import SystemClock
 
-SIZES = (Size(10, 1_000), Size(100, 10_000), Size(1_000, 50_000))
+SIZES = (Size(10, 1_000), Size(100, 10_000), Size(1_000, 50_000))[: 3 if FULL else 2]
 QUIET = Policy(is_balancing=False)
 QUICK = Times(settle_ms=20, plan_ms_min=10, refused_ms=20, failed_ms=30, round_ms=60_000)
 LOST = 7
 NEW_PARTITIONS = 240
 
 at_every_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: size.title)
+pytestmark = pytest.mark.full_set
 
 
 async def nobody_answers(
