@@ -19,24 +19,27 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import uvloop
 from botocore.credentials import Credentials
 from tests.harness.server import Server
 
+from penstock.metadata.identities import StoredIdentities
 from penstock.node import config as node_config
 from penstock.node import open_files
-from penstock.node.compose import AnyNode, make_node
+from penstock.node.compose import AnyNode, Node, make_node
 from penstock.node.lifecycle import GC_THRESHOLDS
 
 TURN_MS_MAX = 20.0  # the rule: no request keeps the loop busy for longer
 SAMPLED_AFTER_SECONDS = 0.010
 SAMPLE_SECONDS = 0.004
 START_SECONDS_MAX = 30.0
+IDENTITIES_SECONDS_MAX = 120.0
 STACK_LINES = 12
 FULL = 2  # the oldest generation of the garbage collector
 
@@ -207,6 +210,14 @@ class LoopServer(Server):
 
         asyncio.run_coroutine_threadsafe(finish(), self.loop).result(START_SECONDS_MAX)
 
+    def change_identities(
+        self, change: Callable[[StoredIdentities], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Change identities without requests: a thousand requests take ten seconds of CPU time."""
+        assert isinstance(self._node, Node)
+        changing = change(self._node._vault.identities)
+        asyncio.run_coroutine_threadsafe(changing, self.loop).result(IDENTITIES_SECONDS_MAX)
+
     def _in_loop(self, call: object) -> None:
         done = threading.Event()
 
@@ -242,6 +253,7 @@ class LoopServer(Server):
         await node.start(self._stop)
         node.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        self._node = node
         self._learn(node)
         self._told.set()
         await self._stop.wait()

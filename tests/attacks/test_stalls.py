@@ -142,6 +142,7 @@ def test_a_request_at_its_bound_is_served_without_a_stall(
 ) -> None:
     sent = frame(name, shape, KAFKA[name].bound_of(shape.path))
     with client.wire() as wire, client.server.watch() as turns:
+        wire.socket.settimeout(60)  # thousands of quotas take 15 s on a busy machine
         wire.send(sent)
         reply = wire.read_frame()
     turns.check()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ from penstock.frontend.admin.api import BODY_BYTES_MAX
 from penstock.frontend.admin.reply import json_reply
 from penstock.frontend.admin.request import Call, Context
 from penstock.frontend.admin.routes import routes
+from penstock.metadata.identities import StoredIdentities
 from penstock.metadata.identity_entries import POLICY_BYTES_MAX
+from penstock.model.identity import Tenant, User
 from penstock.net.exchange import HttpReply
 from penstock.wire.kafka.generated.create_topics import CreatableTopic, CreatableTopicConfig
 
@@ -28,6 +31,7 @@ USERS = 500
 TENANTS = 300
 KEYS_PER_USER = 2
 QUEUE = "queue-0"  # has messages
+ACCOUNT = "000000000000"
 OPEN_SECONDS = 120  # for the first request that opens all logs, on a busy machine
 MESSAGES = 6  # of 1 MiB, more than one reply has
 
@@ -43,7 +47,8 @@ class Unmeasured:
 @dataclass(frozen=True)
 class Asked:
     """A request at the largest size that the route serves. ``{key}``, ``{tenant}``, ``{backup}``
-    and ``{topic}`` are filled in."""
+    and ``{topic}`` are filled in; ``{new tenant}`` and so on with one that a repeated test does not
+    find deleted."""
 
     path: str
     body: object = None
@@ -88,7 +93,7 @@ ROUTES: dict[str, Asked | Unmeasured] = {
     "GET api/v1/backups/*/records": Asked(
         "/api/v1/backups/{backup}/records?topic_id={topic}&partition=0&offset=0"
     ),
-    "DELETE api/v1/backups/*": Asked("/api/v1/backups/{backup}"),
+    "DELETE api/v1/backups/*": Asked("/api/v1/backups/{new backup}"),
     "GET api/v1/coordinators/*/*": Asked("/api/v1/coordinators/__groups/0"),
     "POST api/v1/coordinators/*/*/skip": BY_ID,
     "GET api/v1/queues": Asked("/api/v1/queues"),
@@ -100,13 +105,13 @@ ROUTES: dict[str, Asked | Unmeasured] = {
     "POST api/v1/tenants": Asked("/api/v1/tenants", {"name": "x" * 1_000_000}, 400),
     "GET api/v1/tenants/*": Asked("/api/v1/tenants/{tenant}"),
     "PATCH api/v1/tenants/*": BY_ID,
-    "DELETE api/v1/tenants/*": Asked("/api/v1/tenants/{tenant}"),
+    "DELETE api/v1/tenants/*": Asked("/api/v1/tenants/{new tenant}"),
     "GET api/v1/quotas/*": Asked("/api/v1/quotas/000000000000"),
     "PATCH api/v1/quotas/*": Asked("/api/v1/quotas/000000000000", MANY_RATES, 400),
     "GET api/v1/users": Asked("/api/v1/users"),
     "POST api/v1/users": Asked("/api/v1/users", _large({"name": "many"}, "policies", "{}"), 400),
     "GET api/v1/users/*": Asked("/api/v1/users/user-0"),
-    "DELETE api/v1/users/*": Asked("/api/v1/users/user-1"),
+    "DELETE api/v1/users/*": Asked("/api/v1/users/{new user}"),
     "PUT api/v1/users/*/password": BY_ID,
     "DELETE api/v1/users/*/password": BY_ID,
     "GET api/v1/keys": Asked("/api/v1/keys"),
@@ -162,20 +167,38 @@ class Filled:
                 assert {each.error_code for each in made.topics} == {0}
 
     def _make_identities(self) -> None:
-        ask = self.operator.ask
         statement = {"Effect": "Deny", "Action": "sqs:a*b*c*", "Resource": "arn:aws:sqs:*:*:*x*y*"}
         text = json.dumps({"Statement": [statement] * 150})
         assert POLICY_BYTES_MAX / 2 < len(text) < POLICY_BYTES_MAX
-        for number in range(USERS):
-            policies = {f"p{each}": text for each in range(10)} if number == 0 else {}
-            ask("POST", "users", {"name": f"user-{number}", "policies": policies})
-            for _ in range(KEYS_PER_USER):
-                self.key = ask("POST", "keys", {"user": f"user-{number}"})["key_id"]
-        for _ in range(TENANTS):
-            self.tenant = self.operator.tenant()
+
+        async def make(identities: StoredIdentities) -> None:
+            for number in range(USERS):
+                policies = {f"p{each}": text for each in range(10)} if number == 0 else {}
+                name = f"user-{number}"
+                await identities.create_user(User(ACCOUNT, name, 1, policies=policies))
+                for _ in range(KEYS_PER_USER):
+                    made = await identities.create_key(ACCOUNT, name, now_ms=1)
+                    self.key = made.key.key_id
+            for number in range(TENANTS):
+                await identities.create_tenant(Tenant(f"{number + 1:012}", f"t-{number}", 1))
+
+        self.server.change_identities(make)
+        self.tenant = self.operator.tenant()
+
+    def _make_user(self) -> str:
+        name = f"user-{uuid.uuid4().hex[:8]}"
+        self.operator.ask("POST", "users", {"name": name})
+        for _ in range(KEYS_PER_USER):
+            self.operator.ask("POST", "keys", {"user": name})
+        return name
+
+    def _begin_backup(self) -> str:
+        host, path = self.operator.host, "/api/v1/backups"
+        begun = send(host, "POST", path, "{}", self.headers, seconds=OPEN_SECONDS)
+        return str(json.loads(begun[1])["id"])
 
     def _send_messages(self) -> None:
-        url = f"{self.server.url}/000000000000/{QUEUE}"
+        url = f"{self.server.url}/{ACCOUNT}/{QUEUE}"
         text = json.dumps({"QueueUrl": url, "MessageBody": '"' * 1_048_576}).encode()
         for _ in range(MESSAGES):
             lines = signed(self.server, "SendMessage", text, credentials=self.server.root)
@@ -190,14 +213,20 @@ class Filled:
 
     def filled_in(self, path: str) -> str:
         if "{backup}" in path and not self._backup:
-            host, path_of_all = self.operator.host, "/api/v1/backups"
-            begun = send(host, "POST", path_of_all, "{}", self.headers, seconds=OPEN_SECONDS)
-            self._backup = json.loads(begun[1])["id"]
-        path = path.replace("{backup}", self._backup)
-        if "{topic}" in path:
-            topic_id = self.operator.ask("GET", f"queues/{QUEUE}")["topic_id"]
-            path = path.replace("{topic}", topic_id)
-        return path.replace("{key}", self.key).replace("{tenant}", self.tenant)
+            self._backup = self._begin_backup()
+        values: dict[str, Callable[[], str]] = {
+            "{backup}": lambda: self._backup,
+            "{topic}": lambda: str(self.operator.ask("GET", f"queues/{QUEUE}")["topic_id"]),
+            "{key}": lambda: self.key,
+            "{tenant}": lambda: self.tenant,
+            "{new backup}": self._begin_backup,
+            "{new tenant}": self.operator.tenant,
+            "{new user}": self._make_user,
+        }
+        for name, value in values.items():
+            if name in path:
+                path = path.replace(name, value())
+        return path
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,11 @@ def queue_of(client: RawClient, name: str, **attributes: str) -> str:
     return str(made["QueueUrl"])
 
 
+def new_name(start: str) -> str:
+    """Return a name that an earlier try of the same test has not used."""
+    return f"{start}-{uuid.uuid4().hex[:8]}"
+
+
 def received(client: RawClient, url: str, **more: Any) -> list[dict[str, Any]]:
     asked = {"QueueUrl": url, "MaxNumberOfMessages": 10, **more}
     found: list[dict[str, Any]] = client.call("ReceiveMessage", asked).get("Messages", [])
@@ -96,7 +101,7 @@ def received(client: RawClient, url: str, **more: Any) -> list[dict[str, Any]]:
 def test_a_queue_takes_10_000_records_in_a_batch_and_no_more(
     server: LoopServer, client: RawClient, codec: int, is_sealed: bool
 ) -> None:
-    name = f"many-{codec}-{is_sealed}"
+    name = new_name("many")
     url = queue_of(client, name, **({"SqsManagedSseEnabled": "true"} if is_sealed else {}))
     most = OPENED_BATCH_RECORDS_MAX
     served = packed(codec, empty_records(most), most)
@@ -112,7 +117,7 @@ def test_a_queue_takes_10_000_records_in_a_batch_and_no_more(
 def test_a_queue_takes_16_mib_of_records_and_no_more(
     server: LoopServer, client: RawClient, codec: int
 ) -> None:
-    name = f"large-{codec}"
+    name = new_name("large")
     url = queue_of(client, name)
     served = packed(codec, records_of_size(OPENED_BATCH_BYTES_MAX), 16)
     rejected = packed(codec, records_of_size(OPENED_BATCH_BYTES_MAX + 1), 16)
@@ -128,13 +133,14 @@ def test_a_queue_takes_16_mib_of_records_and_no_more(
 def test_a_queue_takes_records_of_1_mib_and_no_larger_ones(
     server: LoopServer, client: RawClient
 ) -> None:
-    url = queue_of(client, "largest")
+    name = new_name("largest")
+    url = queue_of(client, name)
     head = len(value_of(MIB)) - MIB
     size = OPENED_RECORD_BYTES_MAX + len(encode_varint(OPENED_RECORD_BYTES_MAX)) - head
     with server.watch() as turns:
-        assert produced(server, "largest", packed(GZIP, value_of(size), 1)) == 0
+        assert produced(server, name, packed(GZIP, value_of(size), 1)) == 0
         rejected = packed(GZIP, value_of(size + 1), 1)
-        assert produced(server, "largest", rejected) == ErrorCode.MESSAGE_TOO_LARGE
+        assert produced(server, name, rejected) == ErrorCode.MESSAGE_TOO_LARGE
         [found] = received(client, url)
     turns.check()
     assert len(found["Body"]) == size
@@ -194,7 +200,7 @@ def test_records_at_the_end_of_a_large_batch_are_received_again(
     server: LoopServer, client: RawClient
 ) -> None:
     """Each lease of a record looks for it in its batch."""
-    name, count = "far", OPENED_BATCH_RECORDS_MAX
+    name, count = new_name("far"), OPENED_BATCH_RECORDS_MAX
     url = queue_of(client, name)
     assert produced(server, name, packed(ZSTD, empty_records(count), count)) == 0
     for _ in range(count // 10 - 1):
@@ -233,7 +239,7 @@ def test_a_bomb_of_64_mib_in_a_stream_is_received_as_a_share(
 def test_an_unreadable_batch_of_100_000_records_is_passed_over(
     server: LoopServer, client: RawClient
 ) -> None:
-    name = f"unreadable-{uuid.uuid4().hex[:8]}"
+    name = new_name("unreadable")
     stream(server, name)
     assert produced(server, name, packed(ZSTD, b"\xff" * STORED, STORED)) == 0
     configure(server, name, **{"penstock.queue": "true"})
@@ -247,7 +253,7 @@ def test_an_unreadable_batch_of_100_000_records_is_passed_over(
 
 def test_20_000_delayed_messages_are_passed_over(server: LoopServer, client: RawClient) -> None:
     """By the one receive that is the first to come upon them."""
-    url = queue_of(client, "delayed", DelaySeconds="900")
+    url = queue_of(client, new_name("delayed"), DelaySeconds="900")
     entries = [{"Id": str(n), "MessageBody": "x"} for n in range(10)]
     for _ in range(2_000):
         client.call("SendMessageBatch", {"QueueUrl": url, "Entries": entries})
@@ -273,14 +279,15 @@ def test_the_offset_for_a_time_is_found_in_a_batch_of_100_000_records(server: Lo
 
 
 def test_records_with_4_096_headers_are_received(server: LoopServer, client: RawClient) -> None:
-    url = queue_of(client, "headers")
+    name = new_name("headers")
+    url = queue_of(client, name)
     headers = [(b"h%d" % n, b"v") for n in range(4_096)]
     records = b"".join(
         encode_record(offset_delta=n, timestamp_delta=0, key=None, value=b"x", headers=headers)
         for n in range(10)
     )
     with server.watch() as turns:
-        assert produced(server, "headers", packed(NONE, records, 10)) == 0
+        assert produced(server, name, packed(NONE, records, 10)) == 0
         found = received(client, url, MessageAttributeNames=["All"])
     turns.check()
     assert json.dumps(found).count("StringValue") >= 10 * 100
