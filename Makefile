@@ -17,10 +17,9 @@ help:  ## this list
 # the build back end inside the lock too.
 .venv/.run: requirements/run.lock pyproject.toml
 	tools/bootstrap.sh python
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --require-hashes -r requirements/run.lock
+	test -x $(BIN)/pip || $(PYTHON) tools/environment.py .venv
+	$(BIN)/python -m compileall -q src & $(PIP) --require-hashes -r requirements/run.lock && wait
 	$(PIP) --no-deps --no-build-isolation -e .
-	$(BIN)/python -m compileall -q src
 	touch $@
 
 .venv/.dev: .venv/.run requirements/dev.lock
@@ -28,13 +27,13 @@ help:  ## this list
 	touch $@
 
 .venv/.awscli: .venv/.run requirements/awscli.lock
-	test -x .venv/awscli/bin/python || $(PYTHON) -m venv .venv/awscli
+	test -x .venv/awscli/bin/pip || $(PYTHON) tools/environment.py .venv/awscli
 	.venv/awscli/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/awscli.lock
 	touch $@
 
 # The tools that read what `penstock generate` writes.
 .venv/.deploy: .venv/.run requirements/deploy.lock
-	test -x .venv/deploy/bin/python || $(PYTHON) -m venv .venv/deploy
+	test -x .venv/deploy/bin/pip || $(PYTHON) tools/environment.py .venv/deploy
 	.venv/deploy/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/deploy.lock
 	touch $@
 
