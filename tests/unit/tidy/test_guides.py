@@ -49,8 +49,8 @@ def test_the_index_names_every_page() -> None:
 
 
 def command_lines(page: Path) -> list[str]:
-    """Commands in shell blocks and in the text, up to a pipe or a comment."""
-    text = text_of(page)
+    """Commands in shell blocks, in the text and in comments, up to a pipe or a comment."""
+    text = text_of(page).replace("-->", "")
     blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     shell = re.sub(r"\\\n\s*", " ", "\n".join(blocks))
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
