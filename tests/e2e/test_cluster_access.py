@@ -3,9 +3,12 @@ more from three nodes than from one."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 from botocore.credentials import Credentials
@@ -135,6 +138,34 @@ def test_a_rule_made_on_one_node_holds_on_all_and_for_no_operator(nodes: Nodes) 
     with kafka_as(nodes.servers[2], chief) as wire:
         assert delete_rules(wire, "*") == [("User:*", 0)]
     felt("the end of the rule", lambda: seen(credentials) == [True] * 3)
+
+
+def test_a_key_for_metrics_reads_the_metrics_of_every_node_and_nothing_else(nodes: Nodes) -> None:
+    user, scraper = nodes.operators[0].user(allow("admin:Metrics"))
+    _, other = nodes.operators[0].user(allow("sqs:*"))
+
+    def told(who: Credentials, path: str) -> list[int]:
+        return [status_of(server.admin_url + path, who) for server in nodes.servers]
+
+    felt("the key", lambda: told(scraper, "/metrics") == [200] * 3)
+    assert told(scraper, "/metrics/objects") == [200] * 3
+    for path in ("config", "queues", "users", "keys", "cluster", "tenants"):
+        assert told(scraper, f"/api/v1/{path}") == [403] * 3, path
+    felt("the key of another user", lambda: told(other, "/api/v1/queues") == [200] * 3)
+    assert told(other, "/metrics") == told(other, "/metrics/objects") == [403] * 3
+    nodes.operators[2].ask("DELETE", f"policies/{user}/p")
+    felt("the end of the right", lambda: told(scraper, "/metrics") == [403] * 3)
+
+
+def status_of(url: str, credentials: Credentials) -> int:
+    """As Prometheus asks: HTTP Basic, with the key in each request."""
+    both = f"{credentials.access_key}:{credentials.secret_key}".encode()
+    headers = {"authorization": f"Basic {base64.b64encode(both).decode()}"}
+    try:
+        with urlopen(Request(url, headers=headers)) as reply:
+            return int(reply.status)
+    except HTTPError as error:
+        return error.code
 
 
 def is_let_in(server: Any, credentials: Credentials) -> bool:
