@@ -1,4 +1,4 @@
-"""``penstock audit``: who did what, read from ``__audit`` as a Kafka client reads a topic."""
+"""``penstock audit``: reads the audit topic ``__audit`` through the Kafka protocol."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def _reader(session: Session, reader: Any, wish: Any) -> Any:
 
 
 def _is_wanted(entry: Any, action: str | None, user: str | None) -> bool:
-    """An action may be given with its service (sqs:DeleteQueue) or without."""
+    """Compare with an action that is given with its service (sqs:DeleteQueue) or without."""
     if action is not None:
         full = entry.action.lower()
         if action.lower() not in (full, full.rpartition(":")[2]):

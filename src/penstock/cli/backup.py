@@ -1,9 +1,8 @@
-"""``penstock backup``: a copy of everything, and a server made of one.
+"""``penstock backup``: create, list, verify and restore backups.
 
-``create`` asks a running server or cluster and writes to this machine's disk; the others read what
-``create`` has written and ask nobody. What a backup looks like is ``node/backup_manifest.py``'s to
-say, what a restore does ``node/restoring.py``'s.
-"""
+``create`` reads from a running server or cluster and writes to the disk of this machine; the other
+commands only read backups on disk. ``node/backup_manifest.py`` describes the format of a backup,
+``node/restoring.py`` does the restore."""
 
 import os
 import time
@@ -159,7 +158,7 @@ def restore(
     given = {"node.data": data, "cluster.node": node, "cluster.etcd": etcd}
     flags = {key: value for key, value in given.items() if value is not None}
     if node is not None:
-        flags["internal.listen"] = "127.0.0.1:0"  # a node needs one; nobody listens here
+        flags["internal.listen"] = "127.0.0.1:0"  # a node must have it; a restore does not use it
     what = f"did not restore '{folder}'"
     try:
         files = node_config.config_files(Path(config_file) if config_file else None)
@@ -188,7 +187,7 @@ def restore(
 
 
 def _one(folder: Path) -> Path:
-    """A backup; not a folder of several, of which nobody said which."""
+    """Return the folder if it is a backup. Raises Failure if it contains several backups."""
     from penstock.node.backup_files import backups_in
     from penstock.node.backup_manifest import MANIFEST_NAME
 

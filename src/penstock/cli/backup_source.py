@@ -1,8 +1,7 @@
-"""A server or cluster as the source of a backup: the admin API, asked piece by piece.
+"""The admin API of a server or cluster as the source of a backup.
 
-Leaders change and connections break while a long copy is made, so what a server cannot answer now
-is asked again for a while; what it refuses is not.
-"""
+Leaders change and connections break during a long copy, so requests are retried for a while if the
+server is unreachable or too slow; a request that the server rejects is not retried."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from penstock.frontend.admin.backup import BASE_HEADER, NEXT_HEADER, START_HEADE
 from penstock.frontend.admin.backup_port import Begun, Definition, PartitionCut, Piece
 from penstock.model.errors import TopicNotFound
 
-BEGIN_WAIT_S = 45.0  # an election may be waited for
+BEGIN_WAIT_S = 45.0  # enough for an election
 RETRY_SECONDS_MAX = 60.0
 RETRY_PAUSE_SECONDS = 0.5
 _TOPIC_GONE = "queue_not_found"

@@ -1,9 +1,8 @@
-"""``penstock bench``: how fast a running server is, seen from outside.
+"""``penstock bench``: measures the speed of a running server as clients see it.
 
-The load is made by ``load.py``. A run makes a queue of its own and deletes it, also after Ctrl-C;
-a queue named with ``--queue`` is used as it is and kept. One process makes the load, so a very
-fast server is measured no faster than this process can ask.
-"""
+The load is made by ``load.py``. A run creates a queue and deletes it, also after Ctrl-C; a queue
+named with ``--queue`` is used unchanged and kept. One process makes the load, so the result for a
+very fast server is limited by how fast this process can send requests."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -116,7 +115,7 @@ def e2e(session: Session, queue: str | None, **shape: Any) -> None:
 
 @contextmanager
 def _queue(session: Session, name: str | None) -> Iterator[tuple[str, str]]:
-    """Name and URL of the queue to load: the named one, or one that is gone afterwards."""
+    """Yield name and URL of the queue to load: the named one, or a temporary one."""
     if name is not None:
         yield name, session.sqs.queue_url(name)
         return

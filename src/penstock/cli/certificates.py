@@ -1,7 +1,7 @@
-"""Certificates from a private authority: for a node, and for clients that must show one.
-
-The authority is made on first use and kept beside what it signs; its key never leaves the folder
-and is readable by its owner alone. Elliptic keys (P-256), because handshakes are what TLS costs."""
+"""Certificates from a private authority, for nodes and for clients that must present one. The
+authority is created on first use, in the folder of the certificates that it signs; its key never
+leaves the folder and only its owner can read it. Keys are elliptic (P-256), because handshakes are
+most of the cost of TLS."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Authority:
 
     @classmethod
     def at(cls, folder: Path) -> "Authority":
-        """The authority in a folder, made if there is none. Raises ValueError and OSError."""
+        """Return the authority in a folder; create it if missing. Raises ValueError and OSError."""
         certificate_path, key_path = folder / "ca.pem", folder / "ca-key.pem"
         if certificate_path.exists() != key_path.exists():
             raise ValueError(f"{folder} has only one of ca.pem and ca-key.pem")
@@ -42,7 +42,7 @@ class Authority:
     def issue(
         self, name: str, *, hosts: Sequence[str] = (), days: int, is_client: bool = False
     ) -> tuple[bytes, bytes]:
-        """Certificate with its chain, and key, both as PEM."""
+        """Return the certificate with its chain, and the key, both as PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         purpose = ExtendedKeyUsageOID.CLIENT_AUTH if is_client else ExtendedKeyUsageOID.SERVER_AUTH
@@ -123,7 +123,7 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Never readable by others, not for a moment either."""
+    """Write a file that other users cannot read at any moment."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600, exist_ok=False)
     path.write_bytes(data)

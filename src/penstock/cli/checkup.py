@@ -1,5 +1,5 @@
-"""The doctor's checks. Each is a small function from what it looks at to findings; only the fsync
-check writes, one small file in the data folder, and removes it."""
+"""The checks of ``penstock doctor``, each a small function that returns findings. Only the fsync
+check writes: one small file in the data folder, which it removes."""
 
 import os
 import platform
@@ -31,11 +31,11 @@ from penstock.model.troubles import (
 from penstock.model.units import size
 from penstock.node import config as node_config
 
-_FILES_WANTED = 4_096  # connections and segments of a busy node; the usual default is 1,024
+_FILES_WANTED = 4_096  # for connections and segments of a busy node; the usual default is 1,024
 _FREE_WANTED_BYTES = 1_073_741_824
 _FSYNC_ROUNDS = 20
 _FSYNC_SLOW_MS = 20.0
-# No correct clock is earlier than this program: 2026-01-01.
+# A clock before the release of this program is wrong: 2026-01-01.
 _EARLIEST_S = 1_767_225_600
 
 
@@ -110,7 +110,7 @@ def _server(session: Session) -> tuple[list[Finding], Json | None]:
     except Failure as failure:
         if failure.exit_code is ExitCode.DENIED:
             denied = Finding("server", "fail", f"{failure.what}: {failure.why}", failure.fix)
-            # Troubles are told to everybody: that no operator has a key, above all.
+            # Troubles are readable without a key, above all the trouble that no operator has a key.
             return [denied, *_troubles(session.admin.readyz())], None
         status: Status = "fail" if is_wanted else "ok"
         detail = f"{failure.what}: {failure.why}" if is_wanted else "none is running here"
@@ -123,7 +123,7 @@ def _server(session: Session) -> tuple[list[Finding], Json | None]:
 
 
 def _troubles(info: Json) -> Iterator[Finding]:
-    """What the server itself reports, in its words."""
+    """Yield the troubles that the server itself reports, in its words."""
     for one in info.get("reasons") or ():
         status: Status = "warn" if one.get("kind") in WARNINGS else "fail"
         yield Finding(one["name"], status, one["text"], one.get("do") or "see the server's log")
@@ -156,7 +156,7 @@ def _local_config(
 
 
 def _ports(values: dict[str, str]) -> Iterator[Finding]:
-    """Can a server listen where it is told to? Tried by listening there for an instant."""
+    """Check that a server could listen on its addresses, by binding to them for an instant."""
     for key in ("http.listen", "admin.listen"):
         text = values.get(key)
         if not text:
@@ -179,15 +179,15 @@ def _ports(values: dict[str, str]) -> Iterator[Finding]:
 def _certificates(
     session: Session, info: Json | None, values: dict[str, str], *, is_local: bool
 ) -> Iterator[Finding]:
-    """Every one in use: in the files of settings that are this machine's, in the authority that
-    this command trusts, and on the server's listeners."""
+    """Check every certificate in use: in files of settings that apply to this machine, in the
+    authority that this command trusts, and on the server's listeners."""
     from penstock.cli import expiry
 
     named = values
-    if info is not None:  # where its relative paths lead to, a server does not say
+    if info is not None:  # the server does not report the base of relative paths
         is_here = _is_loopback(session.settings.endpoint)
         named = {k: v for k, v in values.items() if is_here and os.path.isabs(v)}  # noqa: PTH117
-    # Not AWS_CA_BUNDLE: that is the world's authorities, most often.
+    # Not AWS_CA_BUNDLE: that file usually holds the public authorities.
     private = os.environ.get("PENSTOCK_CA_FILE", "")
     yield from expiry.in_files(named, more={"PENSTOCK_CA_FILE": private})
     if not is_local and info is not None:
@@ -200,8 +200,8 @@ def _certificates(
 
 
 def _disk(folder: Path, reserve_bytes: int, *, is_told: bool) -> list[Finding]:
-    """Of the data folder, or of the one it would be created in. ``is_told``: the server has said
-    what is wrong with its disk."""
+    """Check the disk of the data folder, or of its nearest existing parent. ``is_told``: the server
+    has already reported a trouble of its disk."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -243,7 +243,7 @@ def _fsync(place: Path) -> Finding:
 
 
 def _clock(skew_ms: int | None) -> Finding:
-    """``skew_ms`` is the server's clock less ours, if there is a server."""
+    """``skew_ms``: the server's clock minus ours; None without a server."""
     now_s = time.time()
     if now_s < _EARLIEST_S:
         return Finding("clock", "fail", f"it is not {time.ctime(now_s)}", "set the time: NTP")

@@ -1,10 +1,9 @@
-"""The two servers a command talks to: the SQS endpoint and the admin API.
+"""Clients of the two APIs that commands use: the SQS endpoint and the admin API.
 
-Both are one kept-alive ``http.client`` connection. A full HTTP library would take longer to
+Each is one kept-alive ``http.client`` connection, because a full HTTP library would take longer to
 import than most commands take to run. A connection that the server closed while it was idle is
-opened again once; a second failure is the user's to see. Nothing here prints: answers are plain
-dicts as the server sent them, and trouble is a ``Failure``.
-"""
+opened again once; a second failure is reported to the user. Nothing here prints: replies are plain
+dicts as the server sent them, and errors are ``Failure``."""
 
 import base64
 import http.client
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     import ssl
 
 Json = dict[str, Any]
-Query = Mapping[str, object]  # None: left out
+Query = Mapping[str, object]  # a value of None is left out
 
 _CONTENT_TYPE = "application/x-amz-json-1.0"
 _JSON = "application/json"
-# What a server has over the wait it was asked for, before we call it silent.
+# Time that a server has beyond the requested wait, before the request times out.
 _WAIT_MARGIN_S = 5.0
 _REPLY_BYTES_MAX = 64 * 1_048_576
-# Faults of a signature, and what is wrong with the key.
+# Errors of a signature, and what is wrong with the key.
 _KEY_FAULTS = {
     "SignatureDoesNotMatch": "the secret does not match",
     "InvalidSignatureException": "the secret does not match",
@@ -58,8 +57,8 @@ def _tls_context() -> "ssl.SSLContext":
 
 
 def as_seen_from(endpoint: str, told: str) -> str:
-    """An address that a server tells of itself, for one who has reached it at ``endpoint``: what
-    is on the server's own machine from there is on the endpoint's from here. ``told`` may have a
+    """Return an address that a server reports of itself, as this machine reaches it: a loopback
+    address becomes the host of ``endpoint``, by which the server was reached. ``told`` may have a
     scheme or none."""
     scheme, mark, rest = told.rpartition("://")
     host = urlsplit(f"//{rest}").hostname or ""
@@ -75,15 +74,15 @@ def is_loopback(host: str) -> bool:
 
 
 def name_of(queue: str) -> str:
-    """The name of a queue that is given by its name, its ARN or its URL. The name of a share has a
-    colon in it."""
+    """Return the name of a queue given by its name, its ARN or its URL. The name of a share
+    contains a colon."""
     if "://" in queue:
         return queue.rpartition("/")[2]
     return queue.split(":", 5)[-1] if queue.startswith("arn:") else queue
 
 
 class Connection:
-    """One origin, one socket, one request at a time."""
+    """A connection to one server, for one request at a time."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -119,8 +118,8 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send and read all of the answer. ``wait_s`` is how long the server was asked to hold
-        the request; the time limit starts behind it."""
+        """Send a request and read the whole reply. ``wait_s`` is how long the server may hold the
+        request; the timeout is at least that plus a margin."""
         limit_s = max(self._timeout_s, wait_s + _WAIT_MARGIN_S) if wait_s else self._timeout_s
         was_open = self._http.sock is not None
         try:
@@ -135,7 +134,7 @@ class Connection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise _unreachable(self.url, error) from error
-        # The server had closed an idle connection: this is the first real try.
+        # The server had closed an idle connection: try once more on a new one.
         return self.call(method, path, body=body, headers=headers, wait_s=wait_s)
 
     def _exchange(
@@ -154,7 +153,7 @@ class Connection:
             reply = self._http.getresponse()
             data = reply.read(_REPLY_BYTES_MAX)
         except BaseException:
-            # Also on Ctrl-C: a half-read answer must not become the next request's.
+            # Also on Ctrl-C: the rest of this reply must not become the next request's reply.
             self._http.close()
             raise
         if not reply.isclosed():
@@ -167,7 +166,7 @@ class Connection:
 
 
 def _unreachable(url: str, error: BaseException) -> Failure:
-    from penstock.cli.unreachable import explained  # only here: it takes time to import
+    from penstock.cli.unreachable import explained  # imported late, because it is slow to import
 
     return explained(url, error)
 
@@ -190,7 +189,7 @@ def _decode(data: bytes, url: str) -> Json:
 
 
 class Sqs:
-    """The SQS API in its JSON form, and the queue names that commands use in place of URLs."""
+    """A client of the SQS API in JSON, which finds the URLs of queues by their names."""
 
     def __init__(
         self,
@@ -228,8 +227,8 @@ class Sqs:
         raise _rejected_key(refusal, self._signer.key_id) or refusal
 
     def queue_url(self, name: str) -> str:
-        """A queue may be named by its name, its ARN or its URL. With an account the URL is known;
-        without one the server is asked, so that its own default account counts."""
+        """Return the URL of a queue given by its name, its ARN or its URL. With an account the URL
+        is computed; without one the server looks it up, in its default account."""
         if "://" in name:
             return name
         name = name_of(name)
@@ -274,7 +273,7 @@ class Sqs:
             request["NextToken"] = reply["NextToken"]
 
     def info(self) -> Json:
-        """What the endpoint says of itself, the address of its admin API above all."""
+        """Return what the endpoint reports about itself, mainly the address of its admin API."""
         status, _, data = self._connection.call("GET", "/_penstock/info")
         info = _decode(data, self.url) if status == 200 else {}
         if not info.get("admin"):
@@ -291,13 +290,13 @@ class Sqs:
 
 
 class Admin:
-    """The admin API. Everything that changes a queue goes through the SQS API; users, keys and
-    rights are changed here.
+    """A client of the admin API. Queues are changed through the SQS API; users, keys and rights are
+    changed here.
 
-    A server that wants to know who asks is told by PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else
-    by a log-in with PENSTOCK_KEY_ID and PENSTOCK_SECRET. None of them is a flag, which other users
-    could read. Keys of AWS_* are never used for it: a log-in sends the secret, and those may be
-    somebody else's."""
+    The client authenticates with PENSTOCK_TOKEN (or PENSTOCK_ADMIN_TOKEN), else by a log-in with
+    PENSTOCK_KEY_ID and PENSTOCK_SECRET. These are not flags, because other users of the machine
+    could read flags. Keys of AWS_* are never used: a log-in sends the secret, and those keys may
+    belong to another service."""
 
     def __init__(
         self,
@@ -308,12 +307,12 @@ class Admin:
         timeout_s: float,
         account_default: str | None = None,
     ) -> None:
-        """``account_default`` counts when neither ``account`` nor who we are says otherwise."""
+        """``account_default`` applies if neither ``account`` nor the token names an account."""
         self._connection = Connection(url, timeout_s=timeout_s)
         self._region = region
         self._account = account
         self._account_default = account_default
-        self._refusal: Refused | None = None  # of our log-in; told when nothing goes without
+        self._refusal: Refused | None = None  # why the log-in was refused; raised on status 401
         self._is_known = False
         self._headers: dict[str, str] = {}
 
@@ -324,7 +323,7 @@ class Admin:
         return {"region": self._region, **({"account": account} if account else {})}
 
     def _introduce(self) -> None:
-        """Once, before the first request."""
+        """Log in if needed, once, before the first request."""
         if self._is_known:
             return
         self._is_known = True
@@ -340,7 +339,7 @@ class Admin:
             if status == 200:
                 token = str(_decode(data, self.url)["token"])
             else:
-                # A server with authentication off knows no keys and needs none.
+                # A server with authentication off has no keys and needs no log-in.
                 self._refusal = _refused("cannot log in", status, data)
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -365,18 +364,18 @@ class Admin:
         what: str,
         wait_s: float = 0.0,
     ) -> Json:
-        """``body`` as bytes is sent as it is."""
+        """Send a request and return its JSON reply. A ``body`` of bytes is sent unchanged."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
         _, answer = self._ask(method, path, query, data, what=what, wait_s=wait_s)
         return _decode(answer, self.url)
 
     def page(self, path: str) -> bytes:
-        """A page outside the API, such as ``/metrics``; what it says, whatever its status."""
+        """Return a page outside the API, such as ``/metrics``, whatever its status."""
         self._introduce()
         return self._connection.call("GET", path, headers=dict(self._headers))[2]
 
     def get_bytes(self, path: str, query: Query, *, what: str) -> tuple[Mapping[str, str], bytes]:
-        """What is not JSON, and the headers that say what it is."""
+        """Return the headers and the body of a reply that is not JSON."""
         return self._ask("GET", path, query, None, what=what)
 
     def _ask(
@@ -408,7 +407,7 @@ class Admin:
         return self.get("info")
 
     def readyz(self) -> Json:
-        """What the server says of its health to everybody, whether or not it is ready."""
+        """Return the health of the server, ready or not; this needs no authentication."""
         _, _, data = self._connection.call("GET", "/readyz")
         return _decode(data, self.url)
 
@@ -426,7 +425,7 @@ class Admin:
                 return
 
     def explanation(self, name: str, user: str | None = None) -> Json:
-        """Why a receive from the queue gets nothing."""
+        """Return the reasons why a receive from the queue gets nothing."""
         return self.get(
             f"queues/{quote(name, safe='')}/explain",
             {**self._scope, "user": user},
@@ -455,7 +454,7 @@ class Admin:
 
 
 def _account_in(token: str) -> str | None:
-    """Whose log-in a token is of; only the server can say whether that is true."""
+    """Return the account that a token claims; only the server can verify the claim."""
     parts = token.split(".")
     if len(parts) != 3:
         return None
@@ -479,7 +478,7 @@ def _rejected_key(refusal: Refused, key_id: str) -> Failure | None:
 
 
 def _refused(what: str, status: int, data: bytes) -> Refused:
-    """AWS style (``__type``, ``message``) or the admin API's (the same two inside ``error``)."""
+    """Read an error in the form of AWS (``__type``, ``message``) or of the admin API."""
     try:
         value = json.loads(data)
     except ValueError:

@@ -1,9 +1,8 @@
-"""``penstock cluster``: how a cluster is doing, and what an operator may ask of it.
+"""``penstock cluster``: shows how a cluster is doing, and changes it.
 
-Any node answers for all of them. What changes something is in ``cluster_changes.py``, what waits
-for something in ``cluster_waiting.py``; ``up`` and ``down``, which run a cluster on this machine,
-are in ``cluster_up.py``.
-"""
+Any node replies for all nodes. Commands that change the cluster are in ``cluster_changes.py``,
+commands that wait in ``cluster_waiting.py``; ``up`` and ``down``, which run a cluster on this
+machine, are in ``cluster_up.py``."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ from penstock.model.troubles import CLOCK_DO, CLOCK_SKEW_MS_MAX, clock_skew_text
 if TYPE_CHECKING:
     from penstock.cli.client import Admin
 
-ASKED_MAX = 50  # other nodes that ``status`` asks, one after the other
+ASKED_MAX = 50  # other nodes that ``status`` queries, one after the other
 ASK_SECONDS_MAX = 2.0
 
 _STATES = (
@@ -107,15 +106,15 @@ def status(session: Session) -> None:
 
 
 class _Told(NamedTuple):
-    """What a node says of itself, and how far its clock is ahead of this machine's, in ms: not less
-    than ``ahead_min``, not more than ``ahead_max``."""
+    """What a node reports about itself, and the bounds of how far its clock is ahead of this
+    machine's clock, in ms."""
 
     info: dict[str, Any]
     ahead_min: float
     ahead_max: float
 
     def skew_ms(self, other: "_Told") -> int:
-        """Return how far two clocks are apart at least."""
+        """Return the smallest possible difference of the two clocks."""
         return int(max(self.ahead_min - other.ahead_max, other.ahead_min - self.ahead_max))
 
 
@@ -127,12 +126,12 @@ def _ask(admin: "Admin") -> _Told:
 
 
 def _ask_others(session: Session, found: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the troubles that other nodes report of themselves, and remarks: their warnings, and
-    nodes that this machine cannot ask."""
+    """Return the troubles that other nodes report about themselves, and remarks: their warnings,
+    and the nodes that this machine cannot reach."""
     wrong: list[str] = []
     noted: list[str] = []
     own: _Told | None = None
-    # Workers share one address: which of them answers there is the kernel's choice.
+    # Workers share one address: the kernel chooses which of them replies there.
     shared = {"", *(one["http"] for one in found["nodes"] if one["node"] == found["node"])}
     others = [one for one in found["nodes"] if one["is_alive"] and one["http"] not in shared]
     for node in others[:ASKED_MAX]:
@@ -154,7 +153,7 @@ def _ask_others(session: Session, found: dict[str, Any]) -> tuple[list[str], lis
 
 
 def _ask_at(session: Session, node: dict[str, Any]) -> _Told | None:
-    """Return None if this machine does not reach that very node."""
+    """Return None if this machine cannot reach the node, or reaches another node."""
     from penstock.cli.client import Admin, Sqs, as_seen_from
 
     settings = session.settings

@@ -1,5 +1,5 @@
-"""The verbs of ``penstock cluster`` that ask for something and do not wait for it. Whoever manages
-the cluster sees to it; ``penstock cluster status`` says how far it has come."""
+"""The verbs of ``penstock cluster`` that request a change and do not wait for it. The manager of
+the cluster makes the change; ``penstock cluster status`` shows the progress."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def upgrade(session: Session, to: int | str, dry_run: bool) -> None:
     else:
         session.out.one(told, name="to")
     if told["obstacles"]:
-        raise click.exceptions.Exit(ExitCode.CONFLICT)  # as without --dry-run
+        raise click.exceptions.Exit(ExitCode.CONFLICT)  # the same exit code as without --dry-run
     if not told["is_done"] and not dry_run:
         raise click.exceptions.Exit(ExitCode.TIMEOUT)
 

@@ -1,16 +1,15 @@
-"""The folder of a cluster that runs on one machine: what has to be the same when it is started
-again, and what runs at the moment.
+"""The folder of a cluster that runs on one machine: what must stay the same at its next start, and
+which processes run now.
 
     cluster.json   ports of nodes and of etcd, the cluster's name
-    master.key     the key that all nodes share, for its owner alone
-    running.json   processes that were started and not yet seen to end
-    lock           held by whoever starts them
+    master.key     the key that all nodes share, readable by its owner only
+    running.json   processes that were started and have not been seen to end
+    lock           held by the command that starts the processes
     etcd/ n1/ n2/  data
-    logs/          what each of them says
+    logs/          output of each process
 
-A process is known by its number, the moment of its start and the boot of the machine, so that
-whoever has got the same number since is left alone.
-"""
+A process is identified by its pid, its start time and the boot id of the machine, so that a later
+process with the same pid is not mistaken for it."""
 
 import base64
 import fcntl
@@ -23,12 +22,12 @@ from typing import Any, NamedTuple
 
 from penstock.cli.failure import ExitCode, Failure
 
-PORT_BASE_DEFAULT = 9324  # of the first node: where commands look for a server
+PORT_BASE_DEFAULT = 9324  # of the first node: the default endpoint of commands
 PORTS_PER_NODE = 10
-BASES_MAX = 20  # tried when nobody named one
+BASES_MAX = 20  # base ports to try when none was named
 BASE_STEP = 100
 NODES_MAX = 9
-UP = "up"  # the command itself, where it stays in the foreground
+UP = "up"  # the `up` command itself, when it stays in the foreground
 ETCD = "etcd"
 
 
@@ -40,12 +39,12 @@ class Ports(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What is kept from one ``up`` to the next."""
+    """What one ``up`` keeps for the next."""
 
-    name: str  # of the cluster: an etcd may serve several
+    name: str  # of the cluster: one etcd may serve several
     base: int
     nodes: int
-    etcd: str  # where somebody else's is; empty: our own
+    etcd: str  # address of an existing etcd; empty: start one
 
     def ports(self, node: int) -> Ports:
         first = self.base + (node - 1) * PORTS_PER_NODE
@@ -53,7 +52,7 @@ class Layout(NamedTuple):
 
     @property
     def etcd_ports(self) -> tuple[int, int]:
-        """For clients and for other members; between the first node's and the second's."""
+        """Ports for clients and for peers, between the first node's ports and the second's."""
         return self.base + 4, self.base + 5
 
     @property
@@ -66,11 +65,11 @@ class Layout(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A process as it is written down."""
+    """A process as recorded in ``running.json``."""
 
     name: str  # ETCD, UP or "n1", "n2", …
     pid: int
-    started: int  # in the kernel's ticks since the machine was started
+    started: int  # in kernel ticks since boot
 
     @property
     def is_alive(self) -> bool:
@@ -78,12 +77,12 @@ class Known(NamedTuple):
 
 
 def started_at(pid: int) -> int | None:
-    """None: there is no such process, or only what is left of it."""
+    """Return None if there is no such process, or if it is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may have blanks
+    fields = text.rpartition(")")[2].split()  # the process name before it may contain blanks
     return None if fields[0] in "ZX" else int(fields[19])
 
 
@@ -104,7 +103,7 @@ class Folder:
     def is_there(self) -> bool:
         return self._layout_file.exists()
 
-    # ── What stays ───────────────────────────────────────────────────────────────────────────
+    # ── Layout ───────────────────────────────────────────────────────────────────────────────
 
     def layout(self) -> Layout:
         kept = self._read(self._layout_file)
@@ -119,8 +118,8 @@ class Folder:
         raise _unreadable(self._layout_file)
 
     def settle(self, *, nodes: int | None, base: int | None, etcd: str | None) -> Layout:
-        """The layout of a new cluster, or the kept one with more nodes. Raises Failure when what
-        is asked for contradicts what is kept."""
+        """Return the layout of a new cluster, or the kept one with more nodes. Raises Failure if
+        the options contradict the kept layout."""
         if not self.is_there:
             count = nodes or 3
             chosen = _free_base(count, etcd or "") if base is None else base
@@ -144,10 +143,10 @@ class Folder:
         with os.fdopen(fd, "wb") as file:
             file.write(base64.b64encode(os.urandom(32)) + b"\n")
 
-    # ── What runs ────────────────────────────────────────────────────────────────────────────
+    # ── Processes ────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> None:
-        """So that nobody else starts processes here; until ours ends. Raises Failure."""
+        """Lock the folder until this process ends. Raises Failure if another command holds it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -156,7 +155,7 @@ class Folder:
             raise _runs_already(self.path) from None
 
     def running(self) -> list[Known]:
-        """Of what was written down, what is still alive."""
+        """Return the recorded processes that are still alive."""
         if not self._running_file.exists():
             return []
         kept = self._read(self._running_file)
@@ -232,7 +231,7 @@ def _unreadable(file: Path) -> Failure:
 
 
 def taken(ports: Iterable[int]) -> int | None:
-    """The first that somebody listens on."""
+    """Return the first port that is in use, or None."""
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

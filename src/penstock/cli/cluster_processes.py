@@ -1,10 +1,9 @@
-"""Processes of a cluster on this machine: started, waited for, ended; each by its own descriptor,
-so that no other process is ever meant.
+"""Starts, waits for and stops the processes of a cluster on this machine. Each process is addressed
+by its pidfd, so that a signal never reaches another process that got the same pid.
 
-They do not share the terminal's Ctrl-C: the order in which they end matters, nodes before the etcd
-that they take leave of. Those that belong to a command in the foreground end with it, even if it is
-killed; those that were started to stay are on their own, and written down.
-"""
+The processes do not receive the terminal's Ctrl-C, because the order of stopping matters: nodes
+deregister from etcd, so etcd stops last. Processes of a command in the foreground end with it, even
+if it is killed; detached processes outlive their command and are recorded in the folder."""
 
 import contextlib
 import ctypes
@@ -24,17 +23,17 @@ from penstock.cli.cluster_folder import UP, Folder, Known, Layout, started_at
 from penstock.cli.failure import Failure
 
 PR_SET_PDEATHSIG = 1
-ASK_EVERY_S = 0.1  # whether somebody is ready
-STOP_SECONDS_MAX = 30.0  # for one that was asked to end, before it is made to
+ASK_EVERY_S = 0.1  # interval of readiness checks
+STOP_SECONDS_MAX = 30.0  # after SIGTERM, before SIGKILL
 LAST_LINES = 3
-ERROR_LINES = 20  # at the end of a log, in which an error is looked for
+ERROR_LINES = 20  # lines at the end of a log that are searched for an error
 
 
 class Process:
-    """One that runs, ours or another command's."""
+    """A running process, started by this command or an earlier one."""
 
     def __init__(self, known: Known, child: "subprocess.Popen[bytes] | None" = None) -> None:
-        """Raises ProcessLookupError if it has ended."""
+        """Raises ProcessLookupError if the process has ended."""
         self.known = known
         self.name = known.name
         self._child = child
@@ -48,7 +47,7 @@ class Process:
             signal.pidfd_send_signal(self.fd, number)
 
     def ended(self) -> str:
-        """How, as far as we may know; once its descriptor says so."""
+        """Return how the process ended, as far as known; call it when the pidfd is readable."""
         os.close(self.fd)
         if self._child is None:
             return "ended"
@@ -59,7 +58,7 @@ class Process:
 def started(
     name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path, stays: bool
 ) -> Process:
-    """``stays``: it lives on when this command ends."""
+    """Start a process. ``stays``: it outlives this command."""
     libc = None if stays else ctypes.CDLL(None)  # loaded before the fork
 
     def end_with_parent() -> None:
@@ -74,9 +73,9 @@ def started(
             stderr=out,
             env=dict(env),
             start_new_session=True,
-            preexec_fn=None if stays else end_with_parent,  # there are no threads here
+            preexec_fn=None if stays else end_with_parent,  # safe: this process has no threads
         )
-    # As long as it is our child its number cannot be another's, dead or alive.
+    # The pid of a child is not reused before wait(), even if the child has ended.
     return Process(Known(name, child.pid, started_at(child.pid) or 0), child)
 
 
@@ -92,8 +91,8 @@ def last_words(log: Path) -> str:
 
 
 def why_ended(name: str, log: Path) -> Failure:
-    """Return the last error of a process that did not start, which a node writes as a command
-    does: error, why, do."""
+    """Return the last error of a process that did not start. Nodes write errors as commands do:
+    error, why, do."""
     told: dict[str, str] = {}
     for line in _lines(log)[-ERROR_LINES:]:
         label, _, text = line.strip().partition(": ")
@@ -107,7 +106,7 @@ def why_ended(name: str, log: Path) -> Failure:
     return Failure(f"{name} did not start: {told['error']}", told.get("why", ""), do)
 
 
-# ── What is started ──────────────────────────────────────────────────────────────────────────
+# ── Commands and environments ────────────────────────────────────────────────────────────────
 
 
 def etcd_command(program: str, layout: Layout, folder: Folder) -> list[str]:
@@ -129,7 +128,7 @@ def etcd_command(program: str, layout: Layout, folder: Folder) -> list[str]:
 def etcd_environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("ETCD")}
     if platform.machine() in ("aarch64", "arm64"):
-        env["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # version 3.4 wants to hear that
+        env["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # etcd 3.4 refuses to start without it
     return env
 
 
@@ -149,7 +148,7 @@ def node_command(node: int, layout: Layout, folder: Folder) -> list[str]:
 
 
 def node_environment(node: int, layout: Layout, folder: Folder) -> dict[str, str]:
-    """With settings of the caller's for all nodes, such as PENSTOCK_LOG__FSYNC."""
+    """Return the environment of a node; the caller's variables apply to all nodes."""
     return {
         "PENSTOCK_CLUSTER__REPLICAS": str(min(3, layout.nodes)),
         "PENSTOCK_CLUSTER__IN_SYNC_MIN": str(min(2, layout.nodes)),
@@ -175,8 +174,8 @@ def is_well(port: int, path: str) -> bool:
 
 
 class Told:
-    """``with Told() as told: ...``: Ctrl-C, SIGTERM and a closed terminal become something to be
-    waited for beside the ends of processes."""
+    """A context manager that turns Ctrl-C, SIGTERM and a closed terminal into a readable ``fd``, to
+    be polled together with the pidfds of processes."""
 
     NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -186,7 +185,7 @@ class Told:
         return self
 
     def _hear(self, _number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it has been told often enough
+        with contextlib.suppress(BlockingIOError):  # full: unread signals are pending
             os.write(self._writing, b"!")
 
     def __exit__(self, *_: object) -> None:
@@ -200,7 +199,7 @@ class Told:
 
 
 def happened(fds: Sequence[int], *, seconds: float | None) -> set[int]:
-    """Which of them have something to say."""
+    """Return the descriptors that are readable, after at most ``seconds``."""
     waiting = select.poll()
     for fd in fds:
         waiting.register(fd, select.POLLIN)
@@ -208,12 +207,12 @@ def happened(fds: Sequence[int], *, seconds: float | None) -> set[int]:
 
 
 def end_all(processes: Sequence[Process], told: Told) -> Iterator[str]:
-    """Asks one after the other to end, and returns when all have: each end in a line. When that is
-    said once more, or one takes too long, they are ended at once."""
+    """Stop the processes one after the other and yield a line for each. After another stop signal,
+    or if a process takes too long, they are killed."""
     is_hurried = False
     for process in processes:
         process.send(signal.SIGKILL if is_hurried else signal.SIGTERM)
-        # A command in the foreground ends all of the others.
+        # A command in the foreground stops all of its processes itself.
         seconds = STOP_SECONDS_MAX * (len(processes) if process.name == UP else 1)
         while process.fd not in (said := happened([told.fd, process.fd], seconds=seconds)):
             if told.fd in said:
@@ -226,7 +225,7 @@ def end_all(processes: Sequence[Process], told: Told) -> Iterator[str]:
 
 
 class GivenUp(Failure):
-    """Somebody said stop while we waited."""
+    """A stop signal arrived while we waited."""
 
 
 def stop_starting() -> NoReturn:
@@ -236,7 +235,7 @@ def stop_starting() -> NoReturn:
 def wait_well(
     process: Process, port: int, path: str, *, log: Path, seconds: float, told: Told
 ) -> None:
-    """Until it answers there. Raises Failure when it ends instead."""
+    """Wait until the process is healthy. Raises Failure if it ends or is not healthy in time."""
     for _ in range(int(seconds / ASK_EVERY_S)):
         if is_well(port, path):
             return

@@ -1,10 +1,9 @@
-"""``penstock cluster up`` and ``down``: a real cluster on this machine, to try things with.
+"""``penstock cluster up`` and ``down``: run a real cluster on this machine, to try things with.
 
-An etcd and some nodes as processes of their own, with what they need kept in a folder, so that the
-next ``up`` goes on with the same cluster. In the foreground Ctrl-C stops all of it; with
-``--detach`` it runs until ``down``. Nothing is started again by itself: what a node's end does to a
-cluster is a thing to try.
-"""
+One etcd and several nodes run as separate processes. Their data is kept in a folder, so that the
+next ``up`` continues with the same cluster. In the foreground Ctrl-C stops everything; with
+``--detach`` the cluster runs until ``down``. No process is restarted automatically, so that users
+can try what the loss of a node does to a cluster."""
 
 import os
 import shutil
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 FOLDER_DEFAULT = "./penstock-cluster"
 ETCD_SECONDS_MAX = 30.0
 READY_SECONDS_MAX = 60.0
-WHOLE_SECONDS_MAX = 20.0  # until every partition has its replicas
+WHOLE_SECONDS_MAX = 20.0  # until every partition has all of its replicas
 ASK_SECONDS_MAX = 5.0
 ASK_EVERY_S = 0.25
 
@@ -129,7 +128,7 @@ def _check_installed(etcd_program: str | None, *, is_etcd_given: bool) -> None:
 
 
 class _Local:
-    """The processes of one ``up``, and those that an earlier one left running."""
+    """The processes of this ``up``, and those that an earlier ``up`` left running."""
 
     def __init__(
         self,
@@ -179,8 +178,8 @@ class _Local:
         self._wait_whole()
 
     def _wait_whole(self) -> None:
-        """What was created while nodes came one by one gets its replicas in a moment. Whoever has
-        turned authentication on may see for himself."""
+        """Wait until partitions that were created while nodes started one by one have all replicas.
+        With authentication on, this only prints why the status cannot be read."""
         from penstock.cli.client import Admin
         from penstock.cli.cluster_processes import happened, stop_starting
 
@@ -252,7 +251,7 @@ class _Local:
             self._session.remark(f"n{node} is ready, {done} of {len(begun)}")
 
     def look_after(self) -> bool:
-        """Until somebody says stop, or no node is left. Whether any was."""
+        """Wait for a stop signal and return True, or return False once no node is left."""
         from penstock.cli.cluster_processes import happened
 
         while any(process.name != ETCD for process in self._ours):
@@ -281,8 +280,8 @@ class _Local:
 
 
 def in_order(processes: Sequence["Process"]) -> list["Process"]:
-    """As they are to end: a command in the foreground, which ends its own; nodes one by one, so
-    that each finds others to hand over to; the etcd that they take leave of."""
+    """Sort processes in the order of stopping: first a command in the foreground, which stops its
+    own; then the nodes, one by one, so that each can hand over to another; etcd last."""
     places = {UP: 0, ETCD: 2}
     return sorted(processes, key=lambda process: places.get(process.name, 1))
 
@@ -337,7 +336,7 @@ def down(session: Session, data: str) -> None:
     from penstock.cli.cluster_processes import Process, Told, end_all
 
     folder = Folder(Path(data))
-    folder.layout()  # a folder without one is another folder than was meant
+    folder.layout()  # raises Failure if the folder is not of a cluster
     found = []
     for known in folder.running():
         try:

@@ -1,8 +1,7 @@
-"""The verbs of ``penstock cluster`` that wait: until a node may stop, until one is empty.
+"""The verbs of ``penstock cluster`` that wait: until a node may stop, or until a node is empty.
 
-``--timeout`` is here the longest wait altogether. A node that is asked may be the very one that is
-being restarted: while nobody answers, the question is asked again until then.
-"""
+Here ``--timeout`` limits the whole wait. The node that serves the requests may be the one that is
+being restarted, so a request without a reply is retried until then."""
 
 import sys
 import time
@@ -20,12 +19,12 @@ from penstock.model.units import counted
 
 SAFE_S_DEFAULT = 300.0
 ASK_EVERY_S = 0.5
-TELL_EVERY_S = 5.0  # where there is no progress bar
+TELL_EVERY_S = 5.0  # interval of messages where there is no progress bar
 _AGAIN = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)
 
 
 class _Waiting:
-    """Asks again and again, and says what it waits for when that has changed."""
+    """A loop that repeats a request, and prints what it waits for when that changes."""
 
     def __init__(self, session: Session, *, seconds_default: float | None) -> None:
         settings = session.settings
@@ -42,13 +41,13 @@ class _Waiting:
         return time.monotonic() - self._began_s
 
     def ask(self, question: Callable[[Session], dict[str, Any]]) -> dict[str, Any] | str:
-        """The answer, or why there is none yet."""
+        """Return the reply, or why there is none yet."""
         try:
             return question(self._asked)
         except Failure as error:
             if error.exit_code not in _AGAIN:
                 raise
-            # From the start: a node that comes back may have its admin API somewhere else.
+            # With a new session: a restarted node may have its admin API at another address.
             if self._asked is not self._session:
                 self._asked.close()
             self._asked = Session(self._session.settings)
@@ -61,7 +60,7 @@ class _Waiting:
             self._told, self._told_s = text, now_s
 
     def rest(self, *, what: str, why: str) -> None:
-        """Until it is time to ask again. Raises Failure when there is no more time."""
+        """Sleep until the next request. Raises Failure when the time is up."""
         if self.limit_s is not None and self.waited_s >= self.limit_s:
             fix = "`penstock cluster status` says what is wrong; wait longer with --timeout SECONDS"
             raise Failure(what, why, fix, exit_code=ExitCode.TIMEOUT)
@@ -111,7 +110,7 @@ def _safety(session: Session, node: int | None) -> dict[str, Any]:
     except Failure as error:
         if error.exit_code is not ExitCode.NOT_FOUND or node is None:
             raise
-        # It is perhaps being restarted; one that never was ends with the time.
+        # The node may be restarting; for a node that never existed the wait ends by timeout.
         raise Failure(error.what, error.why, exit_code=ExitCode.UNREACHABLE) from None
 
 
@@ -139,7 +138,7 @@ def decommission(session: Session, node: int) -> None:
                 else:
                     why = found
                 if left:
-                    if not is_drawing(sys.stderr):  # else there is a bar
+                    if not is_drawing(sys.stderr):  # otherwise the progress bar shows it
                         waiting.tell(why)
                     waiting.rest(what=f"node {node} is not empty yet", why=why)
     except (KeyboardInterrupt, Failure):

@@ -1,5 +1,5 @@
-"""A cluster in sentences: what is wrong with it, and what is merely worth knowing. Of the admin
-API's answer alone, so that every command judges alike."""
+"""Describes a cluster in sentences: what is wrong, and what is worth knowing. Only the reply of the
+admin API is used, so that all commands come to the same result."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ Found = Mapping[str, Any]
 
 
 def problems(found: Found) -> list[str]:
-    """Return each trouble with what to do; those of the answering node itself last."""
+    """Return each trouble with what to do; troubles of the replying node itself come last."""
     told = [] if found["manager"] is not None else [troubles.no_manager()]
     for node in found["nodes"]:
         if not node["is_alive"]:
@@ -35,8 +35,8 @@ def problems(found: Found) -> list[str]:
 
 
 def own_troubles(node: int, reasons: Sequence[Found], *, are_warnings: bool = False) -> list[str]:
-    """Return the troubles, or the warnings, that one node reports of itself. Troubles of the
-    cluster are counted afresh from its numbers, so they are left out."""
+    """Return the troubles, or the warnings, that a node reports about itself. Troubles of the whole
+    cluster are left out: ``problems`` derives them from the cluster's numbers."""
     return [
         f"node {node}: {_line(one['text'], one['do'])}"
         for one in reasons
@@ -102,7 +102,7 @@ def levels_of_node(node: Found) -> str:
 
 
 def dangers(safety: Found) -> str:
-    """Why a node may not stop yet."""
+    """Return why a node may not stop yet."""
     now = [
         f"{counted(safety[key], 'partition')} {words}"
         for key, words in (

@@ -1,10 +1,9 @@
-"""Servers under a name: endpoint, addresses, authority and access key, in one file of the user.
+"""Contexts: servers under a name, with addresses, authority and access key, in one file per user.
 
-``penstock context`` changes the file. A context takes effect where neither a flag nor the
-environment says otherwise. The context in use is left out if an address is given by flag or
-environment, because its key belongs to its own server; naming the context (``--context``,
-PENSTOCK_CONTEXT) combines both.
-"""
+``penstock context`` changes the file. A value of a context applies where neither a flag nor the
+environment sets one. The current context is ignored if a flag or the environment gives an address,
+because its key belongs to its own server; naming the context (``--context``, PENSTOCK_CONTEXT)
+combines both."""
 
 import json
 import os
@@ -34,17 +33,17 @@ _KEY_VARIABLES = (
 
 Context = dict[str, str]
 
-# What the context of this command adds to the environment; set by ``apply``.
+# Variables that the context of this command adds to the environment; set by ``apply``.
 _added: dict[str, str] = {}
 
 
 def environment() -> Mapping[str, str]:
-    """The environment, and below it the authority and the key of the context."""
+    """Return the environment, with authority and key of the context where it sets none."""
     return {**_added, **os.environ}
 
 
 def apply(settings: "Settings") -> None:
-    """Fill settings that neither a flag nor the environment has set from the context."""
+    """Fill in settings from the context that neither a flag nor the environment has set."""
     _added.clear()
     chosen = settings.context
     if chosen is None and any(name in settings.explicit for name in ADDRESSES):
@@ -103,7 +102,7 @@ class Contexts:
             ) from None
 
     def write(self) -> None:
-        """The file has mode 0600 from its first byte on."""
+        """Write the file, with mode 0600 from its first byte on."""
         path = place()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(".new")

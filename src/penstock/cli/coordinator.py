@@ -1,8 +1,7 @@
-"""``penstock coordinator``: the logs that coordinators of consumer groups and transactions keep.
+"""``penstock coordinator``: the logs of coordinators of consumer groups and transactions.
 
-A coordinator that cannot read a row of its log is out of service. Skipping that row is an
-operator's decision: what the row says is lost.
-"""
+A coordinator that cannot read a row of its log is out of service. Skipping the row is an operator's
+decision, because the content of the row is lost."""
 
 from urllib.parse import quote
 

@@ -1,4 +1,4 @@
-"""Who a command says it is, and whose certificates it believes: as the environment says."""
+"""Credentials and certificate authority of a command, from its environment."""
 
 import os
 
@@ -8,14 +8,13 @@ from penstock.wire.aws.signer import Credentials
 
 
 def credentials_from_environment() -> Credentials:
-    """What was found, else what a server without authentication takes."""
+    """Return the credentials found, else those that a server without authentication accepts."""
     return found_credentials() or Credentials("penstock", "penstock")
 
 
 def found_credentials() -> Credentials | None:
-    """What AWS tools would use; else our own; else those of the profile that AWS_PROFILE names.
-    The default profile is not looked at: it belongs to somebody else's cloud more often than not.
-    """
+    """Return the credentials of the AWS variables, else of the PENSTOCK variables, else of the
+    profile that AWS_PROFILE names. The default profile is not used: it usually belongs to AWS."""
     env = environment()
     if env.get("AWS_ACCESS_KEY_ID"):
         return Credentials(
@@ -56,6 +55,6 @@ def _profile(name: str) -> Credentials:
 
 
 def ca_file() -> str | None:
-    """A private authority, where the environment names its file: ours, or the name that AWS tools
-    know. Without one, the machine's authorities count."""
+    """Return the file of a private authority that the environment names, by our variable or by that
+    of AWS tools; None: the authorities of the machine apply."""
     return environment().get("PENSTOCK_CA_FILE") or environment().get("AWS_CA_BUNDLE")

@@ -1,9 +1,8 @@
-"""``penstock debug bundle``: what a bug report needs, in one archive without secrets.
+"""``penstock debug bundle``: collects what a bug report needs in one archive without secrets.
 
 The server masks its own secrets. Everything is masked here once more: values that are known to be
-secret on this machine, and whatever looks like a secret (``masking.py``). What cannot be collected
-is noted in ``errors.txt``: a bundle of a server that is down is still useful.
-"""
+secret on this machine, and text that looks like a secret (``masking.py``). Parts that cannot be
+collected are listed in ``errors.txt``: a bundle of a server that is down is still useful."""
 
 import io
 import json
@@ -20,7 +19,7 @@ from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.masking import Mask
 from penstock.cli.session import Noun, Session, pass_session
 
-LOG_BYTES = 4 * 1_048_576  # of the end of each log file
+LOG_BYTES = 4 * 1_048_576  # read from the end of each log file
 _PACKAGES = (
     "click",
     "msgspec",
@@ -138,7 +137,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _variables() -> list[str]:
-    """Names alone: which variables are set says enough."""
+    """Return the names of set variables; their values may be secret."""
     return sorted(name for name in os.environ if name.startswith(("PENSTOCK_", "AWS_")))
 
 
@@ -150,7 +149,7 @@ def _findings(session: Session) -> list[dict[str, Any]]:
 
 
 def _tail(path: Path) -> bytes:
-    """Whole lines from the end of a log."""
+    """Return whole lines from the end of a log."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - LOG_BYTES))

@@ -1,8 +1,8 @@
-"""``penstock definitions``: queues and topics of an account, without messages, as a JSON file.
+"""``penstock definitions``: exports and imports queues and topics of an account as a JSON file,
+without messages.
 
-Everything goes through the SQS API and the Kafka protocol. Users, keys and messages are the matter
-of ``penstock backup``.
-"""
+Everything goes through the SQS API and the Kafka protocol. Users, keys and messages are copied by
+``penstock backup``."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _VERSION = 1
 _FILE_BYTES_MAX = 64 * 1_048_576
 _REDRIVE, _TARGET = "RedrivePolicy", "deadLetterTargetArn"
 _PARTITIONS = "PenstockPartitions"
-_FIXED = ("FifoQueue", _PARTITIONS)  # from the creation of a queue on
+_FIXED = ("FifoQueue", _PARTITIONS)  # cannot change after the creation of a queue
 _ATTRIBUTES = (*_FIXED, _REDRIVE, *(setting.attribute for setting in SETTINGS))
 _OF_SHARES = ("VisibilityTimeout", "ReceiveMessageWaitTimeSeconds", "Policy", _REDRIVE)
 _COLUMNS = (Column("kind", "KIND"), Column("name", "NAME"), Column("result", "RESULT"))
@@ -58,7 +58,7 @@ def export(session: Session, file: TextIO) -> None:
 def _queue(session: Session, name: str) -> Json:
     found = session.sqs.attributes(name, ("All", _PARTITIONS, "PenstockFsync"))
     attributes = {key: value for key, value in found.items() if key in _ATTRIBUTES}
-    if ":" in name:  # a share: it keeps no messages itself
+    if ":" in name:  # a share: it stores no messages itself
         attributes = {k: v for k, v in attributes.items() if k in _OF_SHARES}
     if _REDRIVE in attributes:
         rule = json.loads(attributes[_REDRIVE])
@@ -90,7 +90,7 @@ def import_file(session: Session, file: str, dry_run: bool) -> None:
     Nothing is deleted. The number of partitions of what exists stays as it is.
     """
     found = _read(file)
-    # A share, topic:group, comes after the queue that it reads; dead-letter rules come last.
+    # A share, topic:group, comes after the queue that it reads; redrive policies come last.
     queues = sorted(found["queues"], key=lambda each: (":" in each["name"], each["name"]))
     existing = set(session.sqs.queue_names())
     rows = [_Import(session, each["name"], dry_run).queue(each, existing) for each in queues]
