@@ -1,8 +1,7 @@
-"""``penstock dlq``: find dead letters and move them back.
+"""``penstock dlq``: finds dead letters and moves them back.
 
-A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal
-or pressing Ctrl-C does not stop it, and it goes on after a restart of the server.
-"""
+A move is a task of the server (StartMessageMoveTask), not of this process: closing the terminal or
+pressing Ctrl-C does not stop it, and it continues after a restart of the server."""
 
 import time
 from typing import Any
@@ -92,8 +91,8 @@ def redrive(
 
 
 def _plan(session: Session, queue: str, target: str | None) -> Json:
-    """What a redrive would do. The sources are those whose rule points here now; a message goes
-    to the one it came from."""
+    """Return what a redrive would do. The sources are the queues whose redrive policy names this
+    queue now; a message goes to the queue that it came from."""
     names = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
     attributes = session.sqs.attributes(queue, names)
     reply = session.sqs.call(
@@ -139,7 +138,7 @@ def _as_item(result: Json) -> Json:
 
 
 def _wait(session: Session, source_arn: str) -> Json:
-    """The API has no call that waits for a move, so it is asked four times a second."""
+    """Wait for a move by polling four times a second: the API has no call that waits for it."""
     from penstock.cli.progress import Progress
 
     with Progress("moving", is_quiet=session.settings.quiet) as progress:

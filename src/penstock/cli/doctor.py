@@ -1,10 +1,9 @@
-"""``penstock doctor``: is this machine, this configuration and this server fit to keep messages?
+"""``penstock doctor``: checks whether machine, configuration and server are fit to keep messages.
 
 Each check gives one finding: ok, warn (works, but look at it) or fail (exit code 8). Without a
-server the settings are read as ``penstock serve`` would read them; with one, the server is asked
-for its own. A server that does not run is a failure only when its address was given: the doctor
-is also for the minute before the first start.
-"""
+server the settings are read as ``penstock serve`` would read them; otherwise they are read from the
+server. A server that does not run is a failure only if its address was given, because the doctor is
+also used before the first start."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``penstock examples``: recipes that work when pasted. A test runs the shell and Python ones."""
+"""``penstock examples``: recipes to copy and paste. A test runs the shell and Python ones."""
 
 from typing import NamedTuple
 

@@ -1,10 +1,8 @@
-"""How long certificates are still good for: those in files that settings name, and those that
-listeners show. A renewal that was forgotten is found by whoever looks a month ahead, or by
-everybody at once.
+"""Checks how long certificates are still valid: those in files that settings name, and those that
+listeners present. The warning comes a month ahead, before a forgotten renewal stops all clients.
 
-Certificates are only looked at here. Whether a chain leads to an authority that is trusted is found
-out by talking to the server, which the doctor does besides.
-"""
+Whether a chain leads to a trusted authority is not checked here: the doctor finds that out when it
+connects to the server."""
 
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from penstock.cli.finding import Finding
 from penstock.model.troubles import CERTIFICATE_WARN_DAYS
 
-LISTED_MAX = 20  # of one file: more is no chain, but a bundle of authorities
+LISTED_MAX = 20  # of one file: a longer file is not a chain, but a bundle of authorities
 _HANDSHAKE_S = 5.0
 _FIX = "renew it: `penstock generate certs`, or your own CA; running nodes load the renewed file"
 # Settings that name files with certificates.
@@ -34,8 +32,7 @@ class Shown(NamedTuple):
 
 
 def in_files(settings: Mapping[str, str], *, more: Mapping[str, str]) -> Iterator[Finding]:
-    """Of every certificate in the files that the settings name; ``more``: other names, other
-    files."""
+    """Check every certificate in the files that the settings name, and in those of ``more``."""
     named = {key: settings.get(key, "") for key in FILE_KEYS} | dict(more)
     now = datetime.now(UTC)
     for name, path in named.items():
@@ -52,7 +49,7 @@ def in_files(settings: Mapping[str, str], *, more: Mapping[str, str]) -> Iterato
 
 
 def on_listeners(urls: Iterable[str]) -> Iterator[Finding]:
-    """Of the certificates that listeners show: ``https://`` and ``SASL_SSL://`` addresses."""
+    """Check the certificates that ``https://`` and ``SASL_SSL://`` listeners present."""
     now = datetime.now(UTC)
     for url in dict.fromkeys(urls):
         scheme, _, _ = url.partition("://")

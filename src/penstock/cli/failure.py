@@ -1,9 +1,8 @@
-"""How a command fails: three lines for a person, one exit code for a script.
+"""The errors of commands: three lines for a person, one exit code for a script.
 
-A failure says what did not happen, why, and what to do about it. Exit codes are a promise to
-scripts, so they are listed here once and mean the same in every command. ``main.py`` prints a
-failure and exits; ``Refused`` is made from an error reply of the server.
-"""
+A failure states what did not happen, why, and what to do about it. Exit codes are a promise to
+scripts, so they are listed once, here, and mean the same in every command. ``main.py`` prints a
+failure and exits; ``Refused`` is made from an error reply of the server."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -15,7 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOT_FOUND = 3
     DENIED = 4
-    UNREACHABLE = 5  # no reply, or the server asks to retry later
+    UNREACHABLE = 5  # no reply, or the server replied to retry later
     CONFLICT = 6
     PARTIAL = 7  # done in part; the output names the rest
     UNHEALTHY = 8
@@ -69,7 +68,7 @@ _FIX_BY_FAULT: Mapping[str, str] = {
     "ResourceNotFoundException": "list dead-letter queues with `penstock dlq list`",
 }
 
-# Errors that only their message tells apart.
+# Errors that only their messages distinguish.
 _FIX_BY_WORDS: Mapping[str, str] = {
     "parameter MessageGroupId": "add --group NAME",
     "ContentBasedDeduplication": "add --dedup-id ID, or `penstock queue set NAME --content-dedup`",

@@ -1,4 +1,4 @@
-"""What one check of the doctor's has found."""
+"""The result of one check of ``penstock doctor``."""
 
 from typing import Literal, NamedTuple
 

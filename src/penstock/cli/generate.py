@@ -1,4 +1,4 @@
-"""``penstock generate``: files to start from, made from the code that reads them."""
+"""``penstock generate``: templates of files, made from the code that reads them."""
 
 import click
 

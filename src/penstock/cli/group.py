@@ -1,8 +1,7 @@
-"""``penstock group``: consumer groups, how far behind they are, and where they go on from.
+"""``penstock group``: shows consumer groups and their lag, and resets their offsets.
 
-Through the Kafka protocol only, so it works with the groups of any Kafka client, in the classic
-protocol, in that of KIP-848, and with share groups.
-"""
+It uses the Kafka protocol only, so it works with the groups of any Kafka client: classic groups,
+groups of KIP-848, and share groups."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,13 +156,13 @@ def _standing(session: Session, known: Known, members: Iterable[Mapping[str, Any
 
 
 def _places(members: Iterable[Mapping[str, Any]]) -> Iterator["Place"]:
-    """What the members read, from how it is shown."""
+    """Yield the partitions assigned to the members, parsed from the text that is shown."""
     from penstock.cli.kafka_client import Place
 
     for member in members:
         for text in member["assigned"]:
             topic, _, number = text.rpartition(":")
-            if topic:  # tasks of a streams group have none
+            if topic:  # tasks of a streams group have no topic
                 yield Place(topic, int(number))
 
 
@@ -194,7 +193,7 @@ def _classic_group(session: Session, known: Known) -> Described:
 
 
 def _assigned(blob: bytes) -> list[str]:
-    """What a member was given, where it is a consumer; other kinds of groups have other blobs."""
+    """Return the partitions assigned to a consumer; assignments of other clients are opaque."""
     from penstock.wire.kafka.consumer_protocol import decode_assignment
     from penstock.wire.kafka.malformed import Malformed
 
@@ -229,7 +228,7 @@ def _streams_group(session: Session, known: Known) -> Described:
 
 
 def _newer_group(session: Session, known: Known, key: int, request: Any) -> Described:
-    """Groups whose members are assigned by the server are described alike."""
+    """Describe a group whose members are assigned by the server."""
     from penstock.cli.kafka_client import check
 
     (found,) = session.kafka.call(key, request, node=known.node).groups
@@ -256,7 +255,7 @@ def _newer_group(session: Session, known: Known, key: int, request: Any) -> Desc
 
 
 def _shares(assignment: Any) -> list[str]:
-    """Partitions as TOPIC:NUMBER; active tasks of a streams group as SUBTOPOLOGY_NUMBER."""
+    """Return partitions as TOPIC:NUMBER, or tasks of a streams group as SUBTOPOLOGY_NUMBER."""
     tasks = getattr(assignment, "active_tasks", None)
     if tasks is not None:
         return sorted(f"{each.subtopology_id}_{n}" for each in tasks for n in each.partitions)

@@ -1,14 +1,13 @@
-"""How far a consumer group is behind: in records, and in time.
+"""The lag of a consumer group, in records and in seconds.
 
-The lag in records is the distance from the committed offset to the end of the partition; where a
-log also keeps leases, deletions or transaction markers, those are counted with it. The lag in
-seconds is the age of the first record that the group has not committed, which is what a person
-waiting for a result feels; where the group never committed, both are unknown. It is read from the
-record itself: one small fetch for each partition that has a lag at all.
+The lag in records is the distance from the committed offset to the end of the partition; leases,
+deletions and transaction markers in the log are counted too. The lag in seconds is the age of the
+first record that the group has not committed; it shows how long a result is already waiting. It is
+read from the record itself, with one small fetch for each partition that has a lag. If the group
+never committed, both are unknown.
 
-A share group stands at its first record that is not finished with. Records behind it may be
-finished as well, so its lag is how much there is at most.
-"""
+The offset of a share group is its first record that is not finished. Later records may be finished
+as well, so its lag is an upper bound."""
 
 import sys
 import time
@@ -26,10 +25,10 @@ from penstock.record.record import iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
 _FETCH = 1
-_BY_NAME_MAX = 12  # newer fetches name topics by id
+_BY_NAME_MAX = 12  # later versions name topics by id
 _LOOK_BYTES = 65_536
 UNKNOWN = -1
-_LOOKS_MAX = 16  # past batches without records, such as the lease events of a queue
+_LOOKS_MAX = 16  # fetches to get past batches without records, such as lease events
 
 COLUMNS = (
     Column("group", "GROUP"),
@@ -43,7 +42,7 @@ COLUMNS = (
 
 
 class Standing(NamedTuple):
-    """Where a group stands, and what its members read now."""
+    """The offsets of a group, and the partitions that its members read now."""
 
     offsets: Mapping[Place, int]
     assigned: Sequence[Place] = ()
@@ -58,8 +57,8 @@ def rows(kafka: Kafka, groups: Iterable[str], standing_of: StandingOf) -> Iterat
 
 
 def _rows_of(kafka: Kafka, group: str, standing: Standing) -> list[Json]:
-    """All partitions of the topics that the group has committed for or is reading. One that it
-    never committed for has no known lag, and none at all while it is empty."""
+    """Return rows for all partitions of the topics that the group committed for or reads. Without a
+    committed offset the lag is unknown, except that an empty partition has none."""
     what = f"cannot tell the lag of group '{group}'"
     known = standing.offsets
     places = sorted(_of_living_topics(kafka, {*known, *standing.assigned}))
@@ -74,7 +73,7 @@ def _rows_of(kafka: Kafka, group: str, standing: Standing) -> list[Json]:
         lag: int | None = None
         lag_s: float | None = None
         if offset is not None:
-            # What retention has taken is not read any more, so it is no lag either.
+            # Records that retention has removed will not be read any more, so they are not lag.
             begin = max(offset, starts[place])
             lag = max(0, end - begin)
             lag_s = _seconds_behind(kafka, place, begin, end, now_ms) if lag else 0.0
@@ -98,13 +97,13 @@ def _seconds_behind(kafka: Kafka, place: Place, begin: int, end: int, now_ms: in
     at_ms = first_record_ms(kafka, place, begin, end)
     if at_ms == UNKNOWN:
         return None
-    # Nothing but markers and lease events up to the end: nobody waits for those.
+    # Only markers and lease events up to the end: no consumer waits for those.
     return 0.0 if at_ms is None else max(0, now_ms - at_ms) / 1_000
 
 
 def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
-    """All partitions of the topics named. Offsets outlive the topic that they were committed
-    for; there is nothing behind them then."""
+    """Return all partitions of the topics named. Topics that no longer exist are left out:
+    committed offsets outlive their topic."""
     found: set[Place] = set()
     for topic in kafka.metadata(sorted(by_topic(named))).topics if named else ():
         if topic.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -114,8 +113,8 @@ def _of_living_topics(kafka: Kafka, named: set[Place]) -> set[Place]:
 
 
 def first_record_ms(kafka: Kafka, place: Place, offset: int, end: int) -> int | None:
-    """The time of the first record at or behind an offset; None when there is none before
-    ``end``, UNKNOWN when a bounded search has not found it."""
+    """Return the time of the first record at or after an offset; None if there is none before
+    ``end``, UNKNOWN if a bounded search has not found it."""
     for _ in range(_LOOKS_MAX):
         data = fetch(kafka, place, offset, bytes_max=_LOOK_BYTES)
         at = 0
@@ -144,12 +143,12 @@ def _time_in(batch: bytes, offset: int) -> int:
             if record.offset >= offset:
                 return record.timestamp
     except MalformedBatch:
-        pass  # the header alone still says it nearly
+        pass  # the header still has an approximate time
     return parse_header(batch).max_timestamp
 
 
 def fetch(kafka: Kafka, place: Place, offset: int, *, bytes_max: int, wait_ms: int = 0) -> bytes:
-    """Whole batches from the one that holds the offset; a last one may be cut."""
+    """Return batches, from the one that holds the offset on; the last one may be cut."""
     from penstock.wire.kafka.fetch_request import FetchPartition, FetchRequest, FetchTopic
 
     def request(places: Sequence[Place]) -> Any:

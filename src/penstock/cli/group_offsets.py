@@ -1,5 +1,5 @@
-"""The committed offsets of a consumer group, read and written as somebody outside of it. Writing
-is allowed by the coordinator only while the group has no members."""
+"""Reads and writes the committed offsets of a consumer group without being a member. The
+coordinator allows writing only while the group has no members."""
 
 from collections.abc import Mapping
 
@@ -7,13 +7,13 @@ from penstock.cli.failure import ExitCode, Failure
 from penstock.cli.kafka_client import Kafka, Place, by_topic, check
 
 _OFFSET_COMMIT, _OFFSET_FETCH, _LIST_GROUPS, _DESCRIBE_SHARE_OFFSETS = 8, 9, 16, 90
-_COMMIT_BY_NAME_MAX = 9  # newer commits name topics by id
-_ONE_GROUP_MAX = 7  # newer requests ask for several groups
+_COMMIT_BY_NAME_MAX = 9  # later versions name topics by id
+_ONE_GROUP_MAX = 7  # later versions request several groups
 _IDLE_STATES = frozenset(("empty", "dead"))
 
 
 def committed(kafka: Kafka, group: str) -> dict[Place, int]:
-    """All offsets that a group has committed."""
+    """Return all offsets that a group has committed."""
     from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
 
     what = f"cannot ask for the offsets of group '{group}'"
@@ -31,7 +31,7 @@ def committed(kafka: Kafka, group: str) -> dict[Place, int]:
 
 
 def share_starts(kafka: Kafka, group: str) -> dict[Place, int]:
-    """For a share group: the first record of each partition that is not finished with."""
+    """Return the first record of each partition that a share group has not finished."""
     from penstock.wire.kafka.generated import describe_share_group_offsets as api
 
     what = f"cannot ask for the offsets of group '{group}'"
@@ -72,7 +72,7 @@ def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str)
 
 
 def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
-    """Before anything is done in its name: a group with members would refuse the commit."""
+    """Raise Failure if the group has members, because their coordinator would refuse a commit."""
     from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
     node = kafka.coordinator(group, what=what)

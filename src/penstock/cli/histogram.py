@@ -1,8 +1,8 @@
-"""Latencies in a fixed number of buckets: a run of an hour costs as much memory as one of a second.
+"""A histogram of latencies with a fixed number of buckets, so that a run of an hour needs no more
+memory than a run of a second.
 
 Buckets grow by one percent each, from a microsecond to about two minutes, so a percentile is at
-most one percent too high. Longer times count in the last bucket; the maximum is kept exactly.
-"""
+most one percent too high. Longer times count in the last bucket; the maximum is kept exactly."""
 
 import math
 
@@ -26,7 +26,7 @@ class Histogram:
         self.max_s = max(self.max_s, seconds)
 
     def percentile(self, percent: float) -> float:
-        """Upper edge of the bucket in which that share of all values is reached, in seconds."""
+        """Return the upper edge of the bucket that contains the percentile, in seconds."""
         if not self.count:
             return 0.0
         wanted = max(1, math.ceil(self.count * percent / 100))

@@ -1,9 +1,8 @@
-"""Ctrl-C that waits for a safe moment.
+"""Delays Ctrl-C until a safe moment.
 
-Between reading input and hearing that the server has it, or between printing a record and
-committing that it was printed, an interrupt would leave the user guessing. Within ``held`` the
-first Ctrl-C is remembered and acted upon when the step is done; a second one ends it at once.
-"""
+An interrupt after reading input but before the server's reply, or after printing a record but
+before committing it, would leave the user guessing. Within ``held`` the first Ctrl-C takes effect
+when the step is done; a second one takes effect at once."""
 
 import contextlib
 import signal
@@ -20,7 +19,7 @@ class Interrupts:
         self._is_held = False
         self._is_asked = False
         self._before: Any = None
-        # Only the main thread hears signals; elsewhere everything here does nothing.
+        # Only the main thread receives signals; in other threads this class does nothing.
         self._is_listening = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> "Interrupts":

@@ -1,12 +1,11 @@
-"""Where a command finds the Kafka listener, what is spoken there, and who it says it is.
+"""Finds address, protocol and credentials of the Kafka listener for a command.
 
-The address is given (``--kafka``, PENSTOCK_KAFKA), or the endpoint names it together with its
-protocol. An address may carry the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``. Where it
-does not, TLS follows the endpoint, and whether to log in is found out: a listener that wants it
-hangs up on whoever does not.
+The address is given (``--kafka``, PENSTOCK_KAFKA), or the endpoint reports it with its protocol. An
+address may start with the protocol as Kafka writes it, ``SASL_SSL://HOST:PORT``. Without a
+protocol, TLS is used if the endpoint uses it, and one request without log-in shows whether the
+listener requires a log-in: such a listener closes the connection.
 
-Log-ins use the same key as the SQS API: SCRAM, which shows the secret to nobody.
-"""
+Log-ins use the same key as the SQS API, with SCRAM, which never sends the secret."""
 
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from penstock.wire.kafka.scram import SHA_512
 
 class Listener(NamedTuple):
     address: str
-    protocol: str  # empty: not said
+    protocol: str  # empty: not known
 
 
 def dialled(session: Session) -> Kafka:
@@ -50,7 +49,7 @@ def _listener(session: Session) -> Listener:
 
 
 def parse_listener(text: str) -> Listener:
-    """``HOST:PORT``, or the same behind a protocol and ``://``."""
+    """Parse ``HOST:PORT``, or ``PROTOCOL://HOST:PORT``."""
     protocol, mark, address = text.rpartition("://")
     if mark and protocol.upper() not in PROTOCOLS:
         raise Failure(
@@ -63,7 +62,7 @@ def parse_listener(text: str) -> Listener:
 
 
 def _wants_log_in(session: Session, address: str, protocol: str) -> bool:
-    """Asks something that anybody may ask where nobody has to log in."""
+    """Return True if a request without log-in is refused by closing the connection."""
     kafka = _kafka(session, address, protocol)
     try:
         kafka.client.nodes()

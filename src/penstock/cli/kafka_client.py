@@ -1,9 +1,7 @@
-"""The Kafka listener as a command sees it: the client of ``net/``, and what its refusals mean to a
-person at a terminal.
+"""The Kafka client of commands: the client of ``net/``, with errors for a person at a terminal.
 
-Every call says what it is for; trouble becomes a ``Failure`` with that sentence, the name of the
-server's error code, an exit code and, where there is one, a remedy.
-"""
+Each call states its purpose in ``what``; an error becomes a ``Failure`` with that sentence, the
+name of the server's error code, an exit code and, where there is one, a fix."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,7 +105,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def failure_of(trouble: KafkaTrouble, what: str = "") -> Failure:
-    """As a command tells it. ``what`` did not happen; without it, that of the trouble itself."""
+    """Return the error as a Failure. ``what`` did not happen; default: the error's own subject."""
     if isinstance(trouble, TimedOut):
         return timed_out(trouble.address, trouble.waited_s)
     if isinstance(trouble, KafkaRefused):
@@ -134,7 +132,7 @@ def told(what: str = "") -> Iterator[None]:
 
 
 class Kafka:
-    """The cluster behind one address."""
+    """A client of the cluster that one of its addresses names."""
 
     def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
         parse_address(address)
@@ -165,17 +163,16 @@ class Kafka:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> Any:
-        """See KafkaClient."""
         with told():
             return self.client.call(key, request, node=node, wait_s=wait_s, version_max=version_max)
 
     def metadata(self, topics: Iterable[str] | None = None) -> Any:
-        """Of these topics or of all. Also learns who leads which partition."""
+        """Return metadata of these topics, or of all. Also learns the leaders of partitions."""
         with told():
             return self.client.metadata(topics)
 
     def topic(self, name: str, *, what: str) -> Any:
-        """One topic as metadata shows it, or the Failure that ``what`` failed."""
+        """Return one topic of the metadata. Raises Failure, with ``what``, if there is none."""
         (topic,) = self.metadata([name]).topics
         check(what, topic.error_code)
         return topic
@@ -187,8 +184,8 @@ class Kafka:
     def offsets(
         self, wanted: Mapping[Place, int], *, what: str, is_committed: bool = False
     ) -> dict[Place, int]:
-        """For each place the offset at a time, at EARLIEST or at LATEST; -1: nothing is so new.
-        ``is_committed``: LATEST is where the first open transaction begins."""
+        """Return the offset of each partition at a time, at EARLIEST or at LATEST; -1: no record is
+        that new. ``is_committed``: LATEST is the start of the first open transaction."""
         with told(what):
             return self.client.offsets(wanted, is_committed=is_committed)
 
@@ -202,7 +199,7 @@ class Kafka:
         wait_s: float = 0.0,
         version_max: int | None = None,
     ) -> list[Any]:
-        """The same request to each node, about the partitions that it leads."""
+        """Send a request to each leader, about the partitions that it leads."""
         with told(what):
             return self.client.at_leaders(
                 key, places, request, wait_s=wait_s, version_max=version_max
@@ -212,7 +209,7 @@ class Kafka:
         return self.client.has_one_leader(places)
 
     def coordinator(self, group: str, *, what: str) -> int:
-        """The node that looks after a group."""
+        """Return the node that coordinates a group."""
         with told(what):
             return self.client.coordinator(group)
 

@@ -1,9 +1,8 @@
 """``penstock key``: the ids and secrets that requests are signed with.
 
-A secret is printed once, when it is made, in the form that AWS tools read from their credentials
-file. To rotate: make a new key, give it to the clients, see that the old one is used no more, then
-disable and delete it.
-"""
+A secret is printed once, when it is created, in the form that AWS tools read from their credentials
+file. To rotate: create a new key, give it to the clients, check that the old one is no longer used,
+then disable and delete it."""
 
 from urllib.parse import quote
 
@@ -34,7 +33,7 @@ def _path(key_id: str) -> str:
 
 
 def _print_made(session: Session, made: Json, profile: str | None) -> None:
-    """Whatever stdout is: the common use is to append it to a credentials file."""
+    """Print as a profile even into a pipe: usually the output is appended to a credentials file."""
     form = session.settings.output or "table"
     if form != "table":
         session.out.one(made, name="key_id")

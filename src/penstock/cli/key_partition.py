@@ -1,8 +1,6 @@
-"""Which partition a key belongs to: the choice of Kafka's own producers, so that a record sent from
-the command line lands where the other records of its key are.
-
-Murmur2 of the key's bytes with Kafka's seed, its sign bit cleared, modulo the number of partitions.
-"""
+"""Chooses the partition of a key as Kafka's own producers do, so that a record sent from the
+command line goes to the partition of the other records of its key: murmur2 of the key's bytes with
+Kafka's seed, its sign bit cleared, modulo the number of partitions."""
 
 _SEED = 0x9747B28C
 _MIX = 0x5BD1E995

@@ -1,8 +1,8 @@
 """Command groups that import a command only when it is run.
 
-Start-up time is what a shell user feels most, so the tree is a table: name, where the command
-lives, one line of help. ``penstock --help`` and tab completion read the table and import nothing.
-"""
+Users of a shell notice start-up time most, so the tree is a table: name, where the command is
+defined, one line of help. ``penstock --help`` and tab completion read the table and import
+nothing."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module

@@ -1,9 +1,8 @@
 """Load on a running endpoint: many kept-alive connections from one asyncio loop, raw HTTP.
 
-Written on bare streams because a client library would be what is measured. With a rate, calls
-start at planned times and latency counts from the plan, not from when a slow server let us start:
-otherwise a stall of a second would be one slow call instead of a second's worth of them.
-"""
+It uses bare streams, because with a client library the library would be measured. With a rate,
+calls start at planned times and latency is counted from the planned time, not from the actual
+start: otherwise a stall of a second would count as one slow call instead of many."""
 
 import asyncio
 import json
@@ -32,12 +31,12 @@ class Target(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What the load looks like."""
+    """The parameters of the load."""
 
     connections: int
     duration_s: float
     size_bytes: int
-    rate_per_s: float | None = None  # None: as fast as answers come
+    rate_per_s: float | None = None  # None: each call after the reply of the one before
     batch: int = 1
 
 
@@ -66,7 +65,7 @@ class Tally:
 
 
 class Pace:
-    """Hands out start times, one per call, shared by all connections."""
+    """A schedule of start times, one per call, shared by all connections."""
 
     def __init__(self, rate_per_s: float | None, duration_s: float) -> None:
         self._gap_s = None if rate_per_s is None else 1.0 / rate_per_s
@@ -74,7 +73,7 @@ class Pace:
         self.end_s = self.start_s + duration_s
 
     async def next_start(self) -> float | None:
-        """When the next call was due, once that time has come; None when the run is over."""
+        """Wait until the next call is due and return that time; None when the run is over."""
         now_s = time.perf_counter()
         if self._gap_s is None:
             return now_s if now_s < self.end_s else None
@@ -88,8 +87,6 @@ class Pace:
 
 
 class Lane:
-    """One connection."""
-
     def __init__(self, target: Target) -> None:
         parts = urlsplit(target.endpoint if "://" in target.endpoint else f"//{target.endpoint}")
         self._target = target
@@ -128,7 +125,7 @@ class Lane:
         return int(head[9:12]), body
 
     def _request(self, action: str, body: bytes) -> bytes:
-        """The same call again goes out with the same signature, for a minute."""
+        """Return the request; the same call reuses its signature for a minute."""
         key = (action, body)
         now_s = time.monotonic()
         if self._signed is not None and self._signed[0] == key and now_s < self._signed[1]:
@@ -164,7 +161,7 @@ Work = Callable[[Lane], Awaitable[None]]
 
 
 async def on_lanes(target: Target, count: int, work: Work) -> None:
-    """Run the work on so many connections; the first failure ends all of them."""
+    """Run the work on ``count`` connections; the first failure ends all of them."""
 
     async def one() -> None:
         lane = Lane(target)
@@ -185,14 +182,14 @@ async def together(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
             for number, work in enumerate(works):
                 group.create_task(run(work), name=f"bench {number}")
     except BaseExceptionGroup as errors:
-        # All connections fail of the same cause; one of them says it.
+        # All connections fail for the same reason, so the first error is enough.
         raise errors.exceptions[0] from None
 
 
 async def call(
     lane: Lane, tally: Tally, action: str, request: Json, *, due_s: float
 ) -> Json | None:
-    """One measured call; None when it was refused."""
+    """Make one measured call; return None if the server rejected it."""
     body = json.dumps(request, separators=(",", ":")).encode()
     status, data = await lane.call(action, body)
     if status != 200:
@@ -211,7 +208,7 @@ def send_request(target: Target, body: str, batch: int) -> tuple[str, Json]:
 
 
 async def send(target: Target, shape: Shape, tally: Tally, *, count_max: int | None = None) -> None:
-    """Send until the time is over, or until so many were sent."""
+    """Send until the time is over, or until ``count_max`` messages were sent."""
     pace = Pace(shape.rate_per_s and shape.rate_per_s / shape.batch, shape.duration_s)
     action, request = send_request(target, "x" * shape.size_bytes, shape.batch)
     asked = 0
@@ -249,7 +246,7 @@ async def receive(target: Target, shape: Shape, tally: Tally) -> None:
 async def _take(
     lane: Lane, target: Target, tally: Tally, *, due_s: float, count: int, wait_s: int = 0
 ) -> list[Json]:
-    """Receive, delete, count; the messages."""
+    """Receive, delete and count messages; return them."""
     url = target.queue_url
     request = {"QueueUrl": url, "MaxNumberOfMessages": count, "WaitTimeSeconds": wait_s}
     reply = await call(lane, tally, "ReceiveMessage", request, due_s=due_s)
@@ -267,7 +264,7 @@ async def _take(
 
 
 async def latency(target: Target, shape: Shape, tally: Tally) -> None:
-    """Send one, receive one, delete it: the three calls an application waits for, one by one."""
+    """Send, receive and delete one message at a time, as an application that waits for each."""
     pace = Pace(shape.rate_per_s, shape.duration_s)
     request: Json = {"QueueUrl": target.queue_url, "MessageBody": "x" * shape.size_bytes}
 
@@ -280,8 +277,8 @@ async def latency(target: Target, shape: Shape, tally: Tally) -> None:
 
 
 async def end_to_end(target: Target, shape: Shape, tally: Tally) -> None:
-    """From the moment a send was due to the moment its receive was answered. Half of the
-    connections send, half wait for messages; each body carries when it was due."""
+    """Measure from the planned time of a send to the reply of its receive. Half of the connections
+    send, half wait for messages; each body carries its planned time."""
     pace = Pace(shape.rate_per_s, shape.duration_s)
     lanes = max(1, shape.connections // 2)
     sent = 0
@@ -299,7 +296,7 @@ async def end_to_end(target: Target, shape: Shape, tally: Tally) -> None:
             senders_left -= 1
 
     async def consume(lane: Lane) -> None:
-        # Behind the last send there is one long poll's worth of time for what is still on its way.
+        # After the last send, allow 5 s for messages that have not been received yet.
         while senders_left or (tally.messages < sent and time.perf_counter() < pace.end_s + 5):
             start_s = time.perf_counter()
             for message in await _take(
@@ -311,11 +308,11 @@ async def end_to_end(target: Target, shape: Shape, tally: Tally) -> None:
     await together(
         [lambda: on_lanes(target, lanes, produce), lambda: on_lanes(target, lanes, consume)]
     )
-    tally.latencies.pop("ReceiveMessage", None)  # how long we waited for work says nothing
+    tally.latencies.pop("ReceiveMessage", None)  # the time spent waiting for messages means nothing
 
 
 def _due(text: str, otherwise_s: float) -> float:
-    """A queue given with --queue may hold messages that are not ours."""
+    """Parse the planned time; a queue given with --queue may have messages without one."""
     try:
         return float(text)
     except ValueError:
@@ -323,7 +320,7 @@ def _due(text: str, otherwise_s: float) -> float:
 
 
 def summary(tally: Tally) -> dict[str, Any]:
-    # Up to the last message: a consumer that still waits for another one measures nothing.
+    # Measured up to the last message: a consumer that waits for more measures nothing.
     seconds = tally.last_s - tally.start_s
     return {
         "seconds": round(seconds, 3),

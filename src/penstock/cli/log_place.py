@@ -1,5 +1,5 @@
-"""A place in a log as people name it: the beginning, the end, an offset, the last so many records,
-so long ago, or a time."""
+"""Parses positions in a log as users write them: begin, end, an offset, the last N records, a
+duration ago, or a time."""
 
 import re
 from typing import NamedTuple
@@ -14,8 +14,8 @@ _DIGITS_MAX = 18
 
 
 class Target(NamedTuple):
-    """``offset`` itself, the offset at ``time`` (EARLIEST and LATEST among them), or ``last`` so
-    many before the end."""
+    """A position: an ``offset``, the offset at ``time`` (which may be EARLIEST or LATEST), or
+    ``last`` records before the end."""
 
     offset: int | None = None
     time: int | None = None
@@ -34,7 +34,7 @@ def target_of(text: str, now_ms: int, *, what: str, option: str) -> Target:
     from datetime import UTC, datetime
 
     try:
-        if "-" not in text:  # a number that is no offset would be read as digits of a date
+        if "-" not in text:  # a too long number would be parsed as a date
             raise ValueError(text)
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -53,8 +53,8 @@ def target_of(text: str, now_ms: int, *, what: str, option: str) -> Target:
 def offsets_at(
     kafka: Kafka, places: list[Place], target: Target, *, what: str, is_committed: bool = False
 ) -> tuple[dict[Place, int], dict[Place, int]]:
-    """For each place the offset meant, within the log, and the offset where the log ends now. Where
-    nothing is so new, the end."""
+    """Return for each partition the offset of the target, limited to the log, and the end of the
+    log. If no record is as new as a target time, its offset is the end."""
     starts = kafka.offsets(dict.fromkeys(places, EARLIEST), what=what)
     ends = kafka.offsets(dict.fromkeys(places, LATEST), what=what, is_committed=is_committed)
     if target.time is not None:

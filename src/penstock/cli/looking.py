@@ -1,10 +1,9 @@
-"""Peek and tail: what is in a queue's log, without receiving it.
+"""Peek and tail: show the messages in a queue's log without receiving them.
 
-The admin API answers with messages of all partitions and with the offsets to go on from; asking
-again with those is a tail. A deleted message is no longer shown, so a consumer that is faster than
-the tail hides messages from it. Offsets also number what the log keeps of leases and deletions:
-"the last ten messages" is therefore searched backwards and not computed.
-"""
+The admin API replies with messages of all partitions and with the offsets to continue from; tail
+repeats the request with those. A deleted message is not shown, so tail misses messages that a
+consumer deletes sooner. Lease events and deletions have offsets as well, so "the last ten messages"
+are searched backwards, not computed."""
 
 import re
 from collections import deque
@@ -26,7 +25,7 @@ Starts = str | Mapping[str, int]
 
 
 def as_item(row: Json, now_ms: int | None = None) -> Json:
-    """A row of the admin API in the words of ``message receive`` and ``message send --ndjson``."""
+    """Return a row of the admin API with the field names of ``message send`` and ``receive``."""
     item = {key: value for key, value in row.items() if value not in ({}, None)}
     if "attributes" in item:
         item["attributes"] = {
@@ -44,7 +43,7 @@ def as_item(row: Json, now_ms: int | None = None) -> Json:
 
 
 def _body(item: Json) -> str:
-    """The text; what is no text is shown as the base64 it came in."""
+    """Return the text; a body that is not text is shown as the base64 that was received."""
     return str(item["body"]) if "body" in item else f"base64:{item.get('body_base64', '')}"
 
 
@@ -61,7 +60,7 @@ _PEEK_COLUMNS = (
 
 
 def _peek_row(item: Json) -> Json:
-    """An item with what only the table shows."""
+    """Return an item with the additional columns of the table."""
     return {
         **item,
         "state_line": state_text(item),
@@ -71,7 +70,7 @@ def _peek_row(item: Json) -> Json:
 
 
 def state_text(item: Json) -> str:
-    """The state, and until when it lasts: "blocked by offset 0, until 09:27:12 UTC"."""
+    """Return the state and its end: "blocked by offset 0, until 09:27:12 UTC"."""
     text = str(item["state"]).replace("_", " ")
     if "blocked_by" in item:
         text += f" by offset {item['blocked_by']},"
@@ -101,7 +100,7 @@ def _first(rows: Iterator[Json], count: int) -> Iterator[Json]:
 
 
 class Origin(NamedTuple):
-    """Where a tail begins: ``start`` as the API takes it, or the last so many messages."""
+    """The start of a tail: ``start`` as the API takes it, or the ``last`` N messages."""
 
     start: str = "end"
     last: int = 0
@@ -193,7 +192,7 @@ def _end(session: Session, queue: str, partition: int | None) -> dict[str, int]:
 def _until_end(
     session: Session, queue: str, starts: Starts, partition: int | None
 ) -> Iterator[Json]:
-    """Messages up to where the log ended when this was asked; later ones are not waited for."""
+    """Yield messages up to the end of the log as it is now, without waiting for later ones."""
     ends = _end(session, queue, partition)
     yield from _between(session, queue, starts, ends, partition)
 
@@ -206,7 +205,7 @@ def _between(
         for row in rows:
             if row["offset"] < ends.get(str(row["partition"]), 0):
                 yield row
-        # Without a step forward there is nothing more, whatever the end was said to be.
+        # Without progress there is nothing more, even if the reported end is later.
         is_stuck = not rows and nexts == starts
         starts = {key: offset for key, offset in nexts.items() if offset < ends.get(key, 0)}
         if not starts or is_stuck:
@@ -214,7 +213,7 @@ def _between(
 
 
 def _last(session: Session, queue: str, ends: Mapping[str, int], count: int) -> list[Json]:
-    """The newest messages of all partitions together, the oldest of them first."""
+    """Return the newest messages of all partitions together, in ascending order."""
     found: list[Json] = []
     for key, end in ends.items():
         back = count
@@ -223,7 +222,7 @@ def _last(session: Session, queue: str, ends: Mapping[str, int], count: int) -> 
             rows = deque(_between(session, queue, {key: start}, {key: end}, int(key)), maxlen=count)
             if len(rows) == count or start == 0:
                 break
-            back *= 8  # few steps even where deletions outnumber messages by far
+            back *= 8  # few steps even if deletions far outnumber messages
         found.extend(rows)
     found.sort(key=lambda row: (row["appended_at_ms"], row["partition"], row["offset"]))
     return found[-count:]

@@ -1,9 +1,8 @@
-"""The ``penstock`` command: the tree of nouns, and the one place where errors become exit codes.
+"""The ``penstock`` command: the tree of nouns, and the only code that turns errors into exit codes.
 
-A user never sees a traceback unless asked for with ``--debug``: a failure is three lines on
-stderr (what, why, what to do) and an exit code from ``failure.ExitCode``. A reader that closes the
-pipe early, as ``head`` does, has what it wanted: that is silent and no failure.
-"""
+A user never sees a traceback, except with ``--debug``: a failure is three lines on stderr (what,
+why, what to do) and an exit code from ``failure.ExitCode``. If the reader of a pipe closes it
+early, as ``head`` does, the command ends silently and this is not a failure."""
 
 import os
 import sys
@@ -197,7 +196,7 @@ def _show_traceback(settings: Settings) -> None:
 
 
 def _forget_stdout() -> None:
-    """Point the closed pipe at nothing, or the interpreter complains when it flushes at exit."""
+    """Point stdout at /dev/null: flushing the closed pipe at exit would print an error."""
     try:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())

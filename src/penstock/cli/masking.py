@@ -1,9 +1,8 @@
-"""Secrets made unreadable in text that leaves the machine.
+"""Masks secrets in text that leaves the machine.
 
-Two ways, one after the other: values that are known to be secret here (in the environment, in
-contexts, in the settings that a server on this machine reads), and whatever looks like a secret by
-its name or its form.
-"""
+First values that are known to be secret here (from the environment, from contexts, from the
+settings that a server on this machine reads), then text that looks like a secret by its name or its
+form."""
 
 import json
 import os
@@ -14,16 +13,16 @@ from typing import Final
 from urllib.parse import quote
 
 MASK: Final = "********"
-_LENGTH_MIN: Final = 6  # a shorter value is found in ordinary words, and protects nothing
+_LENGTH_MIN: Final = 6  # shorter values occur in ordinary words, and protect nothing
 _FILE_BYTES_MAX: Final = 65_536
 
 _WORD: Final = r"(?:secret|token|passw(?:or)?d|credential|private|jaas|authorization)"
-# Bounded: a line of a log may be a million letters.
+# Bounded, because a line of a log may have a million letters.
 _NAME: Final = rf"[\w.-]{{0,64}}{_WORD}[\w.-]{{0,64}}"
 _KEY_ENDS: Final = r"(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
 _FORMS: Final = (
     (re.compile(rf"-----BEGIN [A-Z ]{{0,40}}PRIVATE KEY-----.*?{_KEY_ENDS}", re.DOTALL), MASK),
-    # "secret": "…" in JSON, and in JSON that is a string of JSON
+    # "secret": "…" in JSON, and in JSON inside a JSON string
     (re.compile(rf'(?i)(\\?"{_NAME}\\?"\s*:\s*\\?")(?:\\\\.|\\[^"]|[^"\\])*'), rf"\1{MASK}"),
     # secret=…, secret: …, password="…"
     (re.compile(rf"(?i)((?<![\w.]){_NAME}\s*[=:]\s*[\"']?)(?![\s\"'*])[^\s,;&\"']+"), rf"\1{MASK}"),
@@ -31,8 +30,8 @@ _FORMS: Final = (
     (re.compile(r"(?i)(\bsignature=)[0-9a-f]{16,}"), rf"\1{MASK}"),
     (re.compile(r"(://[^/\s:@]{0,256}:)[^@/\s]{1,256}@"), rf"\1{MASK}@"),
     (re.compile(r"\bpsat1\.[\w-]+\.[\w-]+"), MASK),  # the token of a log-in
-    (re.compile(r"(?i)(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])"), MASK),  # 32 bytes, as keys have
-    # Forty characters of base64, as the secret of an access key is, and 32 bytes of it.
+    (re.compile(r"(?i)(?<![0-9a-z])[0-9a-f]{64}(?![0-9a-z])"), MASK),  # 32 bytes, the size of keys
+    # 40 characters of base64, the form of the secret of an access key, or 32 bytes in base64.
     (
         re.compile(
             r"(?<![\w+/-])(?=[\w+/-]{0,42}[A-Z])(?=[\w+/-]{0,42}[a-z])"
@@ -45,12 +44,12 @@ _FORMS: Final = (
 
 class Mask:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """``secrets``: values to hide, wherever they stand."""
+        """``secrets``: values to mask wherever they occur."""
         found: set[str] = set()
         for secret in secrets:
             if len(secret) >= _LENGTH_MIN:
                 found |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
-        # The longest first: one secret may be part of another.
+        # Longest first: one secret may be part of another.
         self._known = sorted(found, key=len, reverse=True)
 
     @classmethod
@@ -97,7 +96,7 @@ def _of_contexts() -> Iterator[str]:
 
 
 def _of_settings() -> Iterator[str]:
-    """Of a server that would be started here."""
+    """Yield the admin token of a server that would be started here."""
     from penstock.node import config as node_config
 
     try:

@@ -1,9 +1,8 @@
-"""``penstock message``: send, receive, look at and finish messages.
+"""``penstock message``: sends, receives, shows and deletes messages.
 
-Sending and receiving go through the SQS API like any client. Peek and tail read the log through
-the admin API: they lease nothing, so no consumer misses a message and no receive count rises.
-With ``--topic`` send and tail speak the Kafka protocol instead, with keys, headers and partitions.
-"""
+Sending and receiving go through the SQS API like any client. Peek and tail read the log through the
+admin API: they lease nothing, so no consumer misses a message and no receive count rises. With
+``--topic`` send and tail use the Kafka protocol instead, with keys, headers and partitions."""
 
 import contextlib
 import sys
@@ -25,7 +24,7 @@ def message() -> None:
 
 @contextlib.contextmanager
 def _as_queue(session: Session, name: str, *, verb: str) -> Iterator[None]:
-    """Whoever names a stream where a queue is needed is told what it is and what to do."""
+    """If ``name`` is a stream instead of a queue, raise a Failure that explains what to do."""
     try:
         yield
     except Failure as failure:
@@ -52,7 +51,7 @@ _TOPIC_ONLY = ("key", "headers", "partition")
 
 
 def _check_options(ctx: click.Context, *, is_topic: bool) -> None:
-    """A flag that would have no effect is refused: its author expects one."""
+    """Reject a flag that would have no effect."""
     for param in ctx.command.params:
         assert param.name is not None
         if ctx.get_parameter_source(param.name) is not ParameterSource.COMMANDLINE:
@@ -150,7 +149,7 @@ def send(
 def _input(
     words: tuple[str, ...], path: str | None, *, is_stdin_default: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
-    """The bodies, or the file to read them from: one of the two."""
+    """Return the bodies or the file to read them from; exactly one of them must be given."""
     if words == ("-",):
         words, path = (), "-"
     if not words and path is None and is_stdin_default:

@@ -1,8 +1,7 @@
 """Names that a server knows: for tab completion, and for "did you mean" when one is misspelt.
 
-Which parameter names what is one table by noun and parameter, so no command does anything for it.
-Both uses are a courtesy: a server that does not answer at once gives no names and no error.
-"""
+One table maps noun and parameter to a kind of name, so that commands need no code for this. Both
+uses are optional: if the server does not reply quickly, there are no names and no error."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -18,9 +17,9 @@ from penstock.cli.session import Session, Settings
 _COMPLETED_MAX = 200
 _LISTED_MAX = 10_000  # names that a misspelt one is compared with
 _TIMEOUT_S = 2.0
-_CREATING = ("create", "add")  # their name is new
+_CREATING = ("create", "add")  # commands whose name does not exist yet
 
-# By noun and parameter; None: of every noun.
+# By noun and parameter; None: any noun.
 _KINDS: Mapping[tuple[str | None, str], str] = {
     ("queue", "name"): "queue",
     ("queue", "names"): "queue",
@@ -49,7 +48,7 @@ def _kind_of(ctx: click.Context, name: str | None) -> str | None:
         return None
     noun = ctx.parent.info_name if ctx.parent is not None else None
     if (noun, name) == ("message", "group") and not ctx.params.get("topic"):
-        return None  # a message group, which nobody lists
+        return None  # a message group: there is no list of those
     return _KINDS.get((noun, name)) or _KINDS.get((None, name))
 
 
@@ -91,7 +90,7 @@ _SOURCES: Mapping[str, Callable[[Session, str], Iterable[str]]] = {
 
 
 def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names that begin with what was typed."""
+    """Return names that begin with the typed text."""
     kind = _kind_of(ctx, param.name)
     if kind is None:
         return []
@@ -111,14 +110,14 @@ def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def suggest(ctx: click.Context, session: Session, failure: Failure) -> None:
-    """Add the nearest name to a failure that did not find one."""
+    """Add the most similar name to a failure of a name that was not found."""
     if "did you mean" in failure.fix:
         return
     for kind, given in _given(ctx):
         try:
             names = list(islice(_SOURCES[kind](session, ""), _LISTED_MAX))
         except Failure:
-            return  # the failure itself is what counts
+            return  # keep the original failure
         hint = "" if given in names else _hint(given, names)
         if hint:
             failure.fix = f"{hint} {failure.fix}".rstrip()

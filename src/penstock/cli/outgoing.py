@@ -1,9 +1,8 @@
-"""Messages on their way out: read from an argument, lines or NDJSON, grouped into batches.
+"""Messages to be sent: read from an argument, lines or NDJSON, grouped into batches.
 
-Pure but for the lines it is handed. An NDJSON object has the fields that ``message receive``
-prints, so the output of one command is the input of the other; a field nobody knows is refused,
-because a misspelt ``group`` must not become a message without one.
-"""
+An NDJSON object has the fields that ``message receive`` prints, so the output of one command is the
+input of the other; an unknown field is rejected, because a misspelt ``group`` must not become a
+message without one."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +11,11 @@ from typing import Any, NamedTuple
 from penstock.cli.failure import ExitCode, Failure
 
 BATCH_COUNT_MAX = 10
-# The limit on one call is 1 MiB of bodies and attributes; counted here in the same way.
+# One request may have 1 MiB of bodies and attributes, counted as the server does.
 BATCH_BYTES_MAX = 1_048_576
 
 _SENT_FIELDS = frozenset(("body", "attributes", "group", "dedup_id", "delay"))
-# What receive, peek and tail print beside those, and a send has no use for.
+# Other fields that receive, peek and tail print; a send ignores them.
 _IGNORED_FIELDS = frozenset(
     [
         "message_id",
@@ -41,13 +40,13 @@ _IGNORED_FIELDS = frozenset(
 
 
 class Outgoing(NamedTuple):
-    place: int  # which line or argument it came from, counted from one
+    place: int  # number of its line or argument, from one
     entry: dict[str, Any]  # an entry of SendMessageBatch, without its Id
     size_bytes: int
 
 
 class Defaults(NamedTuple):
-    """What flags say for every message that does not say it itself."""
+    """Values from flags, for messages that have none of their own."""
 
     group: str | None = None
     dedup_id: str | None = None
@@ -116,7 +115,7 @@ def _text(place: int, field: str, value: object) -> str:
 
 
 def _attribute(place: int, name: str, value: object) -> dict[str, Any]:
-    """``"text"``, a number, or ``{"type": "Binary", "value": "base64"}``."""
+    """Parse ``"text"``, a number, or ``{"type": "Binary", "value": "base64"}``."""
     if isinstance(value, str):
         return {"DataType": "String", "StringValue": value}
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -129,7 +128,7 @@ def _attribute(place: int, name: str, value: object) -> dict[str, Any]:
 
 
 def attribute_from_flag(text: str) -> tuple[str, dict[str, Any]]:
-    """``name=value`` or ``name:Type=value``."""
+    """Parse ``name=value`` or ``name:Type=value``."""
     label, sign, value = text.partition("=")
     name, _, kind = label.partition(":")
     if not name or not sign:
@@ -151,8 +150,8 @@ def _size(entry: dict[str, Any]) -> int:
 
 
 def batches(messages: Iterable[Outgoing]) -> Iterator[Sequence[Outgoing]]:
-    """Up to ten messages and one mebibyte together. One message that is larger goes alone: the
-    server has the better error for it. Where the source fails, what came before still goes."""
+    """Group messages by up to ten and one MiB. A larger message goes alone, because the server has
+    the better error for it. If the source fails, messages before the failure are still sent."""
     batch: list[Outgoing] = []
     size_bytes = 0
     try:

@@ -1,12 +1,11 @@
-"""How results are written: the same data as a table for people or as JSON for programs.
+"""Writes results: the same data as a table for people or as JSON for programs.
 
-Without ``-o`` the format follows stdout. On a terminal: a table. Anywhere else: one thing is one
-JSON object (``json``), several things are one JSON object a line (``ndjson``), so that a pipe can
-begin to work before the command is done. ``-o json`` on several things is one array. ``-o name``
-is the identifying field alone, one a line. Field names are stable: they may be added to, not
+Without ``-o`` the format depends on stdout. On a terminal: a table. Otherwise one item is one JSON
+object (``json``), several items are one JSON object per line (``ndjson``), so that a pipe can
+process them before the command is done. ``-o json`` of several items is one array. ``-o name``
+prints only the identifying field, one per line. Field names are stable: new ones may be added, none
 renamed. ``-o table`` into a pipe is plain aligned text; rich is imported only to draw on a
-terminal.
-"""
+terminal."""
 
 import json
 import os
@@ -21,7 +20,7 @@ FORMATS = ("table", "json", "ndjson", "name")
 Row = Mapping[str, Any]
 
 _FOLDED_WIDTH_MIN = 12
-_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # cells that judge
+_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # cells of a result
 
 
 class Column(NamedTuple):
@@ -38,7 +37,7 @@ class Column(NamedTuple):
 
 
 def field(key: str) -> Column:
-    """A column for a field by the unit that its name ends with: times as times, sizes as sizes."""
+    """Return a column formatted by the unit in the field's name: times as times, and so on."""
     for unit, form in _UNITS.items():
         if key.endswith(unit) and not key.endswith("_per_s"):
             return Column(key, key.removesuffix(unit).replace("_", " "), form=form)
@@ -60,7 +59,7 @@ def to_json(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units are enough to judge an age: 43s, 5m 3s, 2h 10m, 4d 1h."""
+    """Return the two largest units: 43s, 5m 3s, 2h 10m, 4d 1h."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -80,7 +79,7 @@ def moment(at_ms: int) -> str:
 
 
 def time_of_day(at_ms: int) -> str:
-    """For times that are at most hours away."""
+    """Return the time without its date, for times at most hours away."""
     return _time(at_ms, "%H:%M:%S UTC")
 
 
@@ -95,7 +94,7 @@ def none_of(what: str, prefix: str = "") -> str:
 
 
 def one_line(text: str, width: int) -> str:
-    """A message body in a table cell: control characters made visible, cut with an ellipsis."""
+    """Shorten a message body for a table cell, with control characters made visible."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: width + 1])
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
@@ -109,7 +108,7 @@ _UNITS: dict[str, Callable[[Any], str]] = {
 
 
 def is_drawing(stream: TextIO) -> bool:
-    """May we draw there? A terminal that is not a CI log in disguise."""
+    """Return True if the stream is a terminal and not the log of a CI job."""
     return stream.isatty() and not os.environ.get("CI")
 
 
@@ -124,7 +123,7 @@ class Output:
 
     @property
     def is_for_people(self) -> bool:
-        """Whether somebody reads a table on a terminal: there, nothing is worth a sentence."""
+        """True if a person reads a table on a terminal; only then an empty result is stated."""
         return self.is_table and self._stream.isatty()
 
     def format_of(self, otherwise: str) -> str:
@@ -133,7 +132,7 @@ class Output:
         return "table" if self._stream.isatty() else otherwise
 
     def one(self, item: Row, *, columns: Sequence[Column] = (), name: str = "name") -> None:
-        """One thing: as a table it is read downwards, a line a field."""
+        """Print one item; as a table, with one line per field."""
         form = self.format_of("json")
         if form == "table":
             shown = columns or [field(key) for key in item]
@@ -153,7 +152,7 @@ class Output:
         name: str = "name",
         empty: str = "nothing found",
     ) -> None:
-        """``empty``: what a terminal shows when there are no items. A pipe gets no line at all."""
+        """Print items. ``empty`` is shown on a terminal if there are none; a pipe gets no line."""
         form = self.format_of("ndjson")
         if form == "table":
             rows = list(items)
@@ -168,7 +167,7 @@ class Output:
                 self._machine(item, form, name)
 
     def streamed(self, item: Row, *, text: str, name: str = "name") -> None:
-        """One of a row that has no known end: a table cannot be laid out, so a terminal gets
+        """Print one of an unknown number of items. A table cannot be laid out, so a terminal gets
         ``text`` and everything else a JSON line, flushed at once."""
         form = self.format_of("ndjson")
         if form == "table":
@@ -210,7 +209,7 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
     from rich.table import Table
     from rich.text import Text
 
-    # Where it does not fit, names and bodies are folded; a folded number could be misread.
+    # If the table is too wide, names and bodies are folded; a folded number could be misread.
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         if column.is_number:
@@ -219,6 +218,6 @@ def rich_table(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> Any
         width = max((len(row[number]) for row in cells), default=0)
         table.add_column(column.title, overflow="fold", min_width=min(width, _FOLDED_WIDTH_MIN))
     for row in cells:
-        # Text: a body may hold [markup]. Without colours where NO_COLOR says so.
+        # Text, because a body may contain [markup]. rich omits colours if NO_COLOR is set.
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     return table

@@ -1,5 +1,5 @@
-"""From a password to what a server keeps of it, as RFC 5802 derives it: one entry per mechanism,
-each with a salt of its own. The server can check the password by it and never learns it."""
+"""Derives from a password what a server stores to check it (RFC 5802): one entry per mechanism,
+each with its own salt. The server never learns the password."""
 
 import base64
 import hashlib
@@ -49,8 +49,8 @@ def _derive(password: bytes, mechanism: str) -> dict[str, Any]:
 
 
 def _prepared(password: str) -> bytes:
-    """SASLprep (RFC 4013): what can be typed in two ways is one password, and what some client
-    could not type is none."""
+    """Apply SASLprep (RFC 4013): different ways to type a password become equal, and characters
+    that some clients cannot type are rejected."""
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char
         for char in password
@@ -68,7 +68,7 @@ def _unfit(text: str) -> str:
         return "nothing is left of it"
     if any(any(test(char) for test in _FORBIDDEN) for char in text):
         return "it holds a control character, or one that not every client can type"
-    # Right to left as a whole, or not at all.
+    # A text with right-to-left characters must be right-to-left as a whole.
     if any(map(stringprep.in_table_d1, text)) and (
         any(map(stringprep.in_table_d2, text))
         or not stringprep.in_table_d1(text[0])

@@ -1,8 +1,8 @@
-"""``penstock pipeline``: the table of what it can do.
+"""``penstock pipeline``: the table of its commands.
 
-The verbs are in files of their own and are imported when they are run, and Spark only by those that
-need it: everything here works without the extra ``spark``, if only to say that it is missing.
-"""
+Commands are in separate files that are imported when they run, and only commands that need Spark
+import it: everything here works without the extra ``spark``, if only to report that it is
+missing."""
 
 import click
 

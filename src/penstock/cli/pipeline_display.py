@@ -1,8 +1,7 @@
-"""How the progress of a job looks: bars on a terminal, lines anywhere else.
+"""Shows the progress of a job: bars on a terminal, otherwise lines.
 
-Both go to stderr; stdout belongs to results. A log file gets a line when something has changed and
-some seconds have passed, so that a job that runs for months does not fill it.
-"""
+Both go to stderr; stdout is for results. A log file gets a line only when something has changed and
+some seconds have passed, so that a job that runs for months does not fill it."""
 
 import os
 import sys
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from penstock.pipeline.progress import Reading
 
 _LINE_S_MIN = 5.0
-_LABELS_MAX = 32  # bars and lines of more pieces of work than that are not kept apart
+_LABELS_MAX = 32  # labels beyond that share one bar or line
 
 
 def figures(reading: "Reading") -> str:
-    """What stands behind a bar, or alone where there is none."""
+    """Return the numbers that are shown after a bar, or alone without one."""
     parts = []
     if reading.batch is not None:
         parts.append(f"batch {reading.batch:,}")
@@ -37,11 +36,11 @@ def figures(reading: "Reading") -> str:
 
 
 class Lines:
-    """For a pipe, a CI log, or a terminal that asked for no drawing."""
+    """Progress as lines, for a pipe, a CI log, or a terminal without drawing."""
 
     def __init__(self, *, is_quiet: bool) -> None:
         self._is_quiet = is_quiet
-        self._stream = sys.stderr  # as it is now: while a job runs, that name is its log
+        self._stream = sys.stderr  # bound now: while a job runs, sys.stderr is the job's log
         self._said: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -82,14 +81,14 @@ class Bars:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}", markup=False),
-            console=Console(file=sys.stderr),  # bound now, as above
+            console=Console(file=sys.stderr),  # bound now, as in Lines
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
-        # Spark takes seconds to start: something moves until there is something to show.
+        # Spark takes seconds to start: show movement until there is progress to show.
         self._waiting: TaskID | None = self._bars.add_task("starting", total=None, figures="")
         self._bars.start()
 

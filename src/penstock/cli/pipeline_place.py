@@ -1,9 +1,8 @@
-"""Where the pipeline keeps things, and whether it is there at all: what several verbs share.
+"""Folders of the pipeline, and checks that several of its commands share.
 
-The lake is a folder of its own, never inside a server's data folder: it outlives servers, and may
-be on other disks. Checkpoints are in the lake unless said otherwise, so that a lake that is moved
-takes along how far it has come.
-"""
+The lake is a separate folder, never inside a server's data folder: it outlives servers, and may be
+on other disks. Checkpoints are in the lake by default, so that a lake that is moved keeps its
+progress."""
 
 import os
 from collections.abc import Callable

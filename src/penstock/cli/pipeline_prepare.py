@@ -1,4 +1,4 @@
-"""``penstock pipeline doctor`` and ``warm``: is all there, and can it start faster?"""
+"""``penstock pipeline doctor`` and ``warm``: check the requirements, and make starts faster."""
 
 from collections.abc import Iterator
 from importlib import metadata
@@ -54,7 +54,7 @@ def _packages() -> Iterator[Finding]:
         try:
             yield Finding("ok", name, metadata.version(name))
         except metadata.PackageNotFoundError:
-            # Only reports draw: everything else goes without.
+            # Only reports need matplotlib.
             status = "warn" if name == "matplotlib" else "fail"
             yield Finding(status, name, "not installed", _INSTALL)
 
@@ -74,7 +74,7 @@ def _java() -> Iterator[Finding]:
 
         archive = archive_file(java)
     except metadata.PackageNotFoundError:
-        return  # said above
+        return  # reported by _packages
     if archive.is_file():
         yield Finding("ok", "warm", f"classes are archived, {size(archive.stat().st_size)}")
     else:

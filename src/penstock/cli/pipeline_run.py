@@ -1,8 +1,7 @@
-"""``penstock pipeline run JOB`` and its kin: a command for every job in the registry.
+"""``penstock pipeline run JOB`` and similar groups: a command for every job in the registry.
 
-The options that every job has are here; those of its own a job declares. What happens then is
-``penstock.pipeline.runner``'s; here its endings become text and exit codes.
-"""
+Options that all jobs have are defined here; a job declares its other options. The job is run by
+``penstock.pipeline.runner``; here its outcome becomes text and an exit code."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ _EVERY_S_MAX = 86_400
 
 
 class JobGroup(click.Group):
-    """The jobs of one command as its verbs; a job of somebody else as ``module:ATTRIBUTE``."""
+    """The jobs of one group as its commands; a job of another package is ``module:ATTRIBUTE``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         require_extra()
@@ -89,8 +88,8 @@ replay = _Replay("replay", help="Send archived messages again; as `run replay`."
 
 
 def command_of(job: "Job", *, group: str) -> click.Command:
-    """A job's own options win over ours of the same name; ``--since`` and ``--until`` are there
-    for jobs that call something else ``--from`` and ``--to``."""
+    """Return the command of a job. An option of the job replaces ours of the same name; ``--since``
+    and ``--until`` exist for jobs that use ``--from`` and ``--to`` for something else."""
     taken = {name for option in job.options for name in option.opts}
     command = Verb(
         job.name,
@@ -156,7 +155,7 @@ def _options(job: "Job", taken: set[str]) -> list[click.Option]:
 
 
 class _Callback:
-    """What click calls: it knows names of options, and a job wants a wish."""
+    """The callback of click, which turns options into the parameters of a job."""
 
     def __init__(self, job: "Job", group: str) -> None:
         self._job = job
@@ -207,7 +206,7 @@ class _Callback:
 
 
 def _shared(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What every command knows, for a job that has an option for it and was not given one."""
+    """Return global options that the job has too and that were not given to it."""
     settings = session.settings
     known = {"endpoint": settings.endpoint, "region": settings.region}
     return {name: value for name, value in known.items() if given.get(name, "") is None}
@@ -228,7 +227,7 @@ def _run(session: Session, wish: "Wish") -> "Ending":
         names = dict.fromkeys(name for row in found for name in row)
         numbers = {n for n in names if all(isinstance(r.get(n, 0), int | float) for r in found)}
         columns = [Column(n, n.upper().replace("_", " "), is_number=n in numbers) for n in names]
-        display.close()  # results and bars do not share a screen
+        display.close()  # results must not be mixed with bars
         session.out.many(found, columns=columns, name=next(iter(names), "name"))
 
     display = display_for(is_quiet=session.settings.quiet)
@@ -282,7 +281,7 @@ def _failure(wish: "Wish", ending: "Ending") -> Failure:
     )
 
 
-# ── From text to values ──────────────────────────────────────────────────────────────────────
+# ── Parsing ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _moment(text: str | None, *, option: str) -> int | None:
@@ -319,8 +318,8 @@ def _conf(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
-    """Where the Kafka listener is and, as options of the source, who we are to it: found as every
-    other command finds them."""
+    """Return address and credentials of the Kafka listener, found as by other commands; credentials
+    as options of the source."""
     from penstock.cli.kafka_client import ADDRESS_DEFAULT
 
     if given is not None:
@@ -329,14 +328,13 @@ def _server(session: Session, given: str | None) -> tuple[str, dict[str, str]]:
         kafka = session.kafka
     except Failure as failure:
         if session.settings.kafka is None and failure.exit_code is ExitCode.UNREACHABLE:
-            return ADDRESS_DEFAULT, {}  # a job that needs the server will say that it is not there
+            return ADDRESS_DEFAULT, {}  # a job that needs the server will report that it is missing
         raise
     return kafka.address, source_security(kafka.security)
 
 
 def source_security(security: "Security") -> dict[str, str]:
-    """The properties that ``penstock.net.kafka_login.security_from`` reads, as the source has
-    them."""
+    """Return the options of the source that ``penstock.net.kafka_login.security_from`` reads."""
     properties = {
         "security.protocol": security.protocol,
         "sasl.mechanism": security.mechanism,

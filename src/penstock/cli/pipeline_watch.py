@@ -1,4 +1,4 @@
-"""``penstock pipeline list``, ``status`` and ``logs``: what can be seen without starting Spark."""
+"""``penstock pipeline list``, ``status`` and ``logs``: show jobs without starting Spark."""
 
 import time
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
-"""``penstock policy``: what users may do, and the question whether somebody may do something.
+"""``penstock policy``: shows, changes and tests the policies of users.
 
-A policy is a JSON document of the usual form. ``policy test`` asks the server, which answers with
-the code that judges requests, and names the statement that settled it.
-"""
+A policy is a JSON document of the usual form. ``policy test`` lets the server decide with the same
+code that authorizes requests, and names the statement that decided."""
 
 from typing import Any
 from urllib.parse import quote

@@ -1,10 +1,9 @@
 """Producing to a topic: input is batched by partition and sent as it arrives.
 
-A producer id is asked for first, and every batch has its sequence number: a batch that is sent
-again because an answer got lost is stored once. A batch stays small, so that a refusal hits what
-deserves it; what is larger than that goes alone. Ctrl-C waits until what was read has been
-answered, and the user learns how many records the server has accepted.
-"""
+A producer id is requested first, and every batch has a sequence number: a batch that is sent again
+because a reply was lost is stored once. Batches are small, so that an error concerns few records; a
+larger record goes alone. Ctrl-C waits for the reply to what was read, and the user learns how many
+records the server has accepted."""
 
 import secrets
 import time
@@ -27,13 +26,13 @@ _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
-_PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # may be otherwise in a moment
+_PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # errors that may pass
 
 
 def records_in(
     bodies: Sequence[str], stream: IO[bytes] | None, defaults: RecordDefaults, *, is_ndjson: bool
 ) -> Iterator[Sequence[OutgoingRecord]]:
-    """From arguments, or from a stream in the pieces in which it arrives."""
+    """Yield records from arguments, or from a stream in the pieces in which it arrives."""
     make = from_json if is_ndjson else from_text
     chunks: Iterable[Sequence[tuple[int, str]]] = [list(enumerate(bodies, 1))]
     if stream is not None:
@@ -44,7 +43,7 @@ def records_in(
             for place, line in chunk:
                 made.append(make(place, line, defaults))
         except Failure:
-            if made:  # what came before the bad line still goes
+            if made:  # records before the bad line are still sent
                 yield made
             raise
         yield made
@@ -62,17 +61,17 @@ class RecordSender(Tally):
         self._topic = topic
         self._what = f"cannot send to topic '{topic}'"
         self._partition_count = len(self._kafka.places(topic, what=self._what))
-        # Records without a key go to one partition for a while, as Kafka's producers have it.
+        # Records without a key go to one partition for a while, as in Kafka's producers.
         self._turn = secrets.randbelow(self._partition_count)
         self._producer_id, self._producer_epoch = self._ask_producer_id()
         self._sequences: dict[int, int] = {}
-        self.last: tuple[int, int] | None = None  # partition and offset of the last one accepted
+        self.last: tuple[int, int] | None = None  # partition and offset of the last accepted record
 
     def _ask_producer_id(self) -> tuple[int, int]:
         try:
             return self._kafka.client.producer_id()
         except KafkaRefused:
-            return NO_PRODUCER, -1  # a server without them: at least once, then
+            return NO_PRODUCER, -1  # no producer ids on this server: delivery is at least once
         except KafkaTrouble as trouble:
             raise failure_of(trouble, self._what) from trouble
 
@@ -89,7 +88,7 @@ class RecordSender(Tally):
                 waiting.setdefault(partition, []).append(record)
         self._turn = (self._turn + 1) % self._partition_count
         while waiting:
-            # One batch of each partition at a time: their order within it is the input's.
+            # One batch per partition at a time keeps the order of the input in each partition.
             batches = {number: self._cut(number, records) for number, records in waiting.items()}
             self._produce(batches)
             for number, batch in batches.items():
@@ -132,7 +131,7 @@ class RecordSender(Tally):
     # ── Requests ─────────────────────────────────────────────────────────────────────────────
 
     def _produce(self, batches: Mapping[int, _Batch]) -> None:
-        """Until each is accepted or refused for good, within the time one answer may take."""
+        """Retry until each batch is accepted or rejected for good, or until the timeout."""
         left = dict(batches)
         give_up_at = time.monotonic() + self._session.settings.timeout_s
         pause_s = _PAUSE_S
@@ -147,7 +146,7 @@ class RecordSender(Tally):
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     def _try(self, left: dict[int, _Batch]) -> Failure | None:
-        """One attempt; takes out what is settled and returns why the rest is not."""
+        """Try once; remove finished batches from ``left`` and return why the rest is not done."""
         trouble: Failure | None = None
         try:
             for part in self._ask(left):
@@ -162,14 +161,14 @@ class RecordSender(Tally):
                     trouble = failure
                     continue
                 if failure.exit_code is ExitCode.DENIED:
-                    raise failure  # whoever may not send one record may send none
+                    raise failure  # all other records would be denied as well
                 for record in batch.records:
                     self.refuse(record.place, failure.why)
                 del left[part.index]
             if trouble is not None:
-                self._kafka.metadata([self._topic])  # somebody else may lead by now
+                self._kafka.metadata([self._topic])  # the leader may have changed
         except Failure as failure:
-            # The answer is lost, the batch perhaps not: only a numbered one is sent again.
+            # The reply is lost, but the batch may be stored: only a numbered batch is sent again.
             if failure.exit_code not in _PASSING or self._producer_id == NO_PRODUCER:
                 raise
             trouble = failure

@@ -1,8 +1,7 @@
 """A progress bar on stderr, for people only.
 
-Drawn when stderr is a terminal and nobody asked for silence (``--quiet``, ``NO_COLOR``, ``CI``);
-otherwise every call here does nothing and rich is never imported.
-"""
+It is drawn if stderr is a terminal and none of ``--quiet``, ``NO_COLOR``, ``CI`` is set; otherwise
+every call here does nothing and rich is never imported."""
 
 import os
 import sys

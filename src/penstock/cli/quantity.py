@@ -8,7 +8,7 @@ _SECOND_MS = 1_000
 
 
 class Quantity(click.ParamType[float]):
-    """A number of seconds or bytes, with a unit or without. ``is_whole``: rounded to an integer."""
+    """A number of seconds or bytes, with or without a unit. ``is_whole``: rounded to an integer."""
 
     def __init__(self, kind: Kind, *, base: int, low: float, high: float, is_whole: bool) -> None:
         self.name = kind.noun
@@ -37,7 +37,7 @@ def seconds(low: int, high: int) -> Quantity:
 
 
 def some_seconds(low: float, high: float) -> Quantity:
-    """Fractions of a second are kept."""
+    """Return a duration that may have fractions of a second."""
     return Quantity(DURATION, base=_SECOND_MS, low=low, high=high, is_whole=False)
 
 

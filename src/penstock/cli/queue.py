@@ -1,8 +1,7 @@
-"""``penstock queue``: create, look at, change and remove queues.
+"""``penstock queue``: creates, shows, changes and deletes queues.
 
-Changes go through the SQS API, so what works here works from any SQS client. Lists and live
-numbers come from the admin API, which knows a whole account in one answer.
-"""
+Changes go through the SQS API, so what works here works from any SQS client. Lists and live numbers
+come from the admin API, which reports a whole account in one reply."""
 
 from typing import Any
 
@@ -119,8 +118,8 @@ def show(session: Session, name: str) -> None:
 
 
 def _with_blocked(session: Session, item: dict[str, Any]) -> dict[str, Any]:
-    """Put ``blocked``, a part of ``visible``, behind it. Any SQS server has the rest: without an
-    admin API the number is left out."""
+    """Insert ``blocked``, a part of ``visible``, after it. Other SQS servers have no admin API:
+    then the number is left out."""
     from penstock.cli.failure import Failure
 
     try:
@@ -199,7 +198,7 @@ def set_settings(
 @pass_session
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a queue and every message in it."""
-    url = session.sqs.queue_url(name)  # first: nobody should retype the name of nothing
+    url = session.sqs.queue_url(name)  # before the prompt: fails if there is no such queue
     confirm_name(name, verb="delete", is_sure=yes)
     session.sqs.call("DeleteQueue", {"QueueUrl": url}, what=f"cannot delete queue '{name}'")
     session.remark(f"deleted {name}")

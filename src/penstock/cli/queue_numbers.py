@@ -1,8 +1,7 @@
-"""Counts of queues as the admin API gives them, as rows to print once or to watch.
+"""Counts of queues from the admin API, as rows to print once or to watch.
 
-A rate is the difference of two samples over the time between them, so the first sample of a watch
-has none, and a counter that went backwards (the server was started again) gives none either.
-"""
+A rate is the difference of two samples divided by the time between them, so the first sample of a
+watch has none. A counter that went backwards, because the server restarted, gives none either."""
 
 import sys
 import time
@@ -43,7 +42,7 @@ RATE_COLUMNS = (
 
 
 def _row(item: Json) -> Json:
-    """One flat row from a queue of the admin API: identity first, then its counts."""
+    """Return a flat row from a queue of the admin API: identity first, then its counts."""
     counts = dict(item["stats"])
     counts.pop("oldest_sent_at_ms", None)
     age_ms = counts.pop("oldest_age_ms", None)
@@ -64,7 +63,7 @@ def rows(session: Session, prefix: str = "") -> list[Json]:
 
 
 def rows_of(session: Session, names: Sequence[str]) -> list[Json]:
-    """The named queues in the order named; all of them when none is named."""
+    """Return rows of the named queues in this order; of all queues if none is named."""
     found = {row["name"]: row for row in rows(session)}
     if not names:
         return list(found.values())
@@ -84,7 +83,7 @@ def backlog(row: Mapping[str, Any]) -> int:
 
 
 def sorted_rows(given: Iterable[Json], by: str) -> list[Json]:
-    """By name, or the worst first."""
+    """Sort by name, or by backlog or age with the highest first."""
     if by == "backlog":
         return sorted(given, key=lambda row: (-backlog(row), row["name"]))
     if by == "age":
@@ -104,7 +103,7 @@ def with_rates(now: Json, before: Json | None, elapsed_s: float) -> Json:
 
 
 class Samples:
-    """Takes samples and remembers the one before."""
+    """Takes samples and keeps the previous one, for rates."""
 
     def __init__(self, session: Session, names: Sequence[str]) -> None:
         self._session = session
@@ -148,7 +147,7 @@ def _draw(samples: Samples, interval_s: float, samples_max: int | None) -> None:
 
 
 def ticks(interval_s: float, count_max: int | None) -> Iterable[int]:
-    """0, 1, 2 … at even times. Late ticks are dropped, not made up for."""
+    """Yield 0, 1, 2 … at regular times; a late tick is dropped, not repeated."""
     start_s = time.monotonic()
     number = 0
     while count_max is None or number < count_max:

@@ -1,9 +1,7 @@
 """A queue's settings as flags: one table row each, used by ``queue create``, ``set`` and ``show``.
 
-A row joins the flag people type, the attribute the SQS API calls it by, and the field that JSON
-output names it with. Values are checked here only as far as a typing mistake goes; what a queue
-accepts is the server's to say.
-"""
+A row has the flag that users type, the attribute of the SQS API, and the field of JSON output.
+Values are checked here only for typing mistakes; the server decides what a queue accepts."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -150,7 +148,7 @@ SETTINGS = (
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds every flag above, and the two that make up a dead-letter rule."""
+    """Add every flag above, and the two flags of a redrive policy."""
     options = [
         click.option(
             setting.flag, setting.field, type=setting.kind, default=None, help=setting.help
@@ -171,7 +169,7 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def attributes_of(session: Session, flags: Flags) -> dict[str, str]:
-    """The attributes that were given as flags, as the API wants them."""
+    """Return the attributes that were given as flags, in the form of the API."""
     attributes = {
         setting.attribute: setting.encode(flags[setting.field])
         for setting in SETTINGS
@@ -203,7 +201,7 @@ def tags_of(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, Any]:
-    """All that the SQS API says of a queue, in our words."""
+    """Return a queue's settings and counts with our field names instead of those of the SQS API."""
     counts = {
         "visible": "ApproximateNumberOfMessages",
         "in_flight": "ApproximateNumberOfMessagesNotVisible",
@@ -231,7 +229,7 @@ def described(name: str, url: str, attributes: Mapping[str, str]) -> dict[str, A
 
 
 def redrive_of(attributes: Mapping[str, str]) -> tuple[str, int] | None:
-    """Name of the dead-letter queue, and after how many receives a message goes there."""
+    """Return the name of the dead-letter queue, and the receives before a message goes there."""
     text = attributes.get("RedrivePolicy")
     if not text:
         return None

@@ -1,8 +1,7 @@
-"""``penstock quota``: how fast a tenant may ask, and how much it may have.
+"""``penstock quota``: limits (how fast) and quotas (how much) of a tenant.
 
-Zero stands for "no limit" everywhere, ``default`` for the default of this version. What is not
-named in ``set`` stays as it is.
-"""
+Zero means "no limit" everywhere, ``default`` the default of this version. Values that ``set`` does
+not name stay unchanged."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ _COUNT_MAX = 2**53
 
 class RateFlags(NamedTuple):
     field: str
-    flag: str  # of the rate; its burst is next to it
+    flag: str  # of the rate, followed by the flag of its burst
     burst_flag: str
     help: str
 
@@ -91,7 +90,7 @@ def _print(session: Session, found: Json) -> None:
 
 
 def _quota(found: Json, field: str) -> str:
-    """Used, quota and share: ``12 of 500 (default), share 10,000``."""
+    """Return used, quota and share: ``12 of 500 (default), share 10,000``."""
     form = size if "bytes" in field else _number
     quota, used, share = (found[part].get(field) for part in ("quotas", "used", "shares"))
     is_default = field in found["defaults"]

@@ -1,5 +1,5 @@
-"""Receiving and finishing messages. A message is deleted only after it was written and flushed:
-if the reader of the pipe is gone, the message comes back after its lease instead of being lost."""
+"""Receives and deletes messages. A message is deleted only after it was written and flushed: if the
+reader of the pipe is gone, the message comes back after its lease instead of being lost."""
 
 import itertools
 import json
@@ -20,13 +20,13 @@ _FAILURES_LISTED_MAX = 20
 
 class Wish(NamedTuple):
     count_max: int
-    wait_s: int | None = None  # None: as the queue is set
+    wait_s: int | None = None  # None: the setting of the queue
     visibility_s: int | None = None
     is_deleting: bool = False
 
 
 def as_item(message: Json) -> Json:
-    """A received message in the words that ``message send --ndjson`` reads."""
+    """Return a received message with the fields that ``message send --ndjson`` reads."""
     system = message.get("Attributes", {})
     item: Json = {
         "message_id": message["MessageId"],
@@ -68,7 +68,7 @@ def _as_text(item: Json) -> str:
 
 
 def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
-    """Answers until the wish is met or one of them is empty."""
+    """Yield replies until ``count_max`` messages were received or a reply is empty."""
     request: Json = {
         "QueueUrl": session.sqs.queue_url(queue),
         "MessageAttributeNames": ["All"],
@@ -78,7 +78,7 @@ def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
         request["WaitTimeSeconds"] = wish.wait_s
     if wish.visibility_s is not None:
         request["VisibilityTimeout"] = wish.visibility_s
-    # A queue may have its own wait of up to 20 s, of which we are not told.
+    # A queue may have its own wait of up to 20 s, which we do not know.
     wait_s = 20.0 if wish.wait_s is None else float(wish.wait_s)
     left = wish.count_max
     while left:
@@ -96,7 +96,7 @@ def _replies(session: Session, queue: str, wish: Wish) -> Iterator[list[Json]]:
 def receive(session: Session, queue: str, wish: Wish) -> None:
     replies: Iterable[list[Json]] = _replies(session, queue, wish)
     is_array = session.out.format_of("ndjson") == "json"
-    if is_array:  # one array has to wait for the last message
+    if is_array:  # one array needs all messages
         replies = [list(itertools.chain.from_iterable(replies))]
     failed = received = 0
     for items in replies:
@@ -121,7 +121,7 @@ def receive(session: Session, queue: str, wish: Wish) -> None:
 
 
 def _nothing(session: Session, queue: str) -> str:
-    """Why nothing was received, as far as the server tells."""
+    """Return why nothing was received, as far as the server reports it."""
     try:
         return f"no message: {session.admin.explanation(name_of(queue))['summary']}"
     except Failure:
@@ -153,7 +153,7 @@ def _receipt_of(place: int, line: str) -> str:
 
 
 def delete_all(session: Session, queue: str, receipts: Iterable[str]) -> tuple[int, int]:
-    """Delete in batches; how many were deleted and how many refused. Refusals go to stderr."""
+    """Delete in batches; return the numbers of deleted and of refused. Prints refusals."""
     url = session.sqs.queue_url(queue)
     source = iter(receipts)
     deleted = failed = 0

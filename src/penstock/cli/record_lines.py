@@ -1,10 +1,9 @@
 """Records as text: read from arguments, lines or NDJSON, printed by ``message tail --topic``.
 
-What tail prints as JSON can be sent again as it is. Bytes that are no UTF-8 stand in a field of
-their own, ``value_base64`` for ``value`` and so on; a value of null is a record without one, which
-in a compacted topic deletes its key. A field nobody knows is refused: a misspelt ``key`` must not
-become a record without one.
-"""
+The JSON that tail prints can be sent again unchanged. Bytes that are not UTF-8 are in a separate
+field, ``value_base64`` for ``value`` and so on; a value of null is a record without one, which in a
+compacted topic deletes its key. An unknown field is rejected: a misspelt ``key`` must not become a
+record without one."""
 
 import base64
 import binascii
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.cli.failure import ExitCode, Failure
 from penstock.record.record import Header, RawRecord, encode_record
 
-# What a queue keeps beside a message's own attributes; noise to a person.
+# The header in which a queue stores fields of its messages; not shown to people.
 SYSTEM_HEADER = b"penstock"
 
 _SENT_FIELDS = frozenset(("key", "key_base64", "headers", "value", "value_base64", "partition"))
@@ -24,7 +23,7 @@ _KEY_MAX = 24  # characters of a key in a line of text
 
 
 class OutgoingRecord(NamedTuple):
-    place: int  # which line or argument it came from, counted from one
+    place: int  # number of its line or argument, from one
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header] = ()
@@ -41,7 +40,7 @@ class OutgoingRecord(NamedTuple):
 
 
 class RecordDefaults(NamedTuple):
-    """What flags say for every record that does not say it itself."""
+    """Values from flags, for records that have none of their own."""
 
     key: bytes | None = None
     headers: Sequence[Header] = ()
@@ -102,7 +101,7 @@ def _bytes_of(place: int, given: Mapping[str, Any], name: str) -> bytes | None:
 
 
 def _headers_of(place: int, given: Any) -> list[Header]:
-    """``{"name": "value"}``, or a list of objects where a name stands twice or a value is bytes."""
+    """Parse ``{"name": "value"}``, or a list of objects, for repeated names and for bytes."""
     if given is None:
         return []
     if isinstance(given, dict):
@@ -156,7 +155,7 @@ def _field(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def value_text(data: bytes | None) -> str:
-    """For a person: the text, or the base64 of what is no text."""
+    """Return the text to show: base64 for a value that is not text."""
     if data is None:
         return "(null)"
     found = _field("value", data)
@@ -171,7 +170,7 @@ def as_text(partition: int, record: RawRecord) -> str:
     try:
         at = datetime.fromtimestamp(record.timestamp / 1_000, UTC)
         moment = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):  # a producer's clock may say anything
+    except (OverflowError, ValueError, OSError):  # a producer's timestamp may be any number
         moment = str(record.timestamp)
     key = "-" if record.key is None else one_line(value_text(record.key), _KEY_MAX)
     parts = [f"{partition}:{record.offset}", moment, key]

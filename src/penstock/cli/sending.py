@@ -1,9 +1,8 @@
-"""Sending many messages: reads input as it arrives, sends batches, counts what was accepted.
+"""Sends many messages: reads input as it arrives, sends batches, counts accepted messages.
 
-Input from a pipe is sent as soon as it is there: a batch ends where the pipe has no more for now,
-so ``tail -f file | penstock message send jobs -`` does not sit on nine lines. Whatever ends the
-run, the user learns how many messages the server has accepted.
-"""
+Input from a pipe is sent as soon as it arrives: a batch ends where the pipe has no more for now, so
+``tail -f file | penstock message send jobs -`` does not hold back nine lines. However the run ends,
+the user learns how many messages the server has accepted."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
@@ -21,8 +20,8 @@ Reader = Callable[[int, str, Defaults], Outgoing]
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[Sequence[tuple[int, str]]]:
-    """Numbered lines, in lists of what each read found; empty lines count but are left out."""
-    # Text wrappers and raw files alike have read1 in what click hands out.
+    """Yield the numbered lines of each read as a list; empty lines count but are left out."""
+    # The streams that click opens have read1, which returns as soon as there is data.
     read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
     rest = b""
     place = 0
@@ -65,7 +64,7 @@ def read_lines(
 
 class Sender(Tally):
     def __init__(self, session: Session, queue: str, *, is_single: bool = False) -> None:
-        """``is_single``: one message is sent, whose refusal is the failure of the command."""
+        """``is_single``: one message is sent; its refusal is the failure of the command."""
         super().__init__(session, "message", queue)
         self._is_single = is_single
         self._url = session.sqs.queue_url(queue)

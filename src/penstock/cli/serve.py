@@ -1,10 +1,10 @@
-"""``penstock serve``: the flags of a server. What they mean is ``node/config.py``'s to say, and
-what a server does is ``node/lifecycle.py``'s; a flag that is not given is not passed on, so that
-file and environment keep their say."""
+"""``penstock serve``: the flags of a server. ``node/config.py`` describes the settings and
+``node/lifecycle.py`` runs the server; a flag that is not given is not passed on, so that file and
+environment apply."""
 
 import click
 
-# Flag → key of the configuration. Only a flag that was given becomes a key.
+# Flag → key of the configuration, for flags that were given.
 _KEYS = {
     "data": "node.data",
     "role": "node.roles",
@@ -28,7 +28,7 @@ _KEYS = {
 
 
 class Address(click.ParamType[str]):
-    """HOST:PORT; port 0 takes any free one. A bare port listens on the loopback address."""
+    """HOST:PORT; port 0 takes any free port. A bare port listens on the loopback address."""
 
     name = "host:port"
 

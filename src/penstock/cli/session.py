@@ -1,9 +1,8 @@
-"""What every command is given: the global options, the three clients, and where output goes.
+"""What every command gets: the global options, the three clients, and the output.
 
-Global options are accepted before the noun and behind the verb alike (``penstock -o json queue
-list`` and ``penstock queue list -o json``); the one nearer to the verb wins. Clients are made at
-first use, so a command that only reads a file opens no connection.
-"""
+Global options are accepted before the noun and after the verb (``penstock -o json queue list`` and
+``penstock queue list -o json``); the one nearer to the verb wins. Clients are created at first use,
+so a command that only reads a file opens no connection."""
 
 import dataclasses
 import functools
@@ -33,15 +32,15 @@ TIMEOUT_S_DEFAULT = 30.0
 @dataclasses.dataclass(slots=True)
 class Settings:
     endpoint: str = ENDPOINT_DEFAULT
-    admin: str | None = None  # None: ask the endpoint
-    kafka: str | None = None  # None: ask the endpoint, or the admin API if that is named
+    admin: str | None = None  # None: reported by the endpoint
+    kafka: str | None = None  # None: reported by the endpoint, or by the admin API if that is given
     region: str = REGION_DEFAULT
     account: str | None = None  # None: the server's default
     timeout_s: float = TIMEOUT_S_DEFAULT
-    output: str | None = None  # None: by what stdout is
+    output: str | None = None  # None: depends on stdout
     quiet: bool = False
     debug: bool = False
-    context: str | None = None  # None: the one in use
+    context: str | None = None  # None: the current one
     explicit: set[str] = dataclasses.field(default_factory=set)
 
 
@@ -55,8 +54,8 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def global_options(*, from_environment: bool) -> list[click.Option]:
-    """For the root (which also reads the environment) and again for each verb (which must not:
-    a variable would then win over a flag written before the noun)."""
+    """Return the options of the root, which also reads the environment, or of a verb, which must
+    not: there a variable would win over a flag written before the noun."""
 
     def option(*names: str, envvar: list[str] | None = None, **rest: Any) -> click.Option:
         return click.Option(
@@ -123,7 +122,7 @@ def global_options(*, from_environment: bool) -> list[click.Option]:
 
 
 class Name(StringParamType):
-    """A text that may be the name of a queue, topic, group, user, tenant or context."""
+    """A string that may name a queue, topic, group, user, tenant or context."""
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -136,7 +135,7 @@ class Name(StringParamType):
 
 
 class Verb(click.Command):
-    """A leaf command: its own options first, the global ones in a section of their own."""
+    """A leaf command, whose help shows global options in a separate section after its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -166,7 +165,7 @@ class Noun(click.Group):
     command_class = Verb
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(self.commands)  # in the order they are written: the common ones first
+        return list(self.commands)  # in order of definition: the common ones first
 
 
 class Session:
@@ -201,7 +200,7 @@ class Session:
             if url is None:
                 info = self.sqs.info()
                 url = as_seen_from(settings.endpoint, str(info["admin"]))
-                # The account that the SQS API uses for us, so that both show the same queues.
+                # The account that the SQS API uses, so that both APIs show the same queues.
                 account_default = info.get("account")
             self._admin = Admin(
                 url,
@@ -221,7 +220,7 @@ class Session:
         return self._kafka
 
     def remark(self, text: str) -> None:
-        """A sentence for a person. On stderr, so that a pipe never sees it."""
+        """Print a sentence for a person, to stderr, so that a pipe never gets it."""
         if not self.settings.quiet:
             click.echo(text, err=True)
 
@@ -232,13 +231,13 @@ class Session:
 
 
 def pass_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Hands a command its session and closes it behind the command, come what may."""
+    """Pass a session to a command and always close it when the command ends."""
 
     @functools.wraps(command)
     def call(*args: Any, **kwargs: Any) -> None:
         ctx = click.get_current_context()
         settings = ctx.find_root().ensure_object(Settings)
-        if ctx.parent is None or ctx.parent.info_name != "context":  # which mends the file
+        if ctx.parent is None or ctx.parent.info_name != "context":  # it can repair the file
             contexts.apply(settings)
         session = Session(settings)
         ctx.call_on_close(session.close)
@@ -255,7 +254,7 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def confirm_name(name: str, *, verb: str, is_sure: bool) -> None:
-    """Destructive verbs ask for the name again: "y" is typed too easily."""
+    """Let the user type the name again before a destructive command: "y" is typed too easily."""
     if is_sure:
         return
     refusal = Failure(

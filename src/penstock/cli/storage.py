@@ -1,10 +1,9 @@
-"""``penstock storage``: look at a data folder while the server is stopped.
+"""``penstock storage``: inspects a data folder while the server is stopped.
 
-The only commands, with ``serve`` and ``doctor``, that touch disk. They read and never write: what
-can be repaired the server repairs when it starts. ``verify`` reads every byte and exits with 8
-when it finds damage. Message bodies are other people's data, so ``dump-segment`` shows them only
-when asked.
-"""
+With ``serve`` and ``doctor``, these are the only commands that use the disk of a server. They read
+and never write: the server repairs what can be repaired when it starts. ``verify`` reads every byte
+and exits with 8 if it finds damage. Message bodies are private data, so ``dump-segment`` shows them
+only on request."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,7 +176,7 @@ def _damage_row(path: Path, damage: "Damage") -> dict[str, Any]:
 
 
 def _remark_row(path: Path, remark: str) -> dict[str, Any]:
-    """Something that the next start of the server puts right."""
+    """Return a finding that the next start of the server repairs."""
     return {"kind": "remark", "file": str(path), "reason": remark}
 
 
@@ -251,7 +250,7 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
             return
         for record in decode_batch(batch, origin=b"", from_offset=from_offset):
             message = record.message
-            what = "sealed" if message.is_sealed else "message"  # no body can be opened here
+            what = "sealed" if message.is_sealed else "message"  # it cannot be opened here
             row = {"offset": record.offset, "kind": what, **shared}
             row |= {
                 "timestamp_ms": record.appended_at_ms,
@@ -266,7 +265,7 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
 
 
 def _text(data: bytes) -> str:
-    """Text as it is; anything else in hex, marked as such."""
+    """Return text unchanged, other bytes in hex with a mark."""
     try:
         return data.decode()
     except UnicodeDecodeError:

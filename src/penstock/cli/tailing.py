@@ -1,11 +1,10 @@
-"""Reading a topic by offset and printing what is there, without anybody else noticing.
+"""Reads a topic by offset and prints its records, without affecting other readers.
 
-One fetch asks for all partitions and is answered as soon as one of them has something: nothing
-polls. Records of aborted transactions are left out, as a consumer that reads committed records
-leaves them out; those of open ones are waited for. With a group, the tail begins where the group
-has committed and commits what it has printed, in this order: after Ctrl-C or a closed pipe a
-record may be printed again, and none is missed.
-"""
+One fetch requests all partitions and gets a reply as soon as one of them has records, so nothing
+polls. Records of aborted transactions are left out, as for a consumer that reads committed records;
+those of open transactions are waited for. With a group, the tail begins at the group's committed
+offsets and commits offsets after printing: after Ctrl-C or a closed pipe a record may be printed
+again, and none is missed."""
 
 import re
 import time
@@ -27,7 +26,7 @@ from penstock.record.record import RawRecord, iter_records
 from penstock.wire.kafka.faults import ErrorCode
 
 _WAIT_MS = 10_000
-_WAIT_MS_SEVERAL = 250  # where several nodes lead: each is asked in turn
+_WAIT_MS_SEVERAL = 250  # with several leaders, each is fetched from in turn
 _PARTITION_BYTES = 1_048_576
 _ANSWER_BYTES = 8 * 1_048_576
 _RETRIES_MAX = 5
@@ -113,7 +112,7 @@ class Reader:
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
 
     def answers(self) -> Iterator[list[tuple[Place, RawRecord]]]:
-        """What each fetch brought, in the order of the log within each partition."""
+        """Yield the records of each fetch, in the order of the log within each partition."""
         places = self._places
         retries = 0
         while True:
@@ -134,7 +133,7 @@ class Reader:
             if is_troubled:
                 self._try_later(retries)
             elif not is_moved and not self._is_following:
-                return  # what stood up to the end is no longer there
+                return  # records up to the end were removed meanwhile
             if is_moved:
                 yield found
 
@@ -153,7 +152,7 @@ class Reader:
 
     def _records(self, place: Place, part: Fetched) -> Iterator[RawRecord]:
         aborted = {(each.producer_id, each.first_offset) for each in part.aborted}
-        # What came after the command was given is somebody else's, unless we follow.
+        # Unless we follow, records that arrived after the start of the command are left out.
         stop = _NO_END if self._is_following else self._ends[place]
         try:
             for batch in _whole_batches(bytes(part.records)):
@@ -173,7 +172,7 @@ class Reader:
             ) from None
 
     def _look_into(self, place: Place, code: int) -> bool:
-        """Whether it is worth asking again; raises where it is not."""
+        """Return True if the error may pass. Raises Failure if it cannot."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             start = self._kafka.offsets({place: EARLIEST}, what=self._what)[place]
             self._session.remark(
@@ -193,13 +192,13 @@ class Reader:
         time.sleep(_RETRY_S * retries)
         self._kafka.metadata([self._topic])
 
-    # ── Having printed ───────────────────────────────────────────────────────────────────────
+    # ── Progress ─────────────────────────────────────────────────────────────────────────────
 
     def passed(self, place: Place, offset: int) -> None:
         self._done[place] = offset
 
     def passed_all(self) -> None:
-        """Of one answer: also what it had behind the last record, such as markers."""
+        """Mark a whole reply as printed, including markers after its last record."""
         self._done.update(self._next)
 
     def commit(self) -> None:
@@ -214,7 +213,7 @@ class Reader:
 
 
 def _whole_batches(data: bytes) -> Iterator[bytes]:
-    """The last one of an answer may be cut: it is fetched again from its start."""
+    """Yield whole batches. The last one of a reply may be cut: it is fetched again."""
     at = 0
     while at < len(data):
         try:
@@ -238,7 +237,7 @@ def _is_aborted(batch: bytes, aborted: Iterable[tuple[int, int]]) -> bool:
 
 
 def _end_aborted(marker: bytes, aborted: set[tuple[int, int]]) -> None:
-    """An abort ends the oldest aborted transaction of its producer; its next one may commit."""
+    """Remove the oldest aborted transaction of the producer; its next transaction may commit."""
     header = parse_header(marker)
     if any(kind == TYPE_ABORT for _, kind, _ in iter_control(marker)):
         mine = [each for each in aborted if each[0] == header.producer_id]

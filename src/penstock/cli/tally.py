@@ -1,7 +1,5 @@
-"""What became of things that are sent one after the other: how many were accepted, which were not,
-and what the user is told when it ends early. The same for messages to a queue and records to a
-topic; how a piece of input is sent is their own affair.
-"""
+"""Counts accepted and refused items of a send, for messages to a queue and records to a topic, and
+reports the count if the send ends early."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -34,8 +32,8 @@ class Tally:
         *,
         total: int | None = None,
     ) -> None:
-        """Send all of it. On any interruption the count of what was accepted is told first; a
-        Ctrl-C waits for the answer under way, for who sends wants to know what was accepted."""
+        """Send all of it. If this is interrupted, the number of accepted items is reported first;
+        Ctrl-C waits for the reply under way, so that the number is exact."""
         progress = Progress("sending", total=total, is_quiet=self._session.settings.quiet)
         try:
             with Interrupts() as interrupts, progress:
@@ -53,7 +51,7 @@ class Tally:
             raise
 
     def refuse(self, place: int, why: str) -> None:
-        """The one at this place of the input. Not a remark: it must be seen even with --quiet."""
+        """Report an item by its line or argument. Not a remark: it is shown even with --quiet."""
         self.failed += 1
         if self.failed <= _FAILURES_LISTED_MAX:
             click.echo(f"{self._noun} {place} refused: {why}", err=True)

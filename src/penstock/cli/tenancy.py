@@ -1,5 +1,5 @@
-"""Which tenant a command is about: ``--tenant``, by name or account; without it, the account of
-``--account``; without that, the server's word for "mine"."""
+"""Chooses the tenant of a command: ``--tenant``, by name or account, else ``--account``, else the
+server's default: the tenant of the caller."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,7 @@
-"""``penstock tenant``: accounts under which queues, topics and users live apart from each other's.
+"""``penstock tenant``: tenants, which separate queues, topics and users from each other.
 
-Only an operator makes, suspends and deletes tenants. A suspended one loses nothing: everything it
-asks for is refused until it is resumed.
-"""
+Only an operator creates, suspends and deletes tenants. A suspended tenant loses nothing: all its
+requests are rejected until it is resumed."""
 
 from urllib.parse import quote
 
@@ -103,7 +102,7 @@ def resume(session: Session, name: str) -> None:
 def delete(session: Session, name: str, yes: bool) -> None:
     """Delete a tenant that has no queues, topics and users any more."""
     what = f"cannot delete tenant '{name}'"
-    session.admin.get(path_of(name), what=what)  # first: nobody should retype the name of nothing
+    session.admin.get(path_of(name), what=what)  # before the prompt: fails if it does not exist
     confirm_name(name, verb="delete", is_sure=yes)
     session.admin.call("DELETE", path_of(name), what=what)
     session.remark(f"deleted {name}")

@@ -1,9 +1,8 @@
-"""``penstock topic``: create, look at, change and remove topics.
+"""``penstock topic``: creates, shows, changes and deletes topics.
 
 Everything goes through the Kafka protocol, so what works here works from any Kafka client. A queue
-is a topic too: it is listed with the others, and a topic that was made as a stream can be opened
-as a queue, upon which SQS clients receive what Kafka clients produce.
-"""
+is a topic too and is listed with the others. A topic that was created as a stream can be opened as
+a queue; then SQS clients receive what Kafka clients produce."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -220,14 +219,14 @@ def show(session: Session, name: str, is_all: bool) -> None:
 
 
 def _in_words(name: str, value: str | None) -> str:
-    """Milliseconds that nobody can read at a glance."""
+    """Return a long time in milliseconds in readable units."""
     if name.endswith(".ms") and value is not None and value.isdigit() and int(value) >= 60_000:
         return f"  ({duration(int(value) / 1_000)})"
     return ""
 
 
 def configs_of_topic(session: Session, name: str) -> dict[str, tuple[str | None, int]]:
-    """Each config's value and where it comes from."""
+    """Return value and source of each config."""
     from penstock.cli.kafka_client import check
     from penstock.wire.kafka.generated import describe_configs as api
 
@@ -288,7 +287,7 @@ def delete(session: Session, name: str, yes: bool) -> None:
     from penstock.wire.kafka.generated import delete_topics as api
 
     what = f"cannot delete topic '{name}'"
-    session.kafka.topic(name, what=what)  # first: nobody should retype the name of nothing
+    session.kafka.topic(name, what=what)  # before the prompt: fails if there is no such topic
     confirm_name(name, verb="delete", is_sure=yes)
     request = api.DeleteTopicsRequest(topic_names=[name], timeout_ms=session.kafka.timeout_ms)
     (done,) = session.kafka.call(_DELETE_TOPICS, request, version_max=5).responses

@@ -1,6 +1,5 @@
-"""Why a server could not be talked to. Imported when a connection has failed: finding it out takes
-another connection or two, each with a short time limit.
-"""
+"""Finds out why a connection to a server failed. Imported only then, because this takes one or two
+more connections, each with a short timeout."""
 
 import contextlib
 import socket
@@ -13,8 +12,8 @@ from urllib.parse import urlsplit
 from penstock.cli.failure import ExitCode, Failure, unreachable
 
 ASK_SECONDS_MAX: Final = 2.0
-NAMES_MAX: Final = 3  # of a certificate, that are shown
-# OpenSSL's codes of a certificate that does not verify.
+NAMES_MAX: Final = 3  # names of a certificate to show
+# OpenSSL's codes for a certificate that does not verify.
 EXPIRED, NOT_YET_VALID, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 _API_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, 1, -1)  # length, key, version, id, client
 
@@ -96,7 +95,7 @@ def _connected(host: str, port: int, *, is_tls: bool) -> Iterator[socket.socket]
         if not is_tls:
             yield plain
             return
-        # Nothing is sent that anybody could use: whoever answers may be anybody.
+        # Unverified: the server may be an impostor, so nothing secret is sent.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with context.wrap_socket(plain, server_hostname=host) as secret:
@@ -112,7 +111,7 @@ def _speaks_tls(host: str, port: int) -> bool:
 
 
 def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
-    """Whether a request for the API versions, which every Kafka listener answers, is answered."""
+    """Return True if there is a reply to ApiVersions, to which every Kafka listener replies."""
     try:
         with _connected(host, port, is_tls=is_tls) as there:
             there.sendall(_API_VERSIONS)
@@ -123,7 +122,7 @@ def _is_kafka(host: str, port: int, *, is_tls: bool) -> bool:
 
 
 def _closes_plain(host: str, port: int) -> bool:
-    """Whether HTTP without TLS is not answered either."""
+    """Return True if there is no reply to HTTP without TLS either."""
     try:
         with _connected(host, port, is_tls=False) as there:
             there.sendall(b"GET /_penstock/info HTTP/1.1\r\nhost: penstock\r\n\r\n")

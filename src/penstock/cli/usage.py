@@ -1,8 +1,7 @@
-"""``penstock usage``: who used what, added up from the topic ``__usage``.
+"""``penstock usage``: sums the usage of tenants from the topic ``__usage``.
 
-Every node writes there what it has counted, every few seconds; a record that is there twice counts
-once. Only what has been written is in a report: the last seconds of a busy node are not.
-"""
+Every node writes its counts there every few seconds; a record that was written twice counts once. A
+report has only what is written: it lacks the last seconds of a busy node."""
 
 import csv
 import io
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 _TOPIC = "__usage"
 _FETCH = 1
-_BY_NAME_MAX = 12  # newer fetches name topics by id
+_BY_NAME_MAX = 12  # later versions name topics by id
 _FETCH_BYTES = 4 * 1_048_576
 _MINUTES_PER_HOUR = 60
 _WHAT = "cannot read usage"
@@ -116,7 +115,7 @@ class _Totals:
         self._until_ms = until_ms
         self._rows: dict[tuple[str, ...], dict[str, Any]] = {}
         self._seen: set[tuple[str, str, int]] = set()
-        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute that a level is of
+        self._stored_ms: dict[tuple[str, ...], int] = {}  # the minute of the stored bytes
 
     def add(self, facts: "UsageFacts") -> None:
         if facts.name in self._seen:
@@ -145,7 +144,7 @@ class _Totals:
         for name in _SUMS:
             total[name] += getattr(row, name)
         if row.stored_bytes:
-            # As it was last: each node tells of the partitions that it led in that minute.
+            # The last minute counts: each node reports the partitions that it led in that minute.
             if minute_ms > self._stored_ms.get(key, -1):
                 self._stored_ms[key] = minute_ms
                 total["stored_bytes"] = 0
@@ -171,7 +170,7 @@ def _print_csv(session: Session, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _facts(session: Session, since_ms: int | None) -> Iterator["UsageFacts"]:
-    """All that was written from a time on: facts are written after their minute has begun."""
+    """Yield all facts written since a time; facts are written after their minute has begun."""
     from penstock.wire.facts.usage import UsageUnreadable, decode
 
     unread = 0
@@ -209,7 +208,7 @@ def _values(kafka: "Kafka", since_ms: int | None) -> Iterator[bytes]:
             found, behind = _values_in(_fetched(kafka, place, at), at)
             yield from found
             if behind == at:
-                break  # what stood up to the end is no longer there
+                break  # records up to the end were removed meanwhile
             at = behind
 
 
@@ -236,7 +235,7 @@ def _fetched(kafka: "Kafka", place: "Place", offset: int) -> bytes:
 
 
 def _values_in(data: bytes, offset: int) -> tuple[list[bytes], int]:
-    """The values from an offset on, and the offset behind them."""
+    """Return the values from an offset on, and the offset after them."""
     from penstock.record.batch import parse_header, split_batches
     from penstock.record.malformed import MalformedBatch
     from penstock.record.record import iter_records

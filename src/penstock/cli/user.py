@@ -1,8 +1,7 @@
-"""``penstock user``: who signs requests, and the passwords of Kafka clients.
+"""``penstock user``: users who sign requests, and their passwords for Kafka clients.
 
-A new user may do nothing until a policy says otherwise. A password never leaves this process: what
-a server needs to check it is derived here and sent instead.
-"""
+A new user has no rights until a policy grants some. A password never leaves this process: the data
+that a server needs to check it is derived here and sent instead."""
 
 import sys
 from pathlib import Path
@@ -42,7 +41,7 @@ def path_of(name: str) -> str:
 
 
 def read_policy(file: str) -> str:
-    """The text of a file, or of stdin for ``-``."""
+    """Return the text of a file, or of stdin for ``-``."""
     try:
         if file == "-":
             return sys.stdin.read()
