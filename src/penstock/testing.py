@@ -1,9 +1,8 @@
 """A pytest plugin: a real server for a test run, emptied before each test that uses it.
 
-Installed with the package (entry point ``pytest11``), so tests only name the fixtures. Nothing
-but the standard library is imported before a fixture is used: every pytest run of an environment
-that has Penstock loads this module.
-"""
+Installed with the package (entry point ``pytest11``), so tests only name the fixtures. Only the
+standard library is imported before a fixture is used, because every pytest run of an environment
+with Penstock loads this module."""
 
 import os
 import queue
@@ -128,7 +127,7 @@ def penstock(penstock_server: PenstockServer, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="session")
 def _sqs_client(penstock_server: PenstockServer) -> Any:
-    """One client for all tests: a client takes longer to make than a test to run."""
+    """One client for all tests: creating a client takes longer than a test."""
     try:
         import boto3
     except ModuleNotFoundError:

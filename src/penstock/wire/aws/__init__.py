@@ -1,6 +1,5 @@
-"""The AWS protocols, sans-io: bytes of a request become a typed value, a typed value becomes bytes.
+"""The AWS protocols, without I/O: bytes of requests become typed values, replies become bytes.
 
-Read in this order: shapes (what can be asked and answered), faults (how it is refused), json10 and
-query (the two request styles), then the details they and the actions lean on: attributes,
-queue_urls, policy, sigv4, sts. Who may do what: access, with conditions and glob below it.
-"""
+Read in this order: shapes (requests and replies), faults (errors), json10 and query (the two
+request styles), then the modules that these and the actions use: attributes, queue_urls, policy,
+sigv4, sts. Authorization is in access, which uses conditions and glob."""

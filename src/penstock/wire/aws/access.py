@@ -1,14 +1,13 @@
-"""Policies: documents of statements that allow or deny, read once and asked many times.
+"""Policies: documents of statements that allow or deny, compiled once and evaluated many times.
 
-Two kinds share one grammar. A user's policies say what that user may do; a resource's policy (a
-queue's) says who may do what with it, and so names principals. ``decide`` weighs them: a Deny
-anywhere ends it; in one's own account either kind is enough; for another account's resource both
-must allow.
+Two kinds share one grammar. A user's policies state what that user may do; the policy of a resource
+(a queue) states who may do what with it, and so names principals. ``decide`` combines them: a Deny
+in any of them denies; for a resource of the caller's own account an Allow of either kind is enough;
+for a resource of another account both must allow.
 
-Reading is strict, because a misspelt element that is skipped would widen what the author meant to
-narrow. Pure: nothing here knows where policies are kept (``frontend.decisions`` does) or what an
-action is. Conditions are ``conditions``', wildcards ``glob``'s.
-"""
+Parsing is strict, because skipping a misspelt element would widen what the author meant to narrow.
+Pure: this module does not know where policies are stored (``frontend.decisions`` does) or what an
+action is. Conditions are in ``conditions``, wildcards in ``glob``."""
 
 import re
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ WITH_VARIABLES = "2012-10-17"
 VERSIONS = ("2008-10-17", WITH_VARIABLES)
 ITEMS_MAX = 200  # actions, resources or principals of one statement
 ITEM_CHARS_MAX = 2_048
-COMPILED_MAX = 1_024  # policies kept compiled; the texts themselves are the store's
+COMPILED_MAX = 1_024  # compiled policies to cache; the store keeps the texts
 
 
 class Kind(StrEnum):
@@ -55,9 +54,9 @@ class Kind(StrEnum):
     RESOURCE = "resource"
 
 
-# A user's policy may carry one statement for each of many access rules that other protocols know.
+# A user's policy may have one statement for each of many ACLs of other protocols.
 _CHARS_MAX = {Kind.IDENTITY: 131_072, Kind.RESOURCE: 20_480}
-STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # the latter as AWS
+STATEMENTS_MAX = {Kind.IDENTITY: 1_000, Kind.RESOURCE: 20}  # of a resource: the same as in AWS
 _ELEMENTS = frozenset(
     (
         "Sid",
@@ -72,7 +71,7 @@ _ELEMENTS = frozenset(
     )
 )
 _ACTION = re.compile(r"(\*+|[A-Za-z0-9*?-]+:[A-Za-z0-9*?_-]+)\Z")
-# Principals that are well formed and that no caller here can be.
+# Valid kinds of principals that no caller can be.
 _OTHER_PRINCIPALS = frozenset(("Service", "Federated", "CanonicalUser"))
 
 
@@ -87,13 +86,13 @@ class Principals(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    label: str  # its Sid, else its place
+    label: str  # its Sid, else its position
     is_allow: bool
     actions: Globs  # in lower case
     is_action_negated: bool
     resources: Globs
     is_resource_negated: bool
-    principals: Principals | None = None  # None in a user's policy: it is about that user
+    principals: Principals | None = None  # None in a user's policy, which applies to that user
     is_principal_negated: bool = False
     conditions: tuple[Condition, ...] = ()
 
@@ -102,7 +101,7 @@ class Statement(msgspec.Struct, frozen=True):
         return principals is None or principals.has(caller) != self.is_principal_negated
 
     def holds(self, facts: Facts) -> bool:
-        unknown = not self.is_allow  # what cannot be judged neither gives a right nor lifts a ban
+        unknown = not self.is_allow  # an unknown condition must neither allow nor cancel a Deny
         return all(condition.holds(facts, unknown=unknown) for condition in self.conditions)
 
 
@@ -113,9 +112,9 @@ class Compiled(msgspec.Struct, frozen=True):
 
 class Decision(msgspec.Struct, frozen=True):
     is_allowed: bool
-    is_explicit: bool = False  # a statement says so; a refusal without one is for want of an Allow
+    is_explicit: bool = False  # True: a statement decided; False: no statement matched
     statement_id: str = ""
-    source: str = ""  # the kind of policy that settled it; for a mere want, the one that lacks it
+    source: str = ""  # kind of policy that decided, or that lacks an Allow
 
 
 # ── Deciding ─────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +130,7 @@ def decide(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> Decision:
-    """May ``caller`` do ``action`` (``sqs:SendMessage``) on a resource of ``owner_account``?"""
+    """Decide whether ``caller`` may do ``action`` (``sqs:SendMessage``) on a resource."""
     if caller.is_trusted:
         return Decision(is_allowed=True)
     facts = Facts(caller, circumstances, owner_account)
@@ -162,8 +161,8 @@ def grants_anything(
     resource_arn: str,
     circumstances: Circumstances,
 ) -> bool:
-    """Whether a resource's policy gives ``caller`` any right at all: then that the resource is
-    there is no secret."""
+    """Return True if a resource's policy gives ``caller`` any right. Then errors may reveal that
+    the resource exists."""
     facts = Facts(caller, circumstances, owner_account)
     return any(
         statement.is_allow
@@ -177,7 +176,7 @@ def grants_anything(
 def _verdict(
     policy: Compiled, caller: Caller, action: str, resource_arn: str, facts: Facts
 ) -> Statement | None:
-    """The first statement that denies, else the first that allows."""
+    """Return the first statement that denies, else the first that allows."""
     allowing: Statement | None = None
     for statement in policy.statements:
         if statement.is_allow and allowing is not None:
@@ -200,7 +199,7 @@ def _verdict(
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_policy(text: str, kind: Kind) -> Compiled:
-    """Raises MalformedPolicy, which says what is wrong where."""
+    """Raises MalformedPolicy, which states what is wrong and where."""
     if len(text) > _CHARS_MAX[kind]:
         raise MalformedPolicy(f"A policy has at most {_CHARS_MAX[kind]} characters.")
     try:
@@ -250,7 +249,7 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
     principals, is_principal_negated = _principals(block, where, kind)
     actions, is_action_negated = _either(block, "Action", where)
     if kind is Kind.RESOURCE and "Resource" not in block and "NotResource" not in block:
-        block = {**block, "Resource": "*"}  # what carries the policy is meant
+        block = {**block, "Resource": "*"}  # the queue that has the policy
     resources, is_resource_negated = _either(block, "Resource", where)
     for action in actions:
         _check_action(action, where)
@@ -258,7 +257,7 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
         check_variables(resources, where)
     others = [each for each in resources if each.strip("*") and not each.startswith("arn:")]
     if others:
-        # SQS takes any text in the policy of a queue; what is not an ARN names no queue.
+        # SQS accepts any text in the policy of a queue; a text that is not an ARN matches no queue.
         if kind is Kind.IDENTITY:
             raise MalformedPolicy(f"{where}: Resource {others[0][:200]} is neither an ARN nor *.")
         resources = [each for each in resources if each not in others]
@@ -284,7 +283,7 @@ def _statement(block: object, place: int, kind: Kind, *, has_variables: bool) ->
 
 
 def _either(block: dict[str, Any], name: str, where: str) -> tuple[list[str], bool]:
-    """The values of ``name`` or of its negation, of which a statement has exactly one."""
+    """Return the values of ``name`` or of its negation; a statement has exactly one of them."""
     negation = f"Not{name}"
     if (name in block) == (negation in block):
         raise MalformedPolicy(f"{where} needs either {name} or {negation}.")
@@ -353,10 +352,10 @@ def _read_principals(given: object, place: str) -> Principals:
 
 
 def _read_arn(arn: str, place: str, accounts: set[str], users: set[tuple[str, str]]) -> None:
-    """A role or a session is well formed too; no caller here is one."""
+    """Add the account or the user of an ARN. Roles and sessions are valid, but never match."""
     parts = arn.split(":", 5)
     is_arn = len(parts) == 6 and parts[0] == "arn" and parts[1].startswith("aws")
-    is_one = "*" not in arn and "?" not in arn  # a wildcard in it would not be one
+    is_one = "*" not in arn and "?" not in arn  # principals may not have wildcards
     if (
         not (is_arn and is_one)
         or parts[2] not in ("iam", "sts")

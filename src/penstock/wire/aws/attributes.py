@@ -1,8 +1,7 @@
-"""Message bodies and attributes: what may be sent, how it is counted, hashed and selected.
+"""Message bodies and attributes: validation, size, MD5 and selection.
 
 Clients recompute the MD5 sums and reject a message on a mismatch, so the byte layout below is a
-contract. Checks work on UTF-8 bytes, where they are a handful of C calls whatever the length.
-"""
+contract. Checks work on UTF-8 bytes, because there they are a few C calls for any length."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,19 +15,19 @@ from penstock.wire.aws.shapes import MessageAttributeValue
 TRACE_HEADER = "AWSTraceHeader"
 
 _NAME_CHARS_MAX = 256
-_TRACE_CHARS_MAX = 1_024  # of the header; the ones seen in practice have about a hundred
+_TRACE_CHARS_MAX = 1_024  # of the header; in practice about a hundred
 _NUMBER_DIGITS_MAX = 38
-_NUMBER_CHARS_MAX = 256  # leading zeros do not count as digits, so they need their own bound
+_NUMBER_CHARS_MAX = 256  # leading zeros are not digits of the number, so they need their own limit
 _NUMBER_EXPONENT_MAX = 126
 
-# Letters of any script, though the reference names only ASCII: the service itself takes them.
+# Letters of any script: AWS documents only ASCII, but SQS accepts others.
 _NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*\Z")
 _RESERVED = ("aws.", "amazon.")
 _TYPE = re.compile(r"(String|Number|Binary)(?:\..+)?\Z", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,3}))?\Z")
 
 # XML 1.0 characters only. In UTF-8 that forbids these bytes, and U+FFFE and U+FFFF; surrogates
-# cannot be encoded in the first place.
+# cannot be encoded at all.
 _FORBIDDEN_BYTES = bytes(code for code in range(0x20) if code not in (0x09, 0x0A, 0x0D))
 _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
@@ -37,7 +36,7 @@ _FORBIDDEN_TAILS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 
 
 def body_bytes(text: str | None) -> bytes:
-    """The body as it will be stored. Raises MissingParameter or InvalidMessageContents."""
+    """Return the body as stored. Raises MissingParameter or InvalidMessageContents."""
     if not text:
         raise missing("MessageBody")
     body = _checked_utf8(text)
@@ -59,7 +58,7 @@ def _checked_utf8(text: str) -> bytes | None:
 
 
 def message_bytes(body: bytes, attributes: Mapping[str, Attribute] | None) -> int:
-    """What counts against the limits: body, and each attribute's name, type and value."""
+    """Return the size that limits apply to: body, and each attribute's name, type and value."""
     if not attributes:
         return len(body)
     return len(body) + sum(
@@ -76,8 +75,8 @@ def md5_of_body(body: bytes) -> str:
 
 
 def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
-    """Per attribute, by name: length and bytes of the name, of the type, then one byte for how the
-    value travels (1 text, 2 binary), then length and bytes of the value. Lengths are u32be."""
+    """Hash, for each attribute by name: length and bytes of the name, of the type, one byte for the
+    kind of value (1 text, 2 binary), length and bytes of the value. Lengths are u32be."""
     digest = md5(usedforsecurity=False)
     for name in sorted(attributes, key=str.encode):
         attribute = attributes[name]
@@ -94,7 +93,7 @@ def md5_of_attributes(attributes: Mapping[str, Attribute]) -> str:
 def read_attributes(
     values: Mapping[str, MessageAttributeValue] | None,
 ) -> dict[str, Attribute] | None:
-    """The attributes of a message being sent, checked. Raises InvalidParameterValue."""
+    """Return the checked attributes of a message to send. Raises InvalidParameterValue."""
     if not values:
         return None
     if len(values) > ATTRIBUTES_PER_MESSAGE_MAX:
@@ -106,8 +105,8 @@ def read_attributes(
 
 
 def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Attribute | None:
-    """The one system attribute that can be sent. Its MD5 is ``md5_of_attributes`` of a map with
-    just this one, under the name ``AWSTraceHeader``."""
+    """Return the only system attribute that can be sent. Its MD5 is ``md5_of_attributes`` of a map
+    with only ``AWSTraceHeader``."""
     if not values:
         return None
     for name in values:
@@ -120,8 +119,8 @@ def read_trace_header(values: Mapping[str, MessageAttributeValue] | None) -> Att
 
 
 def trace_of_request(header: str | None) -> str | None:
-    """What an ``X-Amzn-Trace-Id`` header says about the messages sent with it. Tracing must not
-    break sending: a value that no message could carry is left out, not refused."""
+    """Return the trace of messages from the ``X-Amzn-Trace-Id`` header of their request. An invalid
+    value is ignored, not rejected, because tracing must not break sending."""
     if header is None or not 0 < len(header) <= _TRACE_CHARS_MAX:
         return None
     return header if header.isascii() and header.isprintable() else None
@@ -190,7 +189,7 @@ def _read_text(name: str, value: MessageAttributeValue, kind: str) -> bytes:
 
 
 def _is_number(text: str) -> bool:
-    """At most 38 significant digits, with or without fraction and exponent."""
+    """Accept at most 38 significant digits, with or without fraction and exponent."""
     match = _NUMBER.match(text) if len(text) <= _NUMBER_CHARS_MAX else None
     if match is None:
         return False
@@ -220,8 +219,8 @@ def _invalid(message: str) -> Fault:
 def select(
     attributes: Mapping[str, Attribute] | None, names: Iterable[str]
 ) -> dict[str, Attribute]:
-    """Those that ``names`` asks for: ``All``, ``.*`` and ``*`` mean each one, ``prefix.*`` those
-    that begin with the prefix. A name nobody has is no error."""
+    """Return the attributes that ``names`` selects: ``All``, ``.*`` and ``*`` mean every one,
+    ``prefix.*`` those with the prefix. An unknown name is not an error."""
     if not attributes:
         return {}
     selected: set[str] = set()
@@ -237,12 +236,12 @@ def select(
 
 
 def write_attributes(attributes: Mapping[str, Attribute]) -> dict[str, MessageAttributeValue]:
-    """As a received message shows them."""
+    """Return the attributes in the form of a received message."""
     return {name: _write_value(attribute) for name, attribute in attributes.items()}
 
 
 def _write_value(attribute: Attribute) -> MessageAttributeValue:
     if attribute.is_binary:
         return MessageAttributeValue(binary_value=attribute.value, data_type=attribute.data_type)
-    text = attribute.value.decode(errors="replace")  # Kafka producers may put any bytes there
+    text = attribute.value.decode(errors="replace")  # Kafka producers may write any bytes
     return MessageAttributeValue(string_value=text, data_type=attribute.data_type)

@@ -1,13 +1,12 @@
-"""Conditions of a policy's statement: ``{operator: {key: values}}``, compiled once, asked often.
+"""Conditions of a policy's statement: ``{operator: {key: values}}``, compiled once.
 
-Every block must hold; within one, any value may fit (none, for the operators with Not). A key that
-is known but absent from the request fits no positive operator and every negated one, and
-``…IfExists`` does not mind. What is not known here, an operator, a key, or a value of the request
-that the operator cannot read, is neither true nor false: the statement's effect decides, so that
-an Allow is not given and a Deny not lost (``Condition.holds``).
+Every block must hold; within a block one matching value is enough (for operators with Not, no value
+may match). A key that is known but absent from the request matches no positive operator and every
+negated one; with ``…IfExists`` it matches. An unknown operator or key, or a value of the request
+that the operator cannot parse, is neither true nor false: then an Allow does not apply and a Deny
+does (``Condition.holds``).
 
-Pure: time, address and caller come in as ``Facts``.
-"""
+Pure: time, address and caller are passed in as ``Facts``."""
 
 import ipaddress
 import math
@@ -23,7 +22,7 @@ from penstock.model.identity import Caller, Circumstances
 from penstock.wire.aws.glob import Globs, matches, unescaped
 
 CONDITIONS_MAX = 50  # operator and key pairs of one statement
-VALUES_MAX = 200  # of one key
+VALUES_MAX = 200  # per key
 ARN_PARTS = 6
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -32,12 +31,12 @@ Test = Callable[[str], bool]
 
 
 class MalformedPolicy(InvalidRequest):
-    """Says which part of the document is wrong, in words its author can use."""
+    """An invalid policy. The text names the wrong part in words that its author can use."""
 
 
 class Asks(IntFlag):
-    """What of a request a policy looks at besides who, what and on what: answers may be remembered
-    only for requests that are alike in it."""
+    """Properties of a request that a policy depends on, besides caller, action and resource. A
+    decision may be cached only for requests in which these are equal."""
 
     NOTHING = 0
     ADDRESS = 1
@@ -46,7 +45,7 @@ class Asks(IntFlag):
 
 
 class Facts:
-    """What conditions may ask about one request, as text. Absent is None."""
+    """The facts about one request that conditions may test, as text. None: absent."""
 
     __slots__ = ("_caller", "_circumstances", "_owner_account")
 
@@ -96,7 +95,7 @@ class Facts:
         return None
 
 
-# By the key in lower case, as keys are compared: how to read it, and what that depends on.
+# Keys in lower case, as they are compared: how to read each, and what that depends on.
 KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:sourceip": (Facts._source_ip, Asks.ADDRESS),
     "aws:securetransport": (Facts._transport, Asks.TRANSPORT),
@@ -108,7 +107,7 @@ KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
     "aws:username": (Facts._user, Asks.NOTHING),
     "aws:userid": (Facts._user_id, Asks.NOTHING),
     "aws:resourceaccount": (Facts._owner, Asks.NOTHING),
-    # Set when one service calls another for somebody, which nothing here does.
+    # Set when one service calls another on behalf of a caller, which never happens here.
     "aws:principalisawsservice": (Facts._no, Asks.NOTHING),
     "aws:viaawsservice": (Facts._no, Asks.NOTHING),
     "aws:sourcearn": (Facts._absent, Asks.NOTHING),
@@ -118,7 +117,7 @@ KEYS: Mapping[str, tuple[Callable[[Facts], str | None], Asks]] = {
 
 class Condition(msgspec.Struct, frozen=True):
     key: str = ""
-    test: Test | None = None  # None: not known here
+    test: Test | None = None  # None: unknown operator or key
     when_absent: bool = False
     asks: Asks = Asks.NOTHING
 
@@ -140,9 +139,9 @@ class Condition(msgspec.Struct, frozen=True):
 def compile_conditions(
     block: object, *, where: str, has_escapes: bool, takes_any_arn: bool
 ) -> tuple[Condition, ...]:
-    """``where`` names the statement in errors, ``has_escapes`` is whether values may hold
-    ``${*}``, ``takes_any_arn`` whether a text in place of an ARN matches nothing, or is wrong.
-    Raises MalformedPolicy."""
+    """``where`` names the statement in errors; ``has_escapes``: values may contain ``${*}``;
+    ``takes_any_arn``: a text that is not an ARN matches nothing instead of being an error. Raises
+    MalformedPolicy."""
     if not isinstance(block, dict):
         raise MalformedPolicy(f"{where}: Condition must be an object of operators.")
     found: list[Condition] = []
@@ -196,7 +195,7 @@ def _condition(operator: str, key: str, given: "_Given") -> Condition:
 
 
 class _Given(msgspec.Struct, frozen=True):
-    """The values of one operator and key, and how to speak of them."""
+    """The values of one operator and key, and their position for errors."""
 
     values: Sequence[str]
     place: str
@@ -225,7 +224,7 @@ def _like(given: _Given) -> Test:
 
 
 def _arns(given: _Given) -> Test:
-    """Part by part: a star does not reach over a colon, except in the last of the six."""
+    """Match ARNs part by part: a star does not match a colon, except in the last of six parts."""
     patterns: list[list[str]] = []
     for value in given.values:
         parts = value.split(":", ARN_PARTS - 1)
@@ -301,7 +300,7 @@ def _number(text: str) -> float:
 
 
 def _instant(text: str) -> float:
-    """Seconds since 1970, from a date or from such a number."""
+    """Parse a date, or seconds since 1970, into seconds since 1970."""
     if text.isascii() and text.isdigit() and len(text) <= 12:
         return float(text)
     moment = datetime.fromisoformat(text)
@@ -329,7 +328,7 @@ def _comparing(
 
 
 def check_variables(values: Sequence[str], place: str) -> None:
-    """A variable that is not filled in would match nothing, which a Deny must not do in silence."""
+    """Reject variables: unreplaced they would match nothing, so a Deny would silently fail."""
     for value in values:
         rest = value.replace("${*}", "").replace("${?}", "").replace("${$}", "")
         if "${" in rest:
@@ -337,7 +336,7 @@ def check_variables(values: Sequence[str], place: str) -> None:
 
 
 def _operators() -> dict[str, tuple[Make, bool]]:
-    """By name: how to compile the values, and whether fitting is what must not be."""
+    """Return by name: how to compile the values, and whether the operator is negated."""
     table: dict[str, tuple[Make, bool]] = {
         "StringEquals": (_exact, False),
         "StringNotEquals": (_exact, True),

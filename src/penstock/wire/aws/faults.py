@@ -1,13 +1,12 @@
-"""The error tree as AWS clients know it: one table of faults, and one from our errors to them.
+"""The errors that AWS clients know: one table of faults, and one from our errors to them.
 
-A fault has two names. JSON clients read the shape (``__type``), query clients and everything that
-went through the SDKs' compatibility layer read the code; both come from one row here, so they
-cannot drift apart. The texts are what SQS says where clients or their tests look at the text.
+A fault has two names. JSON clients read the shape (``__type``); query clients, and programs that
+use the SDKs' compatibility layer, read the code. Both are in one row here, so they cannot differ.
+The texts are those of SQS where clients or their tests check the text.
 
 Fault
 ├── modelled                 the 28 shapes of the service model
-└── unmodelled               what the service answers besides: parameters, signatures, our own state
-"""
+└── unmodelled               other errors of the service: parameters, signatures, internal errors"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,18 +22,18 @@ _NOT_AVAILABLE = "Message does not exist or is not available for visibility time
 
 class FaultSpec(msgspec.Struct, frozen=True):
     shape: str  # JSON __type, without its namespace
-    code: str  # query code; also what a batch entry's Code says
+    code: str  # query code; also the Code of a batch entry
     status: int
     message: str
 
     @property
     def is_sender(self) -> bool:
-        """Whether the client is to blame: asking the same again will fail again."""
+        """True if the client caused the error: repeating the request will fail again."""
         return self.status < 500
 
 
 class Fault(Exception):
-    """A refusal, ready to be encoded in either protocol."""
+    """An error, ready to be encoded in either protocol."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Fault(Exception):
         return f"Fault({self.shape!r}, {self.status}, {self.message!r})"
 
 
-_ECHO_MAX = 1_024  # a receipt handle is at most this long
+_ECHO_MAX = 1_024  # the longest receipt handle
 _LEGACY = "AWS.SimpleQueueService."
 
 # shape: (query code, HTTP status)
@@ -103,19 +102,19 @@ _CODES: Mapping[str, tuple[str, int]] = {
     "MalformedQueryString": ("MalformedQueryString", 400),
     "RequestEntityTooLarge": ("RequestEntityTooLarge", 413),
     "MalformedPolicyDocumentException": ("MalformedPolicyDocument", 400),
-    # unmodelled: who is asking
+    # unmodelled: authentication
     "AccessDeniedException": ("AccessDenied", 403),
     "MissingAuthenticationTokenException": ("MissingAuthenticationToken", 403),
     "IncompleteSignatureException": ("IncompleteSignature", 400),
     "UnrecognizedClientException": ("InvalidClientTokenId", 403),
     "InvalidSignatureException": ("SignatureDoesNotMatch", 403),
     "RequestExpired": ("RequestExpired", 400),
-    # unmodelled: us
+    # unmodelled: the server
     "InternalFailure": ("InternalFailure", 500),
     "ServiceUnavailable": ("ServiceUnavailable", 503),
 }
 
-# What to say when the caller has nothing more precise.
+# Default texts, for callers without a more precise one.
 _TEXTS: Mapping[str, str] = {
     "QueueDoesNotExist": QUEUE_DOES_NOT_EXIST,
     "QueueNameExists": (
@@ -186,14 +185,14 @@ _SPECS = tuple(
     for shape, (code, status) in _CODES.items()
 )
 
-# By the name people use: the shape, and for the unmodelled ones the shorter query code too.
+# By shape, and for unmodelled faults also by the shorter query code.
 FAULTS: Mapping[str, FaultSpec] = MappingProxyType(
     {spec.code: spec for spec in _SPECS} | {spec.shape: spec for spec in _SPECS}
 )
 
 
 def fault(name: str, message: str | None = None, *, retry_after_s: int | None = None) -> Fault:
-    """The fault of that name; its own text where the caller has nothing more precise."""
+    """Return the fault of that name, with its default text if ``message`` is None."""
     spec = FAULTS[name]
     return Fault(
         shape=spec.shape,
@@ -210,7 +209,7 @@ def missing(parameter: str) -> Fault:
 
 
 def invalid_value(value: object, parameter: str, reason: str) -> Fault:
-    """The sentence SQS refuses most parameters with. Long values are cut: the text is echoed."""
+    """Return the usual error of SQS for a parameter, which echoes the value; cut if long."""
     return fault(
         "InvalidParameterValue",
         f"Value {_cut(str(value))} for parameter {parameter} is invalid. Reason: {reason}",
@@ -223,12 +222,12 @@ def _cut(text: str) -> str:
 
 class _Mapped(msgspec.Struct, frozen=True):
     name: str
-    message: str | None = None  # None: what the error says
+    message: str | None = None  # None: the text of the error
     retry_after_s: int | None = None
 
 
-# Looked up along the error's ancestry, so that a new leaf is answered as its parent is. Errors of
-# ours never show their text: a path or a position in a file is the operator's business.
+# Looked up along the class hierarchy of the error, so that a new subclass gets the reply of its
+# parent. Texts of internal errors, with paths or file positions, are never shown.
 _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.MissingParameter: _Mapped("MissingParameter"),
     errors.InvalidMessage: _Mapped("InvalidMessageContents"),
@@ -255,7 +254,7 @@ _TABLE: Mapping[type[errors.PenstockError], _Mapped] = {
     errors.PenstockError: _Mapped("InternalFailure", FAULTS["InternalFailure"].message),
 }
 
-# What is wrong with a receipt, when the error itself does not say it in AWS's words.
+# Reasons for a rejected receipt, if the error does not have the text of AWS.
 _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
     errors.ExpiredReceipt: _RECEIPT_EXPIRED,
     errors.NotLeased: _NOT_AVAILABLE,
@@ -263,8 +262,8 @@ _RECEIPT_REASONS: Mapping[type[errors.PenstockError], str] = {
 
 
 def fault_of(error: errors.PenstockError, *, receipt: str | None = None) -> Fault:
-    """The fault that answers ``error``. With ``receipt``, the handle the client sent, refusals of
-    receipts name it the way SQS does."""
+    """Return the fault for ``error``. With ``receipt``, the handle that the client sent, errors
+    about receipts name the handle as SQS does."""
     if isinstance(error, errors.Throttled):
         retry_after_s = max(1, -(-error.retry_after_ms // 1_000))
         return fault("RequestThrottled", str(error) or None, retry_after_s=retry_after_s)

@@ -1,12 +1,11 @@
-"""Wildcards as policies know them: ``*`` for any run of characters, ``?`` for any single one.
+"""Wildcards of policies: ``*`` matches any run of characters, ``?`` any single one.
 
-Whoever writes a policy chooses the pattern and whoever calls chooses the text, so matching must not
-blow up for either. A pattern is cut at its stars; each piece is found as far left as possible and
-never looked for again, so the work is at most pattern times text, whatever the two hold. A policy
-may have thousands of patterns: they are kept as they are written and cut when they are matched,
-because compiling each to a regular expression takes 100 microseconds. ``${*}``, ``${?}`` and
-``${$}`` stand for the bare character in policies that know variables.
-"""
+The author of a policy chooses the pattern and the caller chooses the text, so neither must be able
+to make matching slow. A pattern is split at its stars; each piece is matched at its first position
+and never searched again, so the work is at most the product of both lengths. A policy may have
+thousands of patterns: they are stored as text and split when they are matched, because compiling
+each to a regular expression takes 100 microseconds. ``${*}``, ``${?}`` and ``${$}`` mean the bare
+character in policies of a version with variables."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ _ESCAPE = "${"
 
 
 class Globs:
-    """Several patterns at once. Those without wildcards are one look-up."""
+    """Several patterns; those without wildcards are matched by one set lookup."""
 
     __slots__ = ("_exact", "_has_escapes", "_wild", "is_everything")
 
@@ -46,7 +45,7 @@ class Globs:
 
 
 def unescaped(texts: Iterable[str], *, has_escapes: bool) -> list[str]:
-    """Where there are no wildcards: what the texts stand for."""
+    """Replace the escapes in texts without wildcards."""
     return [_unescaped(text) if has_escapes else text for text in texts]
 
 
@@ -60,7 +59,7 @@ def _unescaped(text: str) -> str:
 
 
 def matches(pattern: str, text: str, *, has_escapes: bool = False) -> bool:
-    """Whether all of ``text`` matches ``pattern``."""
+    """Return True if the whole of ``text`` matches ``pattern``."""
     is_escaped = has_escapes and _ESCAPE in pattern
     if is_escaped or _ANY in pattern:
         return _matches_pieces(_pieces(pattern, is_escaped=is_escaped), text)
@@ -80,16 +79,16 @@ def matches(pattern: str, text: str, *, has_escapes: bool = False) -> bool:
 
 
 class _Piece(NamedTuple):
-    """Part of a pattern between stars, with question marks in it."""
+    """Part of a pattern between two stars, which may contain question marks."""
 
     size: int
-    parts: tuple[tuple[int, str], ...]  # texts between question marks, each with its place
+    parts: tuple[tuple[int, str], ...]  # texts between question marks, each with its position
 
     def fits(self, text: str, at: int) -> bool:
         return all(text.startswith(part, at + place) for place, part in self.parts)
 
     def find(self, text: str, start: int, end: int) -> int:
-        """The first place between ``start`` and ``end`` where the piece fits; -1: none."""
+        """Return the first position from ``start`` on where the piece matches, or -1."""
         last = end - self.size
         if not self.parts:
             return start if start <= last else -1
@@ -134,7 +133,7 @@ def _pieces(pattern: str, *, is_escaped: bool) -> list[_Piece]:
 
 
 def _piece(texts: list[str]) -> _Piece:
-    """From the texts between question marks."""
+    """Make a piece of the texts between question marks."""
     parts: list[tuple[int, str]] = []
     place = 0
     for text in texts:

@@ -1,11 +1,10 @@
 """AWS JSON 1.0: the request style of every current SDK.
 
-A body is decoded straight into the operation's typed request, by a decoder built once. Numbers may
-come as strings, unknown members are ignored, null means absent. Nesting is bounded by the decoder's
-own recursion limit, which a body of a million brackets meets long before memory does.
+A body is decoded directly into the operation's typed request, by a decoder built once. Numbers may
+be strings, unknown members are ignored, null means absent. Nesting is bounded by the decoder's
+recursion limit, which a body of a million brackets reaches long before memory is short.
 
-Who may ask, and whether the fields make sense together, is for the frontend.
-"""
+Authorization, and whether the fields make sense together, are checked by the frontend."""
 
 from collections.abc import Generator, Mapping
 
@@ -20,7 +19,7 @@ TARGET_PREFIX = "AmazonSQS."
 
 Headers = tuple[tuple[str, str], ...]
 
-# strict=False: "30" is as good as 30. It never turns a number into a string.
+# strict=False: "30" is accepted for 30. A number is never turned into a string.
 _DECODERS: Mapping[str, msgspec.json.Decoder[Request]] = {
     operation.name: msgspec.json.Decoder(operation.request, strict=False)
     for operation in OPERATIONS.values()
@@ -35,7 +34,7 @@ class _FaultBody(msgspec.Struct):
 
 
 def unknown_operation(target: str) -> Fault:
-    """The error for an ``X-Amz-Target`` header that names no operation of SQS."""
+    """Return the error for an ``X-Amz-Target`` header that names no operation of SQS."""
     text = "The X-Amz-Target header names no SQS operation."
     if target.startswith(TARGET_PREFIX):
         name = target.removeprefix(TARGET_PREFIX)
@@ -44,8 +43,8 @@ def unknown_operation(target: str) -> Fault:
 
 
 def decode(operation: Operation, body: bytes) -> Request:
-    """The typed request in ``body``; an empty body is an empty object. Raises a
-    SerializationException fault that says what was found where."""
+    """Return the typed request in ``body``; an empty body is an empty object. Raises a
+    SerializationException fault that states what is wrong and where."""
     try:
         return _DECODERS[operation.name].decode(body or b"{}")
     except _UNREADABLE as error:
@@ -55,7 +54,7 @@ def decode(operation: Operation, body: bytes) -> Request:
 def decode_in_steps(
     operation: Operation, body: bytes, token: str
 ) -> Generator[None, None, Request]:
-    """``decode`` for a large body, with a pause after every few milliseconds of work. ``token`` is
+    """``decode`` for a large body, which yields after every few milliseconds of work. ``token`` is
     random text (``large_json.py``)."""
     try:
         found = yield from decode_large(body, token)
@@ -77,12 +76,12 @@ def encode_reply(reply: Reply | None) -> bytes:
 
 
 def encode_fault(refusal: Fault) -> tuple[bytes, Headers]:
-    """Body and headers. Clients that grew up with the query protocol look for the code in
+    """Return body and headers. Clients made for the query protocol look for the code in
     ``x-amzn-query-error``: without it one SDK crashes and another reports a different code."""
     blame = "Sender" if refusal.is_sender else "Receiver"
     headers: Headers = (("x-amzn-query-error", f"{refusal.code};{blame}"),)
     if refusal.retry_after_s is not None:
         headers += (("retry-after", str(refusal.retry_after_s)),)
-    # A refused value may be echoed, and half a surrogate pair must not turn a 400 into a 500.
+    # The text may echo a rejected value, and half a surrogate pair must not turn a 400 into a 500.
     message = refusal.message.encode(errors="replace").decode()
     return _encode(_FaultBody(type=f"com.amazonaws.sqs#{refusal.shape}", message=message)), headers

@@ -1,11 +1,11 @@
 """Large JSON bodies, decoded in steps.
 
-A decoder cannot be interrupted, and 8 MiB of JSON can take it a second. So a large body is first
+A decoder cannot be interrupted, and may need a second for 8 MiB of JSON. So a large body is first
 scanned: the number of strings and the bytes outside of strings are bounded, which bounds the lists
-and maps that the decoder builds. Strings above 64 KiB are decoded in pieces; a token stands in for
-each of them while the rest is decoded.
+and maps that the decoder builds. Strings above 64 KiB are decoded in pieces; a token replaces each
+of them while the rest is decoded.
 
-Every generator here yields None after a few milliseconds of work at most, for other requests to be
+Every generator here yields None at least every few milliseconds, so that other requests can be
 served."""
 
 import re
@@ -24,8 +24,8 @@ from penstock.wire.aws.faults import Fault, fault
 
 PIECE_BYTES = 64 * KIB
 _QUOTE, _BACKSLASH = b'"', b"\\"
-# As many characters and escapes as make a piece. No match ends inside an escape or between the two
-# escapes of a surrogate pair.
+# Characters and escapes up to the size of a piece. No match ends inside an escape or between the
+# two escapes of a surrogate pair.
 _PIECE = re.compile(
     rb"(?:[^\\]{1,64}+|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.){1,1024}+", re.DOTALL
 )
@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 def decode_large(body: bytes, token: str) -> Steps:
     """Return the body as dicts and lists. ``token`` is a text that the body cannot contain: random,
-    and new for each body. Raises SerializationException, or what msgspec raises."""
+    and new for each body. Raises SerializationException, or errors of msgspec."""
     masked = yield from _masked(body)
     yield None
     parts: list[bytes] = []
@@ -62,13 +62,13 @@ def check_large(body: bytes) -> Generator[None, None, None]:
 
 
 def _masked(body: bytes) -> Generator[None, None, bytes]:
-    r"""The body with ``\\`` and ``\"`` blanked, so that every quote left begins or ends a string.
-    Its length stays the same."""
+    r"""Return the body with ``\\`` and ``\"`` blanked, so that every remaining quote begins or ends
+    a string. The length stays the same."""
     pieces: list[bytes] = []
     start, total, quotes = 0, len(body), 0
     while start < total:
         piece = body[start : start + 4 * PIECE_BYTES]
-        # A pair of backslashes stays together: cut at an even distance from the first of the run.
+        # Do not separate a pair of backslashes: cut at an even distance from the first of the run.
         run = len(piece) - len(piece.rstrip(_BACKSLASH))
         if run % 2 and len(piece) > 1:
             piece = piece[:-1]
@@ -83,7 +83,7 @@ def _masked(body: bytes) -> Generator[None, None, bytes]:
 
 
 def _long_strings(masked: bytes) -> list[Span]:
-    """Where the content of each string above ``PIECE_BYTES`` lies."""
+    """Return the positions of the content of each string above ``PIECE_BYTES``."""
     spans: list[Span] = []
     structure, end = 0, 0
     while (opening := masked.find(_QUOTE, end)) >= 0:
@@ -116,7 +116,7 @@ def _decode_string(body: bytes, start: int, end: int) -> Generator[None, None, s
         while stop < end and body[stop] & 0xC0 == 0x80:  # inside a character of several bytes
             stop -= 1
         if stop <= start:
-            stop = end  # not UTF-8: the decoder says so
+            stop = end  # not UTF-8: the decoder raises an error
         texts.append(_decode_text(b'"%b"' % body[start:stop]))
         size += len(texts[-1])
         if size > JSON_STRING_CHARS_MAX:

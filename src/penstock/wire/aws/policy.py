@@ -1,8 +1,7 @@
-"""JSON documents that queues carry: the access policy and the two redrive policies.
+"""JSON documents of queues: the access policy and the two redrive policies.
 
-Pure edits and checks of text. Whether a dead-letter target exists and is of the right kind needs
-the catalog, so the actions see to that; what an access policy means is ``access``'s.
-"""
+Pure functions that edit and check text. Whether a dead-letter queue exists and is of the right kind
+is checked by the actions, because that needs the catalog; ``access`` evaluates access policies."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ ATTEMPTS_MAX = 1_000
 SOURCE_ARNS_MAX = 10
 STATEMENTS_MAX = access.STATEMENTS_MAX[access.Kind.RESOURCE]
 
-# What a policy cannot give away: SQS refuses to grant these to another account.
+# Actions that a policy cannot grant: SQS does not allow them for another account.
 OWNER_ONLY = frozenset(
     (
         "AddPermission",
@@ -47,7 +46,7 @@ _COUNT = re.compile(r"[0-9]{1,9}\Z")
 
 
 def check_policy(text: str) -> None:
-    """Raises InvalidAttributeValue unless a queue can have the policy ``text``."""
+    """Raise InvalidAttributeValue if ``text`` is not a valid policy of a queue."""
     try:
         access.compile_policy(text, access.Kind.RESOURCE)
     except access.MalformedPolicy as error:
@@ -59,7 +58,7 @@ def check_policy(text: str) -> None:
 def add_permission(
     policy: str | None, *, arn: str, label: str, accounts: Sequence[str], actions: Sequence[str]
 ) -> str:
-    """The policy of queue ``arn`` with one more statement, named ``label``."""
+    """Return the policy of queue ``arn`` with one more statement, named ``label``."""
     _check_grant(label, accounts, actions)
     document: dict[str, Any] = (_json_object(policy) if policy else None) or {
         "Version": "2008-10-17",
@@ -86,7 +85,7 @@ def add_permission(
 
 
 def remove_permission(policy: str | None, *, label: str) -> str | None:
-    """The policy without the statement ``label``; None when nothing is left of it."""
+    """Return the policy without the statement ``label``; None if no statement is left."""
     document = _json_object(policy) if policy else None
     if document is None:
         raise invalid_value(label, "Label", "can't find label.")
@@ -129,7 +128,7 @@ def _check_grant(label: str, accounts: Sequence[str], actions: Sequence[str]) ->
 
 
 def _statements(document: dict[str, Any]) -> list[Any]:
-    """A policy with a single statement may have it without the list."""
+    """Return the statements; a single statement may be given without a list."""
     statement = document.get("Statement", [])
     return statement if isinstance(statement, list) else [statement]
 
@@ -146,7 +145,7 @@ def _one_or_many(values: list[str]) -> str | list[str]:
 
 
 def parse_redrive(text: str) -> Redrive | None:
-    """A RedrivePolicy; None for the empty text, which removes it."""
+    """Parse a RedrivePolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
     document = _json_object(text)
@@ -175,14 +174,14 @@ def parse_redrive(text: str) -> Redrive | None:
 
 
 def redrive_text(redrive: Redrive) -> str:
-    """As GetQueueAttributes shows it: the count is a number, however it was given."""
+    """Return the text for GetQueueAttributes, always with the count as a number."""
     return _text(
         {"deadLetterTargetArn": redrive.target_arn, "maxReceiveCount": redrive.attempts_max}
     )
 
 
 class RedriveAllow(msgspec.Struct, frozen=True):
-    """Which queues may name this one as their dead-letter target."""
+    """The queues that may use this queue as their dead-letter queue."""
 
     permission: str  # allowAll, denyAll or byQueue
     source_arns: tuple[str, ...] = ()
@@ -194,7 +193,7 @@ class RedriveAllow(msgspec.Struct, frozen=True):
 
 
 def parse_redrive_allow(text: str) -> RedriveAllow | None:
-    """A RedriveAllowPolicy; None for the empty text, which removes it."""
+    """Parse a RedriveAllowPolicy; return None for the empty text, which removes the policy."""
     if not text:
         return None
     document = _json_object(text)

@@ -1,14 +1,13 @@
-"""The query protocol, inbound: a form or query string becomes the same typed request as JSON does.
+"""Requests of the query protocol: a form or query string becomes the same typed request as JSON.
 
 ``Action=SendMessage&MessageAttribute.1.Name=n&MessageAttribute.1.Value.DataType=String…``: names
-are paths. The fields that belong to the operation are first hung into a tree by those paths, then
-read by the request's own type, with readers built once per type.
+are paths. The fields of the operation are first put into a tree by their paths, then read by the
+request's type, with readers built once per type.
 
-Twenty years of clients spell lists in many ways; accepted are ``AttributeName.1``, the unnumbered
+Clients of twenty years write lists in many forms; accepted are ``AttributeName.1``, the unnumbered
 ``AttributeName``, the plural ``AttributeNames.1``, ``….member.1`` and, for maps, ``….entry.1.key``.
-Number and depth of the fields are bounded before anything is built. Replies are ``query_xml``'s;
-its two functions are offered here too, so that a protocol is one module to its caller.
-"""
+Number and depth of the fields are bounded before anything is built. Replies are in ``query_xml``,
+whose two functions are exported here too, so that callers need only one module per protocol."""
 
 import base64
 import binascii
@@ -39,7 +38,7 @@ __all__ = [
     "operation_of",
 ]
 
-# The largest honest request is a batch of ten messages with ten attributes each: about 400 fields.
+# The largest valid request is a batch of ten messages with ten attributes each: about 400 fields.
 FIELDS_MAX = 1_000
 ACTION_CHARS_MAX = 64
 _DEPTH_MAX = 12  # SendMessageBatchRequestEntry.1.MessageAttribute.1.Value.DataType is six
@@ -49,12 +48,12 @@ _INDEX = re.compile(r"[0-9]{1,9}\Z")
 
 Tree = dict[str, "str | Tree"]
 Node = str | Tree
-Reader = Callable[[Node, str], Any]  # (what was sent, its name for error texts) → value
+Reader = Callable[[Node, str], Any]  # (node, its name for errors) → value
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
-    """The fields of a query string and of a form body; where both name one, the body wins."""
+    """Return the fields of a query string and of a form body; the body has precedence."""
     steps = fields_in_steps(query, body)
     while True:
         try:
@@ -65,7 +64,7 @@ def fields_of(query: str, body: bytes = b"") -> dict[str, str]:
 
 
 def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, str]]:
-    """``fields_of`` with a pause after every few milliseconds of work, for large bodies."""
+    """``fields_of`` for large bodies, which yields after every few milliseconds of work."""
     if len(body) > FORM_BYTES_MAX:
         raise fault(
             "RequestEntityTooLarge",
@@ -83,7 +82,7 @@ def fields_in_steps(query: str, body: bytes) -> Generator[None, None, dict[str, 
 
 
 def action_in(query: str, body: bytes) -> str:
-    """The action that a form asks for, found without decoding its fields; empty if not found."""
+    """Return the action of a form without decoding its fields; empty if not found."""
     for form in (body, query.encode("latin-1", "replace")):
         found = (b"&" + form).partition(b"&Action=")[2]
         if found:
@@ -92,7 +91,7 @@ def action_in(query: str, body: bytes) -> str:
 
 
 def operation_of(fields: Mapping[str, str]) -> Operation:
-    """The operation that ``Action`` names."""
+    """Return the operation that ``Action`` names."""
     name = fields.get("Action")
     if not name:
         raise fault("MissingAction", "The request must contain the parameter Action.")
@@ -107,7 +106,7 @@ def not_here(action: str) -> Fault:
 
 
 def decode(operation: Operation, fields: Mapping[str, str]) -> Request:
-    """The typed request in ``fields``; fields that the operation does not know are ignored."""
+    """Return the typed request in ``fields``; unknown fields are ignored."""
     request = operation.request
     return _read_struct(request, _tree(fields, _ROOTS[operation.name]), "")
 
@@ -160,10 +159,10 @@ def _read_binary(node: Node, name: str) -> bytes:
 
 
 def _elements(node: Node, name: str, *, wrapper: str, single: frozenset[str]) -> list[Node]:
-    """The elements of a list in the order of their numbers. ``wrapper`` is the extra step some
-    clients put in between; a node with one of the keys in ``single`` is an unnumbered element."""
+    """Return the elements of a list, ordered by number. ``wrapper`` is the extra level that some
+    clients add; a node with one of the keys in ``single`` is an unnumbered element."""
     if isinstance(node, str):
-        return [node] if node else []  # "AttributeName=" is how SDKs spell an empty list
+        return [node] if node else []  # SDKs write an empty list as "AttributeName="
     wrapped = node.get(wrapper)
     if wrapped is not None and len(node) == 1:
         return _elements(wrapped, name, wrapper="", single=single)
@@ -219,7 +218,7 @@ def _first(element: Tree, names: tuple[str, ...], parent: str) -> Node:
 
 class _FieldReader(msgspec.Struct, frozen=True):
     field: str
-    names: tuple[str, ...]  # the name to read, best first, then its variants
+    names: tuple[str, ...]  # the preferred name, then its variants
     read: Reader
 
 
@@ -261,7 +260,7 @@ def _reader(type_info: inspect.Type) -> Reader:
 
 
 def _field_reader(field: inspect.Field) -> _FieldReader:
-    """How one field of a request is spelled and read."""
+    """Return how a field of a request is named and read."""
     name = field.encode_name
     type_info = without_none(field.type)
     if isinstance(type_info, inspect.DictType):

@@ -1,9 +1,9 @@
-"""The query protocol answered in JSON, for those who send a form and accept ``application/json``:
-HTTP libraries of browsers do so unasked, and gateways that pass a request on do it on purpose.
+"""JSON replies of the query protocol, for clients that send a form and accept ``application/json``:
+HTTP libraries of browsers do so by default, gateways on purpose.
 
 This is the XML document in another notation, not AWS JSON 1.0: response and result are wrapped by
 name, absent values are null, and maps are lists of ``Name`` and ``Value``. Only clients without an
-SDK meet it, so it is derived from the reply's structs on the spot instead of being prepared."""
+SDK use it, so nothing is prepared: it is derived from the reply's structs each time."""
 
 from functools import lru_cache
 from typing import Any
@@ -17,12 +17,12 @@ from penstock.wire.aws.shapes import Operation, Reply
 
 CONTENT_TYPE = "application/json"
 
-# Two lists that go by a name of their own here.
+# Two lists that have another name in this format.
 _NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 
 
 def wants_json(accept: str) -> bool:
-    """Whether an Accept header names JSON; ``*/*`` alone does not."""
+    """Return True if an Accept header names JSON; ``*/*`` alone does not."""
     return "application/json" in accept
 
 
@@ -61,6 +61,6 @@ def _plain(value: Any, name: str) -> Any:
     return value
 
 
-@lru_cache(maxsize=64)  # as many as there are structs in replies
+@lru_cache(maxsize=64)  # the number of structs in replies
 def _fields(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, field.encode_name) for field in msgspec.structs.fields(struct))

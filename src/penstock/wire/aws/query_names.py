@@ -1,9 +1,8 @@
-"""How the query protocol spells lists and maps: flattened, under singular names.
+"""How the query protocol writes lists and maps: flattened, under singular names.
 
-JSON says ``"AttributeNames": [a, b]``, a form says ``AttributeName.1=a&AttributeName.2=b``, and the
-XML of a reply repeats the element. The singular names are AWS's own and follow no rule, so they
-are written out here once, for requests and replies alike.
-"""
+JSON has ``"AttributeNames": [a, b]``, a form has ``AttributeName.1=a&AttributeName.2=b``, and the
+XML of a reply repeats the element. The singular names are defined by AWS and follow no rule, so
+they are listed here once, for requests and replies."""
 
 from collections.abc import Mapping
 
@@ -36,8 +35,8 @@ _ENTRY_NAMES: Mapping[type[Shape], str] = {
 
 
 def singular(wire_name: str, element: type | None = None) -> str:
-    """The name of one element of the list or map ``wire_name``. Lists of batch entries go by the
-    name of their entry."""
+    """Return the name of one element of the list or map ``wire_name``. A list of batch entries uses
+    the name of its entries."""
     name = _SINGULARS.get(wire_name)
     if name is not None:
         return name
@@ -46,12 +45,12 @@ def singular(wire_name: str, element: type | None = None) -> str:
 
 
 def key_name(wire_name: str) -> str:
-    """What the key of a map's entry is called; its value is always ``Value``."""
+    """Return the name of the key of a map's entry; the value is always ``Value``."""
     return "Key" if wire_name in ("Tags", "tags") else "Name"
 
 
 def without_none(type_info: msgspec.inspect.Type) -> msgspec.inspect.Type:
-    """``X | None`` → ``X``: every field of ours is optional, its shape is what matters here."""
+    """Return ``X`` for ``X | None``: every field is optional, and only its type matters here."""
     if not isinstance(type_info, msgspec.inspect.UnionType):
         return type_info
     present = [one for one in type_info.types if not isinstance(one, msgspec.inspect.NoneType)]

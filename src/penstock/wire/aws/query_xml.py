@@ -1,9 +1,8 @@
-"""The query protocol, outbound: typed replies and faults as XML.
+"""Replies of the query protocol: typed replies and faults as XML.
 
-Lists are flattened (the element is repeated, nothing wraps it), maps are ``<Attribute><Name/>
+Lists are flattened (the element is repeated, without a wrapper), maps are ``<Attribute><Name/>
 <Value/></Attribute>``, absent values have no element. Writers are built once per type from the same
-structs that JSON encodes, so the two protocols cannot come to say different things.
-"""
+structs that JSON encodes, so the two protocols cannot differ."""
 
 import base64
 from collections.abc import Callable
@@ -35,12 +34,12 @@ def encode_reply(operation: Operation, reply: Reply | None, *, request_id: str) 
 
 
 def _result(name: str, content: str) -> str:
-    # The short form when there is nothing to say: people who read this with a pattern look for it.
+    # The short form for an empty result: clients that search the text for a pattern expect it.
     return f"<{name}Result>{content}</{name}Result>" if content else f"<{name}Result/>"
 
 
 def fault_message(refusal: Fault) -> str:
-    """One sentence this protocol has always said differently, and clients' tests compare it."""
+    """Return the text of a fault; one text, which tests of clients check, differs here."""
     if refusal.message == QUEUE_DOES_NOT_EXIST:
         return "The specified queue does not exist for this wsdl version."
     return refusal.message
@@ -90,7 +89,7 @@ def _write_binary(value: bytes) -> str:
 
 
 def _content(type_info: inspect.Type) -> Writer:
-    """What stands between the tags of one value of this type."""
+    """Return the writer of the content of an element of this type."""
     if isinstance(type_info, inspect.StrType):
         return escape
     if isinstance(type_info, inspect.BoolType):

@@ -1,9 +1,8 @@
-"""Queue URLs: every form clients send, and the one we answer with.
+"""Queue URLs: parses every form that clients send, and builds the form of replies.
 
-The host is never checked, because a queue is reached by whatever name its network gives it; it is
-only looked at for a region. Which account and region apply when a URL names none is the caller's
-decision. ARNs are read here too: they are the other way to name a queue.
-"""
+The host is not checked, because networks may give a server any name; it is only searched for a
+region. The caller decides which account and region apply if a URL names none. ARNs, the other way
+to name a queue, are parsed here too."""
 
 import re
 from functools import lru_cache
@@ -22,23 +21,23 @@ _URL = re.compile(
     r"(?P<account>[^/?#]+)/(?P<name>[^/?#]+)/?\Z"
 )
 _NO_ACCOUNT = "queue"  # ElasticMQ's URLs were http://host/queue/<name> for years
-# Any word is a region in a signature or in /queue/<region>/…, but in a host only what looks like
-# one of theirs counts: the second label of sqs.example.com is no region.
+# Any word is a region in a signature or in /queue/<region>/…, but a host must have the form of an
+# AWS host: the second label of sqs.example.com is not a region.
 _HOST_REGION = re.compile(
     r"(?:sqs\.(?P<modern>[a-z]+(?:-[a-z]+)+-[0-9]+)\.|(?P<legacy>[a-z]+(?:-[a-z]+)+-[0-9]+)\.queue\.)"
 )
 
 
 class QueueAddress(msgspec.Struct, frozen=True, gc=False):
-    account: str | None  # None: the caller's own
-    region: str | None  # None: that of the signature, else the default
+    account: str | None  # None: the account of the caller
+    region: str | None  # None: the region of the signature, else the default
     name: str
 
 
 @lru_cache(maxsize=_CACHED_MAX)
 def parse(url: str) -> QueueAddress:
-    """Where ``url`` points: a full URL, the path of one, or a bare queue name. Raises the fault
-    InvalidAddress when it is none of these, QueueDoesNotExist when no queue can have that name."""
+    """Parse a full URL, the path of one, or a bare queue name. Raises the fault InvalidAddress if
+    it is none of these, QueueDoesNotExist if no queue can have that name."""
     if len(url) > _URL_CHARS_MAX:
         raise fault("InvalidAddress", "The address is too long to be one of a queue.")
     if "/" not in url:
@@ -62,18 +61,18 @@ def parse(url: str) -> QueueAddress:
 
 
 def region_in_host(host: str) -> str | None:
-    """``sqs.<region>.…`` and ``<region>.queue.…`` name one, other hosts do not."""
+    """Return the region in ``sqs.<region>.…`` or ``<region>.queue.…``; other hosts have none."""
     match = _HOST_REGION.match(host.lower())
     return None if match is None else match["modern"] or match["legacy"]
 
 
 def build(base_url: str, *, account: str, name: str) -> str:
-    """The URL clients are given. ``base_url`` is scheme and host, as the client reached us."""
+    """Return the URL for clients. ``base_url`` is scheme and host as the client reached us."""
     return f"{base_url.rstrip('/')}/{account}/{name}"
 
 
 def parse_arn(arn: str) -> QueueAddress | None:
-    """``arn:aws:sqs:<region>:<account>:<name>``; None when it is not the ARN of a queue."""
+    """Parse ``arn:aws:sqs:<region>:<account>:<name>``; None if it is not the ARN of a queue."""
     parts = arn.split(":", 5)  # a share's name has a colon
     if len(parts) != 6 or parts[0] != "arn" or not parts[1].startswith("aws") or parts[2] != "sqs":
         return None

@@ -1,14 +1,13 @@
 """Typed requests and replies of the 23 SQS operations, the same for both request styles.
 
-Field names are ours (snake_case); the AWS spelling is derived by ``wire_name`` and written out only
-where AWS departs from its own habit (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test
-holds every struct against the service model of the vendor's own SDK.
+Field names are ours (snake_case); the AWS name is derived by ``wire_name`` and given only where AWS
+breaks its own rule (``tags`` of CreateQueue, ``queueUrls`` of one reply). A test compares every
+struct with the service model of the AWS SDK.
 
-Every request field is optional, and null means absent: whether a field is required is for the
-action to say, because the error it must give differs from case to case. Requests are not frozen:
-a request posted to a queue's own path gets its ``queue_url`` filled in by the frontend. In replies
-None means "left out", and so should an empty list or map: clients are used to the key being gone.
-"""
+Every request field is optional, and null means absent: the actions check required fields, because
+the errors differ. Requests are not frozen: the frontend sets ``queue_url`` of a request posted to a
+queue's own path. In replies None means "left out"; empty lists and maps should be None too, because
+clients expect the key to be missing."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,8 +22,8 @@ FEW = msgspec.Meta(max_length=JSON_ENTRIES_MAX)
 if TYPE_CHECKING:
     TextMap = dict[str, str]
 else:
-    # Queue attributes travel as strings, yet hand-written clients send 30 or true. The decoder
-    # lets those through and __post_init__ turns them into text, so that readers see only str.
+    # Queue attributes are strings, but hand-written clients send 30 or true. The decoder accepts
+    # those and __post_init__ turns them into text, so that readers see only str.
     TextMap = Annotated[dict[str, str | int | float | bool], FEW]
 
 _ACRONYMS = {"md5": "MD5", "aws": "AWS"}
@@ -52,12 +51,12 @@ def _as_text(attributes: TextMap | None) -> TextMap | None:
 
 
 class Shape(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True, rename=wire_name):
-    """Any structure that crosses the wire. Outside the garbage collector: no shape can be part of
-    a cycle, and a busy node makes tens of thousands of them a second."""
+    """Base of all structures on the wire. They are not tracked by the garbage collector: no shape
+    can be part of a cycle, and a busy node creates tens of thousands of them per second."""
 
 
 class Request(Shape):
-    """What an operation is asked."""
+    """The request of an operation."""
 
 
 class QueueRequest(Request):
@@ -67,14 +66,14 @@ class QueueRequest(Request):
 
 
 class Reply(Shape):
-    """What an operation answers, where it answers anything."""
+    """The reply of an operation; some operations have none."""
 
 
 # ── Parts of requests and replies ────────────────────────────────────────────────────────────
 
 
 class MessageAttributeValue(Shape):
-    """A message attribute, or a message system attribute: AWS gives both the same members."""
+    """A message attribute or a message system attribute: in AWS both have the same members."""
 
     string_value: str | None = None
     binary_value: bytes | None = None
@@ -122,7 +121,7 @@ class ChangeMessageVisibilityBatchResultEntry(Shape):
 
 
 class BatchResultErrorEntry(Shape):
-    """One refused entry of a batch. ``code`` is a fault's query code in both protocols."""
+    """One rejected entry of a batch. ``code`` is a fault's query code in both protocols."""
 
     id: str
     sender_fault: bool
@@ -131,7 +130,7 @@ class BatchResultErrorEntry(Shape):
 
 
 class ReceivedMessage(Shape):
-    """``Message`` to AWS; renamed here, because a message without a lease is model.message's."""
+    """``Message`` in AWS; renamed, because ``model.message`` has messages without a lease."""
 
     message_id: str
     receipt_handle: str
@@ -143,7 +142,7 @@ class ReceivedMessage(Shape):
 
 
 class MessageMoveTaskEntry(Shape):
-    """``ListMessageMoveTasksResultEntry`` to AWS."""
+    """``ListMessageMoveTasksResultEntry`` in AWS."""
 
     task_handle: str | None = None
     status: str | None = None
@@ -232,7 +231,7 @@ class ChangeMessageVisibilityBatchReply(Reply):
 class CreateQueueRequest(Request):
     queue_name: str | None = None
     attributes: TextMap | None = None
-    # A tag's value may not be null; the action says so, in the words of SQS.
+    # The action rejects null as the value of a tag, with the error text of SQS.
     tags: Annotated[dict[str, str | None], FEW] | None = msgspec.field(default=None, name="tags")
 
     def __post_init__(self) -> None:

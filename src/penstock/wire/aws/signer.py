@@ -1,9 +1,8 @@
-"""The client's side of Signature Version 4: signs the requests that commands, pipeline jobs and
-benchmarks send.
+"""The client's side of Signature Version 4: signs the requests of commands, pipeline jobs and
+benchmarks.
 
-Covers POST requests with an empty query string and a body in memory. The key of the day is kept:
-to derive it costs four times as much as to sign with it.
-"""
+It supports POST requests with an empty query string and a body in memory. The key of the day is
+cached: deriving it costs four times as much as signing with it."""
 
 import hashlib
 import hmac

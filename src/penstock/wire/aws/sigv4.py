@@ -1,16 +1,16 @@
-"""SigV4: who says they signed a request, from a header or a presigned URL, and whether they did.
+"""Signature Version 4: parses who signed a request, in a header or a presigned URL, and verifies
+the signature.
 
-``parse`` only reads: the scope also names the region, which chooses the namespace of queue names,
-so it is needed whether or not signatures are enforced, and an implausible one is let through.
+``parse`` only reads. It is needed even if signatures are not enforced, because the scope names the
+region, which is the namespace of queue names; so it accepts signatures that cannot be valid.
 
-``check`` and ``is_genuine`` verify. What is signed is rebuilt from the request as it came in: the
-path and the query string still percent-encoded, the body itself and never what a header claims of
-it. Wherever two different requests could give the same text to sign, the request is refused, since
-otherwise a signature for the one would be good for the other. Names and values of the query are
-read here exactly as ``query`` reads them, a plus sign included.
+``check`` and ``is_genuine`` verify. The signed text is rebuilt from the request as received: path
+and query string still percent-encoded, and the hash of the body itself, never the one that a header
+claims. If two different requests could have the same signed text, the request is rejected, because
+a signature of one would be valid for the other. Names and values of the query are parsed exactly as
+in ``query``, including plus signs.
 
-Pure: the clock and the secret are arguments. Which secret belongs to whom is ``frontend``'s.
-"""
+Pure: clock and secret are arguments. ``frontend`` finds the secret of an access key."""
 
 import hashlib
 import hmac
@@ -31,12 +31,12 @@ from penstock.wire.aws.form import text_pairs
 ALGORITHM = "AWS4-HMAC-SHA256"
 _DATE = re.compile(r"[0-9]{8}\Z")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_ACCESS_KEY_MAX = 128  # what AWS allows for its own
+_ACCESS_KEY_MAX = 128  # the limit of AWS
 _SIGNED_HEADERS_MAX = 100
 
-SKEW_MS_MAX: Final = 15 * 60_000  # how far a client's clock may be off
+SKEW_MS_MAX: Final = 15 * 60_000  # largest allowed error of a client's clock
 EXPIRES_S_MAX: Final = 604_800  # a week
-_REMEMBERED_MAX = 1_024  # timestamps and paths; each of at most a kilobyte
+_REMEMBERED_MAX = 1_024  # cached timestamps and paths, each of at most a kilobyte
 _REMEMBERED_CHARS_MAX = 1_024
 _PRESIGNED = ("X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-SignedHeaders", "X-Amz-Signature")
 _HTTP_DATE = re.compile(
@@ -53,8 +53,8 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class SignedHeaders(tuple[str, ...]):
-    """The names, as they were given, and what follows from them: requests of one sort share one of
-    these, and all that differs between them are the values."""
+    """The names of signed headers, with precomputed parts of the signed text: similar requests
+    share one instance and differ only in the values."""
 
     def __init__(self, _names: Iterable[str]) -> None:
         self.has_host = "host" in self
@@ -66,12 +66,12 @@ class SignedHeaders(tuple[str, ...]):
         self._values_in = itemgetter(*self)
 
     def canonical(self, headers: Mapping[str, str]) -> str:
-        """A line for each, in the form that is signed, and the list itself behind them."""
+        """Return the signed lines of the headers, followed by the list of their names."""
         try:
             text: str = self._layout % self._values_in(headers)
-        except KeyError:  # one that is not there is signed as an empty one
+        except KeyError:  # an absent header is signed as empty
             text = self._layout % tuple([headers.get(name, "") for name in self])
-        if " " in text or "\t" in text:  # seldom
+        if " " in text or "\t" in text:  # rare
             lines = [f"{name}:{_trimmed(headers.get(name, ''))}\n" for name in self]
             return "".join(lines) + self._behind
         return text
@@ -88,8 +88,8 @@ class CredentialScope(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(authorization: str | None, fields: Mapping[str, str]) -> CredentialScope | None:
-    """The scope of a request; None when it is not signed this way at all. ``fields`` are those of
-    the query string, where a presigned URL carries its signature."""
+    """Return the scope of a request; None if it has no such signature. ``fields`` are those of the
+    query string, where a presigned URL has its signature."""
     if authorization is not None and authorization.startswith("AWS4-"):
         return _parse_header(authorization)
     if "X-Amz-Algorithm" in fields or "X-Amz-Credential" in fields:
@@ -134,7 +134,7 @@ def _scope(
 ) -> CredentialScope:
     if algorithm != ALGORITHM:
         raise _incomplete(f"Unsupported signing algorithm; use {ALGORITHM}.")
-    parts = credential.rsplit("/", 4)  # from the right: an access key may itself contain a slash
+    parts = credential.rsplit("/", 4)  # from the right: an access key may contain a slash
     if len(parts) != 5:
         raise _incomplete("Credential must have exactly 5 slash-delimited elements.")
     access_key, date, region, service, terminator = parts
@@ -163,7 +163,7 @@ def _incomplete(message: str) -> Fault:
 
 
 class SignedRequest(Protocol):
-    """What came over the wire; ``net.exchange.HttpRequest`` is one."""
+    """A request as received; ``net.exchange.HttpRequest`` implements it."""
 
     @property
     def method(self) -> str: ...
@@ -176,7 +176,7 @@ class SignedRequest(Protocol):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Names in lower case; what came several times is joined by commas."""
+        """Names in lower case; repeated headers are joined by commas."""
         ...
 
     @property
@@ -184,8 +184,8 @@ class SignedRequest(Protocol):
 
 
 def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_ms: int) -> str:
-    """Everything about a signature that needs no secret. Returns the time it was made, in the form
-    that was signed; raises IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
+    """Check everything about a signature that needs no secret. Returns the signed timestamp. Raises
+    IncompleteSignature, SignatureDoesNotMatch, InvalidClientTokenId."""
     headers = request.headers
     fields = _query_fields(request.query) if request.query else _NO_FIELDS
     if (fields or scope.is_presigned) and _is_signed_twice(scope, headers, fields):
@@ -217,9 +217,9 @@ def check(request: SignedRequest, scope: CredentialScope, *, service: str, now_m
 
 
 class SigningKey:
-    """Good for a day, a region and a service. It takes four rounds to derive, so it is worth
-    keeping; and it is kept as HMAC's two hashes begin with it, since to begin them costs more than
-    what is left to do for a request. Nothing of it is ever shown: it has no ``repr``."""
+    """A key for one day, region and service. Deriving it takes four rounds, so callers cache it. It
+    is stored as the started inner and outer hash of HMAC, because starting them costs more than the
+    rest of a signature. It has no ``repr``, so that it is never shown."""
 
     __slots__ = ("_inner", "_outer", "_scope")
 
@@ -231,7 +231,7 @@ class SigningKey:
         self._scope = scope
 
     def sign(self, timestamp: str, canonical_digest: str) -> str:
-        """In hexadecimal digits."""
+        """Return the signature in hexadecimal."""
         inner = self._inner.copy()
         inner.update(f"{timestamp}\n{self._scope}\n{canonical_digest}".encode())
         outer = self._outer.copy()
@@ -255,8 +255,8 @@ def is_genuine(
     key: SigningKey,
     body_hash: str = "",
 ) -> bool:
-    """Whether the holder of ``key``, which is of this scope, signed exactly this request. Takes as
-    long when not. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
+    """Return True if the holder of ``key``, which is of this scope, signed exactly this request.
+    Takes constant time. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query
@@ -265,17 +265,17 @@ def is_genuine(
     if query:
         query = _canonical_query(query)
     lines = scope.signed_headers.canonical(request.headers)
-    # Latin-1 is how the listener read the bytes, so this is what was sent.
+    # The listener decoded the bytes as Latin-1, so this restores what was sent.
     canonical = f"{request.method}\n{path}\n{query}\n{lines}{digest}".encode("latin-1", "replace")
     expected = key.sign(timestamp, _hash_of(canonical))
     given = scope.signature
-    # What is no ASCII cannot be the one, and cannot be compared in constant time.
+    # compare_digest needs ASCII; other text cannot be the signature.
     is_same = given.isascii() and hmac.compare_digest(expected, given)
-    return is_same and claimed == digest  # UNSIGNED-PAYLOAD, too, is not the body's hash
+    return is_same and claimed == digest  # rejects UNSIGNED-PAYLOAD, too
 
 
 def _hash_of(data: bytes) -> str:
-    """From a hash that is begun: to look one up by its name takes as long as to use it."""
+    """Copy a prepared hash: looking one up by name takes as long as using it."""
     begun = _SHA256.copy()
     begun.update(data)
     return begun.hexdigest()
@@ -290,8 +290,7 @@ def _trimmed(value: str) -> str:
 
 
 def _canonical_path(path: str) -> str:
-    """Empty and dot segments resolved, then encoded once more, as the SDKs do for all services but
-    S3."""
+    """Resolve empty and dot segments, then encode again, as SDKs do for all services but S3."""
     kept: list[str] = []
     for segment in path.split("/"):
         if segment == "..":
@@ -318,7 +317,7 @@ def _query_fields(query: str) -> dict[str, str]:
     pairs = text_pairs(query)
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        # They are signed in sorted order and read in the order they came: two meanings.
+        # Ambiguous: they are signed in sorted order and read in the order of the request.
         _mismatch("A parameter of the query string is given twice.")
     return fields
 
@@ -337,7 +336,7 @@ def _is_signed_twice(
 def _timestamp(
     scope: CredentialScope, headers: Mapping[str, str], fields: Mapping[str, str]
 ) -> str:
-    """Of one that has no X-Amz-Date among its headers."""
+    """Return the timestamp of a request without an X-Amz-Date header."""
     if scope.is_presigned:
         return _required(fields, "X-Amz-Date", "AWS query-string")
     date = headers.get("date")
@@ -347,7 +346,7 @@ def _timestamp(
         )
     match = _HTTP_DATE.match(date)
     if match is None:
-        return date  # perhaps in the other form; whoever reads it says if not
+        return date  # perhaps in the form of X-Amz-Date; _at_ms checks it
     day, month, year, *clock = match.groups()
     number = _MONTHS.index(month) + 1 if month in _MONTHS else 0
     return f"{year}{number:02}{day}T{''.join(clock)}Z"
@@ -376,7 +375,7 @@ def _wrong_time(timestamp: str, at_ms: int, good_ms: int, now_ms: int) -> str:
 
 @lru_cache(maxsize=_REMEMBERED_MAX)
 def _at_ms(text: str) -> int:
-    """``20260102T030405Z`` as milliseconds since 1970. Requests of one second share theirs."""
+    """Parse ``20260102T030405Z`` into milliseconds since 1970. Requests of one second share it."""
     day, clock = text[:8], text[9:15]
     if len(text) == 16 and text[8] == "T" and text[15] == "Z":
         digits = day + clock

@@ -1,5 +1,5 @@
-"""STS GetCallerIdentity: the one question of another AWS service that SQS clients and their tests
-ask of the same endpoint, to learn which account they are."""
+"""STS GetCallerIdentity: the only call of another AWS service that SQS clients and their tests send
+to the same endpoint, to learn their account."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ class CallerIdentity(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def root_identity(account: str) -> CallerIdentity:
-    """Who a caller is while nobody checks credentials: the account itself."""
+    """Return the identity of a caller while authentication is off: the account itself."""
     return CallerIdentity(arn=f"arn:aws:iam::{account}:root", user_id=account, account=account)
 
 

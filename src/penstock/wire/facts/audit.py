@@ -1,23 +1,20 @@
-"""What was done, as it stands in ``__audit``: one record for each action, each tied to the one
-before it of the same node.
+"""Records of the audit topic ``__audit``: one record for each action, in a hash chain per node.
 
-A record's value is one JSON object, its fields in the order below and none left out. ``prev_hash``
-is the hash of the node's record before in the same partition, ``seq`` its number plus one:
+A record's value is one JSON object with all fields in the order below. ``prev_hash`` is the hash of
+the node's previous record in the same partition, ``seq`` its number plus one:
 
-    hash(record) = SHA-256( hash(record before) ‖ the record's value, byte for byte )
+    hash(record) = SHA-256( hash(previous record) ‖ the record's value, byte for byte )
 
-in hexadecimal; thirty-two zero bytes stand before the first. A record that is changed, removed or
-put in breaks the chain at that place, whatever is done to those around it, unless everything behind
-it is written anew. The last hash is stored nowhere: note it elsewhere from time to time and even
-that shows.
+in hexadecimal; the hash before the first record is thirty-two zero bytes. A record that is changed,
+removed or inserted breaks the chain there, unless everything after it is rewritten too. The last
+hash is stored nowhere: if it is noted elsewhere from time to time, even a rewritten chain is found.
 
-Nodes of a cluster write to the same partition, each a chain of its own: none could know what the
-others are about to write, and to agree on an order first would make every entry wait for all.
+Nodes of a cluster write to the same partition, each its own chain: a node cannot know what others
+are about to write, and agreeing on an order would make every entry wait for all nodes.
 
 **Changing it.** Fields may be added at the end; a field that changes its meaning is a new
-``VERSION``. Neither touches the chain, which knows bytes only. ``docs/usage.md`` says what each
-field means.
-"""
+``VERSION``. Neither affects the chain, which is made of bytes. ``docs/usage.md`` describes the
+fields."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
@@ -28,31 +25,31 @@ import msgspec
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"audit/%d" % VERSION)
 FIRST_HASH: Final = bytes(32)
-NAME_MAX: Final = 1_024  # characters of a name
-TEXT_MAX: Final = 256  # characters of one parameter
+NAME_MAX: Final = 1_024  # of characters of a name
+TEXT_MAX: Final = 256  # of characters of a parameter
 PARAMS_MAX: Final = 50  # on each of two levels
 HIDDEN: Final = "(hidden)"
-DEEPER: Final = "(more)"  # whatever it is, nobody has looked for secrets in it
-# Part of a name whose value nobody should read. Of what is noted nothing is secret; whoever puts a
-# secret in the wrong place should not find it here for thirty days.
+DEEPER: Final = "(more)"  # deeper levels are not searched for secrets
+# Parts of names whose values are hidden. No recorded parameter is meant to be secret, but a secret
+# in the wrong place must not be readable here for thirty days.
 _SECRETIVE: Final = ("password", "passwd", "secret", "token", "credential", "jaas", "private")
 
-# How it ended.
+# Outcomes.
 OK: Final = "ok"
 DENIED: Final = "denied"
 FAILED: Final = "failed"
-UNKNOWN: Final = "unknown"  # the client left while it was under way
+UNKNOWN: Final = "unknown"  # the client disconnected before the end
 
 
 class AuditUnreadable(Exception):
-    """The value is no audit record, or one of a version that is not known here."""
+    """The value is not an audit record, or its version is unknown here."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Who did what; where in the chain it will stand is not known yet."""
+    """Who did what, without the position in the chain."""
 
     at_ms: int
-    principal: str  # ARN of the caller; empty: nobody we know
+    principal: str  # ARN of the caller; empty: unknown
     tenant: str = ""
     source_ip: str = ""
     action: str
@@ -83,7 +80,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
-    """A place in a node's chain: its record before, by number and hash."""
+    """The end of a node's chain: number and hash of its last record."""
 
     seq: int = 0
     hash: bytes = FIRST_HASH
@@ -105,7 +102,7 @@ def decode(value: bytes) -> AuditRecord:
 
 
 def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
-    """The entry as a record behind ``link``, and the link behind it."""
+    """Return the entry as the record after ``link``, and the new end of the chain."""
     record = AuditRecord(
         node=node,
         seq=link.seq + 1,
@@ -124,14 +121,14 @@ def append(link: Link, entry: AuditEntry, *, node: str) -> tuple[bytes, Link]:
     try:
         value = _encoder.encode(record)
     except UnicodeEncodeError:
-        # Halves of characters, which some clients send. The trail must not stop at them.
+        # Some clients send halves of surrogate pairs, which must not stop the audit trail.
         record = msgspec.convert(_whole(msgspec.structs.asdict(record)), AuditRecord)
         value = _encoder.encode(record)
     return value, Link(record.seq, _hash(link.hash, value))
 
 
 def link_of(value: bytes) -> Link:
-    """Where a node's chain goes on behind its last record. Raises AuditUnreadable."""
+    """Return the end of a chain whose last record is ``value``. Raises AuditUnreadable."""
     record = decode(value)
     try:
         before = bytes.fromhex(record.prev_hash)
@@ -141,15 +138,15 @@ def link_of(value: bytes) -> Link:
 
 
 def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """What is wrong with records of one partition, read in order: (how many came before it, why).
-    The first of each node may have lost those in front of it to retention."""
+    """Yield what is wrong with the records of one partition, read in order: (position, reason).
+    Retention may have deleted the records before the first one of each node."""
     links: dict[str, Link] = {}
     for count, value in enumerate(values):
         try:
             record, after = decode(value), link_of(value)
         except AuditUnreadable as error:
             yield count, str(error)
-            continue  # what follows ties to the record before, and says that one is missing
+            continue  # the next record will report that one is missing
         link = links.get(record.node)
         if link is not None:
             if record.seq != link.seq + 1:
@@ -160,8 +157,8 @@ def breaks(values: Iterable[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def redacted(params: Mapping[str, object]) -> dict[str, object]:
-    """Parameters as they may be noted: values cut, what looks like a secret hidden, what says
-    nothing left out."""
+    """Return parameters as they may be recorded: values cut, probable secrets hidden, empty values
+    left out."""
     return _redacted(params, levels=2)
 
 
@@ -193,7 +190,7 @@ def _hash(before: bytes, value: bytes) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """The same without halves of characters."""
+    """Return the value without halves of surrogate pairs."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

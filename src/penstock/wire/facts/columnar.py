@@ -1,17 +1,16 @@
-"""Records that hold a table: what ``__usage`` and ``__telemetry`` have in common.
+"""Records that contain a table: the common format of ``__usage`` and ``__telemetry``.
 
-A record's value is MessagePack: a map with a head that holds for all its rows, and ``columns``, a
-map of arrays of equal length. Columns, because whoever sums millions of rows turns a column into an
-array at once and never looks at a row.
+A record's value is MessagePack: a map with a head that applies to all rows, and ``columns``, a map
+of arrays of equal length. Columns, because programs that sum millions of rows convert a column into
+an array at once and never read single rows.
 
-A value is read in one of two ways. As **facts** its columns are lists, checked and complete: for
-whoever looks at rows. As a **block** its head is read and its columns stay the bytes that they
-are, unchecked: for whoever works up thousands of records at a time and reads columns in bulk.
+A value is read in one of two forms. **Facts** have columns as checked, complete lists, for readers
+of rows. A **block** has its head decoded and its columns as unchecked bytes, for readers that
+process columns of thousands of records at a time.
 
-**Changing it.** A column may be added: readers take a missing one for nothing, and pass over those
-they do not know. Anything else (another meaning, another unit, a column gone) is a new version,
-which readers that do not know it refuse.
-"""
+**Changing it.** A column may be added: readers take a missing column as empty values, and ignore
+unknown columns. Any other change (meaning, unit, a removed column) is a new version, which readers
+that do not know it reject."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
@@ -20,12 +19,12 @@ import msgspec
 
 
 class Head(msgspec.Struct, gc=False):
-    """What every such record begins with. (node, incarnation, flush) names it for good."""
+    """The head of every such record. (node, incarnation, flush) identifies the record."""
 
     v: int
     node: str
-    incarnation: str  # of the process; another one after each start
-    flush: int  # 1, 2, 3… of this incarnation, without a gap
+    incarnation: str  # of the process; changes with each start
+    flush: int  # 1, 2, 3… within the incarnation, without gaps
 
     @property
     def name(self) -> tuple[str, str, int]:
@@ -38,8 +37,8 @@ Either = TypeVar("Either", bound=Head)
 
 
 class Form(Generic[Facts, Block]):
-    """How one topic's records are written and read. ``facts`` and ``block`` have the same head and
-    a field ``columns``: a struct of lists in the one, a map of ``msgspec.Raw`` in the other."""
+    """Codec of one topic's records. ``facts`` and ``block`` have the same head and a field
+    ``columns``: a struct of lists in ``facts``, a map of ``msgspec.Raw`` in ``block``."""
 
     def __init__(
         self,
@@ -51,8 +50,8 @@ class Form(Generic[Facts, Block]):
         nothing: Mapping[str, object],
         unreadable: type[Exception],
     ) -> None:
-        """``nothing``: for each column what a row has in it that says nothing; columns that are not
-        in there must be in every record."""
+        """``nothing``: the empty value of each column that a record may lack; other columns must be
+        in every record."""
         self._noun = noun
         self._version = version
         self._nothing = nothing
@@ -65,7 +64,7 @@ class Form(Generic[Facts, Block]):
         return self._encoder.encode(facts)
 
     def decode(self, value: bytes) -> Facts:
-        """Raises what was given as ``unreadable``."""
+        """Raises ``unreadable``, as given to the constructor."""
         facts = self._read(self._facts, value)
         columns: Any = facts.columns  # type: ignore[attr-defined]
         count = len(columns)
@@ -78,7 +77,7 @@ class Form(Generic[Facts, Block]):
         return facts
 
     def block(self, value: bytes) -> Block:
-        """Raises what was given as ``unreadable``, for a head that is none."""
+        """Raises ``unreadable`` if the head is invalid."""
         return self._read(self._block, value)
 
     def _read(self, decoder: msgspec.msgpack.Decoder[Either], value: bytes) -> Either:

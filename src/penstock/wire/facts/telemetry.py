@@ -1,6 +1,6 @@
-"""How a node is doing, as it stands in ``__telemetry``: one record for each interval of one node.
+"""Records of the topic ``__telemetry``: one record for each interval of a node.
 
-A head that holds for all its rows, and the rows as columns (``columnar`` says how):
+A head that applies to all rows, and the rows as columns (see ``columnar``):
 
     head      v · node · incarnation · flush · from_ms · written_at_ms · left_out
     columns   kind · account · region · resource · partition · op · group · requests · errors ·
@@ -8,18 +8,17 @@ A head that holds for all its rows, and the rows as columns (``columnar`` says h
               log_start · log_end · committed · size_bytes · cpu_ms · rss_bytes ·
               disk_free_bytes
 
-``kind`` says which columns mean something: ``calls`` (an operation on a queue or topic, to add up),
-``partition`` (what was appended, to add up, and where the log begins and ends), ``queue`` (levels
-of one queue or share), ``lag`` (one group on one partition) and ``node`` (the process).
+``kind`` determines which columns are used: ``calls`` (sums of an operation on a queue or topic),
+``partition`` (sums of appends, and start and end of the log), ``queue`` (levels of a queue or
+share), ``lag`` (a group on a partition) and ``node`` (the process).
 
 **Durations** are counts in buckets that grow by the eighth root of two, so a value is known to 9 %
-and two histograms are merged by adding. Bucket 0 holds all up to ``BUCKET_SECONDS_MIN``, bucket
-``i`` what is above ``bound(i - 1)`` and up to ``bound(i)``, the last one everything beyond. A row
-has the counts from the first bucket in use to the last, behind the number of the first; an empty
-list is no observation.
+and histograms are merged by adding. Bucket 0 has durations up to ``BUCKET_SECONDS_MIN``, bucket
+``i`` those above ``bound(i - 1)`` and up to ``bound(i)``, the last one all longer ones. A row has
+the number of the first used bucket, then the counts from it to the last used one; an empty list
+means no observation.
 
-Other buckets would be a new ``VERSION``. ``docs/usage.md`` says what each field means.
-"""
+Other buckets would be a new ``VERSION``. ``docs/usage.md`` describes the fields."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ LAG: Final = "lag"
 NODE: Final = "node"
 
 APPEND: Final = "append"  # the operation of partition rows
-FOLDED: Final = "*"  # in place of a resource and an operation that had no room
+FOLDED: Final = "*"  # replaces resource and operation of rows beyond the limit
 NO_PARTITION: Final = -1
 
 PER_DOUBLING: Final = 8
@@ -47,14 +46,14 @@ _DOUBLINGS_MIN: Final = -17  # 2^-17 s: 7.6 µs, less than any request takes
 _DOUBLINGS_MAX: Final = 6  # 64 s: more than the longest poll
 BUCKET_SECONDS_MIN: Final = 2.0**_DOUBLINGS_MIN
 BUCKET_LAST: Final = (_DOUBLINGS_MAX - _DOUBLINGS_MIN) * PER_DOUBLING + 1
-# The most that a value of each bucket can be; the last bucket has no such bound.
+# The upper bound of each bucket except the last, which has none.
 BOUNDS_SECONDS: Final[tuple[float, ...]] = tuple(
     2.0 ** (_DOUBLINGS_MIN + step / PER_DOUBLING) for step in range(BUCKET_LAST)
 )
 
 
 class TelemetryUnreadable(Exception):
-    """The value is no telemetry record, or one of a version that is not known here."""
+    """The value is not a telemetry record, or its version is unknown here."""
 
 
 def bucket_of(seconds: float) -> int:
@@ -62,12 +61,12 @@ def bucket_of(seconds: float) -> int:
 
 
 def bound(bucket: int) -> float:
-    """The most that a value of this bucket can be, in seconds; of the last one the least."""
+    """Return the upper bound of a bucket in seconds; of the last bucket its lower bound."""
     return BOUNDS_SECONDS[min(bucket, BUCKET_LAST - 1)]
 
 
 def packed(counts: Mapping[int, int]) -> list[int]:
-    """Sparse counts as a row has them."""
+    """Return sparse counts in the form of a row."""
     if not counts:
         return []
     first, last = min(counts), max(counts)
@@ -110,7 +109,7 @@ class TelemetryColumns(msgspec.Struct, gc=False):
         return len(self.kind)
 
     def add(self, kind: str, **values: str | int | list[int]) -> None:
-        """One row; what is not given is nothing."""
+        """Add a row; values that are not given are empty."""
         self.kind.append(kind)
         for name in _VALUES:
             getattr(self, name).append(values.get(name, _NOTHING[name]))
@@ -129,19 +128,19 @@ _NOTHING: Final[Mapping[str, str | int | list[int]]] = {
 
 
 class TelemetryHead(Head, gc=False):
-    from_ms: int  # what is to be added up happened from here
-    written_at_ms: int  # to here; levels are as they were then
+    from_ms: int  # sums count from here
+    written_at_ms: int  # to here; levels are of this moment
 
 
 class TelemetryFacts(TelemetryHead, gc=False):
     """The value of one record."""
 
     columns: TelemetryColumns
-    left_out: int = 0  # rows of levels that had no room
+    left_out: int = 0  # rows of levels beyond the limit
 
 
 class TelemetryBlock(TelemetryHead, gc=False):
-    """The same, with columns as they came."""
+    """The same, with undecoded columns."""
 
     columns: dict[str, msgspec.Raw]
 

@@ -1,15 +1,14 @@
-"""What was used, as it stands in ``__usage``: one record for each flush of one node.
+"""Records of the topic ``__usage``: one record for each flush of a node.
 
-A head that holds for all its rows, and the rows as columns (``columnar`` says how):
+A head that applies to all rows, and the rows as columns (see ``columnar``):
 
     head      v · node · incarnation · flush · minute_ms · written_at_ms
     columns   tenant · region · resource · kind · op · requests · messages · bytes_in · bytes_out ·
               units64k · throttled · denied · failed · stored_bytes
 
-(node, incarnation, flush) names a record for good: flushes of one incarnation are numbered from 1
-without a gap, and one that is there twice would be a fault of ours that readers can see.
-``docs/usage.md`` says what each field means.
-"""
+(node, incarnation, flush) identifies a record: flushes of an incarnation are numbered from 1
+without gaps, so readers can detect a record that was written twice by mistake. ``docs/usage.md``
+describes the fields."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -21,16 +20,16 @@ from penstock.wire.facts.columnar import Form, Head
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"usage/%d" % VERSION)
 
-CALLS: Final = "calls"  # the row counts requests and what they moved: add them up
-STORAGE: Final = "storage"  # the row is a level, taken once in this minute
+CALLS: Final = "calls"  # the row has sums of requests and of what they moved
+STORAGE: Final = "storage"  # the row has a level, measured once in this minute
 
 
 class UsageUnreadable(Exception):
-    """The value is no usage record, or one of a version that is not known here."""
+    """The value is not a usage record, or its version is unknown here."""
 
 
 class UsageRow(msgspec.Struct, frozen=True, gc=False):
-    """One row, for those who want them one by one."""
+    """One row, for readers of single rows."""
 
     tenant: str
     region: str
@@ -49,7 +48,7 @@ class UsageRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class UsageColumns(msgspec.Struct, gc=False):
-    """Field by field what ``UsageRow`` has."""
+    """The fields of ``UsageRow`` as columns."""
 
     tenant: list[str] = []
     region: list[str] = []
@@ -80,8 +79,8 @@ assert UsageColumns.__struct_fields__ == _NAMES, "a row and the columns have the
 
 
 class UsageHead(Head, gc=False):
-    minute_ms: int  # when the minute began in which all this was counted
-    written_at_ms: int  # nothing counted earlier by this incarnation is still to come
+    minute_ms: int  # start of the minute of these counts
+    written_at_ms: int  # all earlier counts of this incarnation are written
 
 
 class UsageFacts(UsageHead, gc=False):
@@ -91,7 +90,7 @@ class UsageFacts(UsageHead, gc=False):
 
 
 class UsageBlock(UsageHead, gc=False):
-    """The same, with columns as they came."""
+    """The same, with undecoded columns."""
 
     columns: dict[str, msgspec.Raw]
 

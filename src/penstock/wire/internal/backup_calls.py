@@ -1,9 +1,8 @@
-"""Calls with which one node takes a backup's positions of all of them: numbers 0x0500-0x05FF.
+"""Calls by which one node gets the positions of a backup from all nodes: numbers 0x0500-0x05FF.
 
-``hold`` comes first, on every node; then ``take``, stage by stage; then ``hold`` again, which lets
-crossings go and goes on keeping what is copied. Why so is said in ``broker/hold.py`` and
-``broker/cutting.py``.
-"""
+First ``hold`` on every node; then ``take``, stage by stage; then ``hold`` again, which releases
+crossings (messages that move between logs) and still keeps the segments that are copied.
+``broker/hold.py`` and ``broker/cutting.py`` explain why."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,8 +13,8 @@ from penstock.wire.internal.calls import Call
 
 
 class HoldAsked(msgspec.Struct, frozen=True, array_like=True):
-    holder: str  # the same in every call of one backup
-    crossings_ms: int  # 0: let them go
+    holder: str  # the same in all calls of a backup
+    crossings_ms: int  # 0: release crossings
     segments_ms: int
 
 
@@ -24,15 +23,15 @@ class HoldTold(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How far one partition goes, as its leader knows it."""
+    """The positions of one partition, as its leader knows them."""
 
     topic_id: str
     index: int
     start_offset: int
-    end_offset: int  # everything below is committed
+    end_offset: int  # all records below are committed
     epoch: int
-    is_settled: bool  # False: there may be more that is committed
-    size_bytes: int  # of all segments: about what there is to copy
+    is_settled: bool  # False: more records may be committed
+    size_bytes: int  # of all segments: about the size of the copy
 
 
 class TakeAsked(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +40,7 @@ class TakeAsked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TakeTold(msgspec.Struct, frozen=True, array_like=True):
-    is_held: bool  # crossings, up to now
+    is_held: bool  # crossings were held until now
     taken: Sequence[Taken] = ()
 
 

@@ -1,13 +1,12 @@
-"""What a call between nodes is, who makes one and who answers it.
+"""The type of a call between nodes, and its two ends.
 
-A call has a number that never changes its meaning, a type for each direction, and a word on
-whether it may be made again when nobody knows what became of the first time. Each role lists its
-own: numbers 0x0100-0x01FF are the metadata role's; 0 is the connection's own ping. Payloads are
-``array_like`` structs: a field may be added at the end with a default, and nothing else.
+A call has a number that never changes its meaning, a type for request and reply, and a flag that
+states whether it may be repeated if its outcome is unknown. Each role defines its calls: 0x0100 to
+0x01FF are those of the metadata role; 0 is the ping of a connection. Payloads are ``array_like``
+structs: a field with a default may be added at the end, and nothing else may change.
 
-``Caller`` and ``Answers`` are the two ends as a role sees them. Behind them are sockets in a
-cluster (``net/internal``), and nothing that a role would know of.
-"""
+``Caller`` and ``Answers`` are the two ends. In a cluster they are implemented by sockets
+(``net/internal``), which roles do not see."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -26,7 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Call(Generic[Q, R]):
-    """One kind of call. ``errors``: those it may raise beside the ones every call may."""
+    """One kind of call. ``errors``: errors it may raise besides those of all calls."""
 
     __slots__ = ("_decode_reply", "_decode_request", "errors", "is_idempotent", "name", "number")
 
@@ -52,7 +51,7 @@ class Call(Generic[Q, R]):
         return f"<call {self.name}>"
 
     def decode_request(self, payload: bytes | memoryview) -> Q:
-        """Raises InvalidRequest: the frame was whole, so the connection goes on."""
+        """Raises InvalidRequest: the frame was complete, so the connection can continue."""
         try:
             return self._decode_request(payload)
         except (msgspec.DecodeError, ValueError) as error:
@@ -71,27 +70,27 @@ def encode(payload: msgspec.Struct) -> bytes:
 
 
 class Nothing(msgspec.Struct, frozen=True, array_like=True):
-    """A payload that says nothing."""
+    """An empty payload."""
 
 
-# Answered by every listener itself: by it a caller knows a quiet connection from a dead one.
+# Every listener replies to it, so that a caller can distinguish a quiet connection from a dead one.
 PING: Final = Call(0, "ping", Nothing, Nothing, is_idempotent=True)
 
 
 class Asked(NamedTuple):
-    """What an answering role knows of a call beside the request."""
+    """What the handler of a call knows besides the request."""
 
-    node_id: str  # who asks, as its certificate has it where there are certificates
-    timeout_ms: int  # left when it arrived; an answer under way is cancelled when they are over
+    node_id: str  # of the caller, from its certificate if there are certificates
+    timeout_ms: int  # left at arrival; the handler is cancelled after that
 
 
-# The reply at once, or what to await for it: most questions are answered from memory, and a task
-# for each of those would cost more than the answer.
+# Returns the reply, or a coroutine for it: most calls are served from memory, and a task for each
+# would cost more than the reply.
 Handler = Callable[[Q, Asked], R | Coroutine[Any, Any, R]]
 
 
 class Answers:
-    """Which calls a node answers, and how. Filled by its roles before it listens."""
+    """The calls that a node serves, with their handlers; its roles add them before it listens."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, tuple[Call[Any, Any], Handler[Any, Any]]] = {}
@@ -106,10 +105,10 @@ class Answers:
 
 
 class Caller(Protocol):
-    """Another node, or any of several that answer alike."""
+    """Another node, or any of several equivalent nodes."""
 
     async def call(self, call: Call[Q, R], request: Q, *, timeout_ms: int) -> R:
-        """Raises what the other side raised; Unreachable, OutcomeUnknown or DeadlineExceeded when
-        there was no answer; Throttled when too many wait for that node already. A call that is
-        cancelled here is cancelled there."""
+        """Raises the error of the other side; Unreachable, OutcomeUnknown or DeadlineExceeded
+        without a reply; Throttled if too many calls to that node wait. A call that is cancelled
+        here is cancelled there."""
         ...

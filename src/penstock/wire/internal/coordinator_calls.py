@@ -1,8 +1,8 @@
 """Calls between coordinators of groups and of transactions on different nodes: 0x0400-0x04FF.
 
 A group and a transaction that commits its offsets may be coordinated by different nodes, and so may
-a transaction and the partitions it writes to. Clients know whom to ask about either; what the two
-say to each other is here. Codes are Kafka's."""
+a transaction and the partitions it writes to. Clients find the coordinator of each; these are the
+calls between the coordinators. Codes are Kafka's."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +13,7 @@ from penstock.wire.internal.calls import Call
 
 
 class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
-    """Partitions join a transaction; with ``is_check`` they are only looked for in it."""
+    """Add partitions to a transaction; ``is_check``: only check that they are in it."""
 
     transactional_id: str
     producer_id: int
@@ -23,7 +23,7 @@ class TransactionAdd(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
-    """A transaction has ended: offsets that it committed for a group count, or do not."""
+    """A transaction has ended: its offsets for a group become valid, or are discarded."""
 
     group_id: str
     producer_id: int
@@ -32,7 +32,7 @@ class GroupComplete(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
-    """What has a group committed? ``partitions`` None: everything."""
+    """Read the committed offsets of a group. ``partitions`` None: all of them."""
 
     group_id: str
     partitions: Sequence[tuple[str, int]] | None
@@ -42,7 +42,7 @@ class GroupFetch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OffsetTold(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Fields are called what they are called in ``cursor.group.offsets``, here and below."""
+    """Fields here and below have the names of ``cursor.group.offsets``."""
 
     topic_id: str
     partition: int

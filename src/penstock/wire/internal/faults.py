@@ -1,19 +1,18 @@
-"""Errors between nodes: those of the wire itself, and how any of the one tree crosses it.
+"""Errors between nodes: those of the connection itself, and how any PenstockError is sent.
 
-An error travels as its class's name, the names of the classes above it, its text and its fields,
-and is raised on the other side as the first of those classes that is known there: a node of an
-older version takes a new kind of conflict for a conflict. What is no PenstockError is a bug; it is
-told to the log of the node that has it, and the caller hears only that there was one.
+An error is sent as the names of its class and base classes, its text and its fields, and is raised
+on the other side as the first of those classes that is known there: an older node raises a new kind
+of conflict as a conflict. An error that is not a PenstockError is a bug; the node where it happened
+logs it, and the caller only learns that the call failed.
 
 PenstockError
 ├── Overloaded
 │   ├── Unreachable          no connection to that node: the call was not carried out
-│   │   └── OutcomeUnknown   it went away with the call: carried out or not, nobody can say
-│   └── DeadlineExceeded     no answer in time: carried out or not
-├── PeerFailed               a bug over there
+│   │   └── OutcomeUnknown   connection lost after the call was sent: outcome unknown
+│   └── DeadlineExceeded     no reply in time: outcome unknown
+├── PeerFailed               a bug on the other node
 ├── MalformedFrame           not our protocol; ends the connection
-└── HelloRefused             another cluster, another version, another name than its certificate's
-"""
+└── HelloRefused             wrong cluster, wrong version, or a name that its certificate lacks"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -61,7 +60,7 @@ class HelloRefused(PenstockError):
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
-    names: tuple[str, ...]  # its class, then those above it
+    names: tuple[str, ...]  # its class, then the base classes
     text: str
     fields: dict[str, Scalar] = {}
 
@@ -88,7 +87,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_failure(error: BaseException) -> bytes:
-    """Always can: an answer that cannot be sent is a caller that waits for nothing."""
+    """Encode any error; never fails, because a caller without a reply would wait in vain."""
     if not isinstance(error, PenstockError):
         return _encode(Failure((PeerFailed.__name__,), "The node failed; its log says how."))
     names = tuple(one.__name__ for one in type(error).__mro__ if issubclass(one, PenstockError))
@@ -110,8 +109,8 @@ def _text(text: str) -> str:
 def decode_failure(
     payload: bytes | memoryview, *, more: Mapping[str, type[PenstockError]]
 ) -> PenstockError:
-    """The error to raise. ``more``: classes that only some calls raise, by their names. Raises
-    MalformedFrame."""
+    """Return the error to raise. ``more``: classes that only some calls raise, by their names.
+    Raises MalformedFrame."""
     try:
         failure = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -122,7 +121,7 @@ def decode_failure(
         if found is not None:
             known = found
             break
-    # Not by its own constructor, whose arguments are not what travelled.
+    # Not by the constructor, whose arguments were not sent.
     raised = known.__new__(known, failure.text)
     for name, value in failure.fields.items():
         if not name.startswith("_") and not hasattr(BaseException, name):

@@ -1,4 +1,4 @@
-"""A frame between two nodes, and the greeting that comes before any other.
+"""The frames between two nodes, and the greeting at the start of a connection.
 
     ┌────────┬─────────┬──────┬──────┬────────────┬──────────┬─────────┐
     │ length │ version │ kind │ call │ request id │ deadline │ payload │
@@ -6,23 +6,21 @@
     └────────┴─────────┴──────┴──────┴────────────┴──────────┴─────────┘
              └──────────────── length counts from here ──────────────────┘
 
-Numbers are big-endian. The payload is MessagePack, of the type that the call has in this
-direction; a cancel has none. The deadline is time left and no instant: two nodes share no clock. A
-reply, an error and a cancel carry the call and the request id of what they answer or end. Request
-ids are the caller's; one that is under way may not be used again.
+Numbers are big-endian. The payload is MessagePack, of the type that the call has in this direction;
+a cancel has none. The deadline is the time left, not an instant, because nodes share no clock. A
+reply, an error and a cancel have the call and the request id of their request. The caller chooses
+request ids; an id may not be reused while its request is in progress.
 
-A connection begins with one HELLO each way, the caller's first. It carries version 0 and its
-layout never changes: by it the two find the highest version both speak, which every later frame
-carries. Between processes that share a secret there are two HELLO each way, and the first pair
-proves the secret (``proof.py``). Changing what follows: raise VERSION_MAX, keep reading the version
-before, and raise VERSION_MIN in the release after next, so that a cluster can be upgraded node by
-node. New calls, and new fields with defaults at the end of a payload, need no new version. What an
-older node would not understand at all is sent when the cluster's feature level says that there is
-none any more; which levels a node speaks is in its greeting.
+A connection begins with one HELLO each way, the caller's first. HELLO has version 0 and its layout
+never changes: with it both nodes find the highest version that both support, which every later
+frame has. Between processes that share a secret there are two HELLO each way, and the first pair
+proves the secret (``proof.py``). To change other frames: raise VERSION_MAX, keep reading the
+version before, and raise VERSION_MIN in the release after next, so that a cluster can be upgraded
+node by node. New calls, and new fields with defaults at the end of a payload, need no new version.
+Anything that an older node would not understand is sent only at a feature level of the cluster
+which excludes such nodes; the greeting names the levels that a node supports.
 
-Cutting a stream into frames is done by ``net/frames.py``, which never makes room for a length that
-is not allowed.
-"""
+``net/frames.py`` splits a stream into frames and never allocates memory for a forbidden length."""
 
 import struct
 from enum import IntEnum
@@ -38,9 +36,9 @@ VERSION_MIN: Final = 1
 VERSION_MAX: Final = 1
 VERSION_OF_HELLO: Final = 0
 
-FRAME_BYTES_MAX: Final = 64 * MIB  # four of the largest batches; more goes in several calls
-FRAME_BYTES_MAX_MIN: Final = 64 * KIB  # what every node must take
-HELLO_BYTES_MAX: Final = 16 * KIB  # from somebody of whom nothing is known yet
+FRAME_BYTES_MAX: Final = 64 * MIB  # four of the largest batches; longer data takes several calls
+FRAME_BYTES_MAX_MIN: Final = 64 * KIB  # every node must accept this
+HELLO_BYTES_MAX: Final = 16 * KIB  # from an unknown sender
 FEATURES_MAX: Final = 64
 ID_CHARS_MAX: Final = 255  # of a node or a cluster
 DEADLINE_MS_MAX: Final = 0xFFFF_FFFF
@@ -58,8 +56,8 @@ class Kind(IntEnum):
     REQUEST = 1
     REPLY = 2
     ERROR = 3
-    ONE_WAY = 4  # a request that gets no answer
-    CANCEL = 5  # nobody waits for the answer any more
+    ONE_WAY = 4  # a request without a reply
+    CANCEL = 5  # the caller no longer waits for the reply
 
 
 _KINDS: Final = tuple(Kind)
@@ -74,16 +72,16 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a node says of itself. By field names, so that a later one may say more."""
+    """The greeting of a node. Encoded with field names, so that fields can be added."""
 
     version_min: int
     version_max: int
     cluster_id: str
     node_id: str
     features: tuple[str, ...] = ()
-    frame_bytes_max: int = FRAME_BYTES_MAX  # the longest it takes
-    in_flight_max: int = 1_024  # requests it takes at once on this connection
-    level_min: int = LEVEL_FIRST  # feature levels it speaks (``model/levels.py``)
+    frame_bytes_max: int = FRAME_BYTES_MAX  # the longest that it accepts
+    in_flight_max: int = 1_024  # requests it accepts at once on this connection
+    level_min: int = LEVEL_FIRST  # feature levels it supports (``model/levels.py``)
     level_max: int = LEVEL_FIRST
     nonce: bytes = b""  # of this connection; empty: this end has no secret to prove
     proof: bytes = b""  # that this end knows the secret (``proof.py``)
@@ -92,12 +90,12 @@ class Hello(msgspec.Struct, frozen=True):
 def pack_header(
     version: int, kind: Kind, call: int, request_id: int, deadline_ms: int, *, payload_bytes: int
 ) -> bytes:
-    """Length included. ``deadline_ms`` and the payload are within their bounds by now."""
+    """Pack the header, with the length. The caller has checked deadline and payload size."""
     return _HEADER.pack(HEADER_BYTES + payload_bytes, version, kind, call, request_id, deadline_ms)
 
 
 def read_header(frame: bytes | memoryview) -> Header:
-    """Of a frame without its length. Raises MalformedFrame."""
+    """Parse the header of a frame without its length. Raises MalformedFrame."""
     if len(frame) < HEADER_BYTES:
         raise MalformedFrame(f"a frame of {len(frame)} bytes has no header")
     version, kind, call, request_id, deadline_ms = _BODY_HEADER.unpack_from(frame)
@@ -111,14 +109,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """A whole frame."""
+    """Return a whole frame."""
     payload = _encode(hello)
     assert len(payload) <= HELLO_BYTES_MAX, "a node's own greeting is short"
     return pack_header(VERSION_OF_HELLO, Kind.HELLO, 0, 0, 0, payload_bytes=len(payload)) + payload
 
 
 def decode_hello(frame: bytes | memoryview) -> Hello:
-    """The first frame of a connection, without its length. Raises MalformedFrame."""
+    """Parse the first frame of a connection, without its length. Raises MalformedFrame."""
     header = read_header(frame)
     if header.kind is not Kind.HELLO or header.version != VERSION_OF_HELLO:
         raise MalformedFrame(f"a connection that begins with a {header.kind.name} frame")
@@ -139,7 +137,7 @@ def decode_hello(frame: bytes | memoryview) -> Hello:
 
 
 def agree(own: Hello, other: Hello) -> int:
-    """The version for everything that follows. Raises HelloRefused."""
+    """Return the version of all later frames. Raises HelloRefused."""
     if own.cluster_id != other.cluster_id:
         raise HelloRefused(
             f"Node {other.node_id} is of cluster {other.cluster_id}; this is {own.node_id} of"

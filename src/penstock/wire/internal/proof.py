@@ -9,14 +9,13 @@
 A proof is HMAC-SHA256, keyed with the secret, over the side that proves, the port that the answerer
 listens on, and both greetings with their nonces. Each part has a reason:
 
-- the nonces are new for each connection, so a recorded proof is worth nothing;
-- the side keeps a caller from sending the answerer's own proof back;
-- the port keeps a process that took over a port from passing the greeting on to another listener:
-  that listener proves another port than the one the caller has dialled;
-- the greetings keep the ids and features in them from being changed on the way.
+- the nonces are new for each connection, so a recorded proof is useless;
+- the side prevents a caller from sending the answerer's own proof back;
+- the port prevents a process that took over a port from forwarding the greeting to another
+  listener: that listener proves another port than the one the caller connected to;
+- the greetings prevent changes to the ids and features in them.
 
-The caller sends its proof only to an answerer that has proved the secret first.
-"""
+The caller sends its proof only to an answerer that has proved the secret first."""
 
 import hmac
 from enum import StrEnum

@@ -1,10 +1,9 @@
-"""Calls between the holders of a partition: numbers 0x0300-0x03FF.
+"""Calls between the replicas of a partition: numbers 0x0300-0x03FF.
 
-``replica fetch`` is how followers get the log. One call asks for many partitions of one leader; it
-is answered as soon as there is something for any of them. Those without news are simply not in the
-answer and are asked for again, so that busy partitions and quiet ones come to be in different calls
-by themselves. Every question is answered with its own number (R16).
-"""
+With ``replica fetch`` followers get the log. One call requests many partitions of one leader; the
+reply comes as soon as there is news for any of them. Partitions without news are not in the reply
+and are requested again, so that over time busy and quiet partitions are in different calls. Every
+request for a partition has a number, which the reply repeats (R16)."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -16,7 +15,7 @@ from penstock.wire.internal.calls import Call
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """``replication.messages.Fetch`` for one partition; node and incarnation are the call's."""
+    """``replication.messages.Fetch`` for one partition; the call has node and incarnation."""
 
     topic_id: str
     index: int
@@ -25,10 +24,10 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     durable_offset: int
     last_epoch: int
     number: int
-    # What the leader has told it: it is answered when that is not so any more, after a while.
+    # Values that the follower knows: if they change, the leader replies after a while.
     high_watermark: int = -1
     start_offset: int = -1
-    low_watermark: int = 0  # as it has stored it; 0: it has not
+    low_watermark: int = 0  # as the follower stored it; 0: it has not
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
@@ -42,21 +41,21 @@ class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
 class AnswerKind(IntEnum):
     DATA = 0
     DIVERGE = 1  # epoch, offset: the leader's largest epoch up to the follower's, and its end
-    BEHIND = 2  # offset: where the leader's log begins
-    FENCED = 3  # epoch: the leader's
+    BEHIND = 2  # offset: the start of the leader's log
+    FENCED = 3  # epoch: that of the leader
     NOT_YET = 4
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    position: int  # of the question in the call
+    position: int  # of the Ask in the call
     kind: AnswerKind
     epoch: int = -1
     offset: int = -1
     high_watermark: int = -1
-    start_offset: int = -1  # of the leader's log: what lies below is finished with
-    data: bytes = b""  # whole batches, one behind the other
-    held_offset: int = 0  # what every replica has on disk
-    low_watermark: int = 0  # as the leader has stored it; 0: it has not
+    start_offset: int = -1  # of the leader's log: lower offsets are deleted
+    data: bytes = b""  # whole batches, one after the other
+    held_offset: int = 0  # end of what every replica has on disk
+    low_watermark: int = 0  # as the leader stored it; 0: it has not
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
@@ -64,9 +63,9 @@ class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaFetchedEnds(ReplicaFetched, frozen=True, array_like=True):
-    """From feature level 2 on (``model/levels.py``)."""
+    """Used from feature level 2 on (``model/levels.py``)."""
 
-    ends: Sequence[int] = ()  # of the leader's logs, one for each that it tells of
+    ends: Sequence[int] = ()  # of the leader's logs, one for each ``told``
 
 
 class StandingsAsked(msgspec.Struct, frozen=True, array_like=True):
@@ -74,14 +73,14 @@ class StandingsAsked(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingsTold(msgspec.Struct, frozen=True, array_like=True):
-    """For each place: the epoch of its last batch and its end; (-2, -1) if it is not here."""
+    """For each partition: the epoch of its last batch, and its end; (-2, -1) if it is not here."""
 
     incarnation: int
     standings: Sequence[tuple[int, int]] = ()
 
 
 class DropAsked(msgspec.Struct, frozen=True, array_like=True):
-    """Whether a node may forget a partition that it does not hold any more (R22)."""
+    """May a node delete its copy of a partition of which it is no longer a replica (R22)?"""
 
     topic_id: str
     index: int
@@ -94,7 +93,7 @@ class DropTold(msgspec.Struct, frozen=True, array_like=True):
 
 
 NOT_HERE: Final = (-2, -1)
-# Either answer is read, as the longer one; which one is sent is for the feature level to say.
+# Both replies are decoded as the longer one; the feature level determines which one is sent.
 REPLICA_FETCH: Final[Call[ReplicaFetch, ReplicaFetched]] = Call(
     0x0300, "replica fetch", ReplicaFetch, ReplicaFetchedEnds, is_idempotent=True
 )

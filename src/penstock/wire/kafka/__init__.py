@@ -1,7 +1,6 @@
-"""The Kafka protocol, bytes in and bytes out.
+"""The Kafka protocol, without I/O.
 
-``frame`` reads what stands in front of a request and writes what stands in front of a reply;
-``apis`` is the table of what is served in which versions. ``produce``, ``fetch`` and ``batches``
-carry the records and are written by hand. The classes of all other messages are in ``generated``,
-written by ``tools/kafka_messages.py`` from Kafka's own schemas; ``compiler`` makes their codecs.
-"""
+``frame`` reads request headers and writes response headers; ``apis`` lists the served APIs and
+their versions. ``produce``, ``fetch`` and ``batches`` handle records and are written by hand. The
+classes of all other messages are in ``generated``, written by ``tools/kafka_messages.py`` from
+Kafka's own schemas; ``compiler`` makes their codecs."""

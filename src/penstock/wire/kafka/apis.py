@@ -1,15 +1,13 @@
-"""Which APIs are served, in which versions, and where their codecs are.
+"""The APIs that are served, their versions, and where their codecs are.
 
-The ranges are those of Apache Kafka 4.3, because clients choose what they dare to use by them: a
-broker that stops at old versions is refused by new clients. Two rows differ from what we can read:
+The ranges are those of Apache Kafka 4.3, because clients choose features by them: new clients
+refuse a broker that only has old versions. Two rows differ from what we support:
 
-- Produce says 0 and is served from 3 on. librdkafka before 2.11 takes a minimum above 0 for a
-  broker that knows no compression and quietly stops compressing.
+- Produce is advertised from 0 but served from 3 on. librdkafka before 2.11 takes a minimum above 0
+  for a broker without compression and silently stops compressing.
 - Telemetry (71, 72) is missing: both large clients call it as soon as it is there.
 
-Codecs are imported when first used: a server that only produces and fetches loads none of the
-others.
-"""
+Codecs are imported when first used: a server that only produces and fetches loads no others."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -31,8 +29,8 @@ _BY_HAND: Mapping[int, str] = {
 
 
 class Codec(NamedTuple):
-    """The four functions of an API. Which message class goes in and comes out is known to those
-    who import the module itself; here the type is that of all messages."""
+    """The four functions of an API, with the type of all messages; importers of the codec's module
+    know the exact message classes."""
 
     decode_request: Callable[[Buffer, int, int], Message]
     encode_response: Callable[[Any, int], bytes]
@@ -45,7 +43,7 @@ class Api(NamedTuple):
     name: str
     snake: str
     advertised_min: int
-    version_min: int  # what we serve starts here
+    version_min: int  # the first version that is served
     version_max: int
     flexible_from: int | None
 
@@ -59,8 +57,8 @@ class Api(NamedTuple):
         return 2 if self.is_flexible(version) else 1
 
     def response_header_version(self, version: int) -> int:
-        # A client that asks for ApiVersions does not know yet what the server can do, so this one
-        # header never changes.
+        # A client that sends ApiVersions does not know the server's versions yet, so this header
+        # never changes.
         return 1 if self.is_flexible(version) and self.key != API_VERSIONS else 0
 
     def codec(self) -> Codec:

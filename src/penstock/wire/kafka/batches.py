@@ -1,21 +1,21 @@
-"""What a producer may hand in as records: whole, intact batches of format 2, and no more.
+"""Checks produced records: only whole, intact batches of format 2 are accepted.
 
     ┌───────────┬─────────┬───────────┬─────────┬──
     │ header 61 │ records │ header 61 │ records │ …        see record/batch.py for the header
     └───────────┴─────────┴───────────┴─────────┴──
 
-Only headers are read and the bytes behind them summed; records stay closed. That is what keeps a
-produce cheap, and why a bad record inside a good batch is found by its reader. Topics with rules
-about single records open their batches (``frontend/kafka/record_rules.py``). Base offset and leader
-epoch are not looked at: the log sets them.
+Only headers are read and checksums verified; records are not decoded. This keeps a produce cheap,
+and is why a bad record inside a good batch is found by its reader. Topics with rules about single
+records decode their batches (``frontend/kafka/record_rules.py``). Base offset and leader epoch are
+ignored: the log sets them.
 
-Control batches are how a log carries transaction markers and the events of leases. If a client
-could write one, it could forge a delete: the bit is refused before anything else is believed.
+Control batches carry transaction markers and lease events. A client that could write one could
+forge a delete, so the control bit is rejected before anything else is checked.
 
 BatchRefused
 ├── BatchCorrupt              length or checksum is wrong: CORRUPT_MESSAGE, clients send again
 ├── MagicUnsupported          an old message set: UNSUPPORTED_FOR_MESSAGE_FORMAT
-├── BatchTooLarge             MESSAGE_TOO_LARGE, upon which clients split the batch
+├── BatchTooLarge             MESSAGE_TOO_LARGE: clients then split the batch
 ├── CompressionUnsupported    UNSUPPORTED_COMPRESSION_TYPE
 ├── TimestampInvalid          INVALID_TIMESTAMP
 └── BatchInvalid              any other rule: INVALID_RECORD
@@ -85,10 +85,9 @@ def check_batches(
     version: int,
     bytes_max: int,
 ) -> list[tuple[memoryview, BatchHeader]]:
-    """The batches in a partition's records, each with its header, or a BatchRefused.
+    """Return the batches in a partition's records, each with its header. Raises BatchRefused.
 
-    ``version`` is that of the Produce request, ``bytes_max`` what one batch of the topic may take.
-    """
+    ``version`` is that of the Produce request, ``bytes_max`` the limit of a batch of the topic."""
     if not records:
         raise BatchInvalid("a partition without a batch")
     view = memoryview(records)
@@ -103,7 +102,7 @@ def check_batches(
             raise BatchCorrupt(f"the batch is {stop - end} bytes longer than the records")
         if stop - position > bytes_max:
             raise BatchTooLarge(f"a batch of {stop - position} bytes, {bytes_max} are allowed")
-        # The usual batch passes here; what is wrong with another is found out behind it.
+        # The usual batch passes here; otherwise the exact rule is found below.
         if (
             attributes > Codec.LZ4
             or attributes < 0
@@ -122,7 +121,7 @@ def check_batches(
 
 
 def check_opened_count(header: BatchHeader) -> None:
-    """For a topic whose records the server opens. Raises BatchTooLarge."""
+    """Check the number of records for a topic whose batches are decoded. Raises BatchTooLarge."""
     if header.count > OPENED_BATCH_RECORDS_MAX:
         raise BatchTooLarge(
             f"a batch of {header.count} records; queues, compacted or encrypted topics and topics "
@@ -136,7 +135,7 @@ def _header_at(view: memoryview, position: int) -> BatchHeader:
         header = parse_header(view, position)
         if header.magic == MAGIC and header.length >= HEADER_BYTES - LENGTH_FROM:
             return header
-    # Magic comes first: an old message set is shorter than our header and still has its own answer.
+    # Magic first: an old message set is shorter than our header, and has its own error.
     if left >= _PREFIX_BYTES and view[position + _MAGIC_AT] != MAGIC:
         raise MagicUnsupported(f"magic {view[position + _MAGIC_AT]}, only {MAGIC} is taken")
     if left < HEADER_BYTES:

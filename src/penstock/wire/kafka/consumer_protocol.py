@@ -5,10 +5,9 @@
     │             │ ConsumerProtocolAssignment        │
     └─────────────┴───────────────────────────────────┘
 
-A broker passes them on unread; whoever looks into them (describing a group, a client of our own,
-a group that is moved to the newer protocol) must take any version: newer ones only ever append
-fields, so what we know of them is read and the rest left alone.
-"""
+A broker forwards them unread. Code that reads them (describing a group, a client of our own, moving
+a group to the newer protocol) must accept any version: newer versions only append fields, so known
+fields are read and the rest is ignored."""
 
 import struct
 

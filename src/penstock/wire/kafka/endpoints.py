@@ -1,5 +1,5 @@
-"""Who leads a partition and where that node is: what Produce and Fetch replies carry in tagged
-fields, so that a client can turn to the new leader without asking for metadata first.
+"""Leader and address of a partition: tagged fields of Produce and Fetch replies, so that a client
+can go to the new leader without requesting metadata first.
 
     current leader    tag │ size = 9 │ leader id i32 │ epoch i32 │ 0
     node endpoints    tag │ size     │ count + 1, then per node: id i32, host, port i32, rack, 0
@@ -23,7 +23,7 @@ _I32 = struct.Struct(">i")
 _LEADER = struct.Struct(">iix")
 _LEADER_TAG = struct.Struct(">BBiix")
 _ENDPOINT_BYTES_MIN = 11
-TAGS_MAX = 64  # sections that we look into have a handful of known fields
+TAGS_MAX = 64  # known sections have only a few fields
 
 
 class Leader(Message, frozen=True, gc=False):
@@ -79,12 +79,12 @@ def decode_endpoints(data: bytes) -> Sequence[NodeEndpoint]:
 
 
 def encode_tags(tags: Sequence[bytes]) -> bytes:
-    """A section of fields that are encoded already, each with its tag and size."""
+    """Return a section of encoded fields, each with its tag and size."""
     return UVARINT[len(tags)] + b"".join(tags)
 
 
 def read_tags(data: memoryview, position: int) -> tuple[dict[int, bytes], int]:
-    """The tagged fields at ``position`` by tag. For the sections in which we know some."""
+    """Return the tagged fields at ``position`` by tag, for sections with known fields."""
     count, position = read_uvarint(data, position)
     if count > TAGS_MAX:
         raise Malformed(f"{count} tagged fields, {TAGS_MAX} are allowed")

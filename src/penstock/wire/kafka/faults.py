@@ -1,10 +1,8 @@
-"""Kafka's error codes, and the one table from our errors to them.
+"""Kafka's error codes, and the table from our errors to them.
 
-A code is all that most replies carry, so clients decide by it alone: whether to ask again, to ask
-another node, or to give up. ``is_retriable`` is what Kafka's own clients believe of a code; a code
-that is not is final for the application behind them. The texts are for the replies that have room
-for one.
-"""
+Most replies have only a code, so clients decide by the code whether to retry, to go to another
+node, or to give up. ``is_retriable`` is what Kafka's own clients assume; other codes are final for
+the application. The texts are for replies that have a field for them."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -20,7 +18,7 @@ class ErrorCode(IntEnum):
     is_retriable: bool
     message: str
 
-    # The defaults are for the type checker, to whom ErrorCode(3) is a call of this.
+    # The defaults are for the type checker, which takes ErrorCode(3) for a call of this.
     def __new__(cls, code: int, is_retriable: bool = False, message: str = "") -> "ErrorCode":
         made = int.__new__(cls, code)
         made._value_ = code
@@ -145,7 +143,7 @@ class ErrorCode(IntEnum):
     SHARE_SESSION_LIMIT_REACHED = 133, _AGAIN, "There are as many share sessions as there may be."
 
 
-# The nearest class in an error's ancestry counts, so a new leaf of the tree needs no line here.
+# The nearest base class of an error applies, so a new subclass needs no row here.
 CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
     {
         errors.PenstockError: ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -159,18 +157,18 @@ CODES: Mapping[type[errors.PenstockError], ErrorCode] = MappingProxyType(
         errors.TopicNotFound: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         errors.Conflict: ErrorCode.INVALID_REQUEST,
         errors.TopicExists: ErrorCode.TOPIC_ALREADY_EXISTS,
-        # Kafka, too, says so of a name whose deletion is not complete.
+        # Kafka replies the same for a name whose deletion is not complete.
         errors.TopicDeletedRecently: ErrorCode.TOPIC_ALREADY_EXISTS,
         errors.PurgeInProgress: ErrorCode.OPERATION_NOT_ATTEMPTED,
-        # Someone else was faster each time we tried: asking again is right.
+        # Another writer was faster each time: a retry is right.
         errors.VersionConflict: ErrorCode.REQUEST_TIMED_OUT,
         errors.AccessDenied: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
         errors.Overloaded: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         errors.DiskFull: ErrorCode.KAFKA_STORAGE_ERROR,
-        # Makes clients ask for metadata, which by then names another node.
+        # Clients then request metadata, which by then names another node.
         errors.Draining: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         errors.NotLeader: ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        # Producers that must not write twice number their batches: they may all ask again.
+        # Producers that must not write twice number their batches, so every producer may retry.
         errors.LeaderMoved: ErrorCode.NOT_LEADER_OR_FOLLOWER,
         errors.NotEnoughReplicas: ErrorCode.NOT_ENOUGH_REPLICAS,
         errors.Damaged: ErrorCode.KAFKA_STORAGE_ERROR,

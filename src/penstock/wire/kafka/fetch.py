@@ -1,12 +1,12 @@
-"""Fetch, laid out by hand: the reply that carries records out.
+"""Fetch replies, encoded by hand.
 
-A reply is a list of buffers: heads that are made here, and between them the batches as they were
-read, not copied. Whoever has the socket writes them in order. The request is in ``fetch_request``.
+A reply is a list of buffers: headers that are made here, and between them the batches as they were
+read, not copied. The connection writes them in order. The request is in ``fetch_request``.
 
     5 log start · 7 session · 11 preferred replica · 12 compact, diverging epoch and leader as tags
     13 topic ids · 16 endpoints
 
-What a partition's reply looks like from version 12 on:
+The reply of a partition from version 12 on:
 
     ┌───────┬───────┬────────────┬────────────┬───────────┬──────────┬───────────┬─────────┬──────┐
     │ index │ error │ high       │ last       │ log start │ aborted  │ preferred │ records │ tags │
@@ -65,7 +65,6 @@ _ENDPOINTS_FROM = 16
 
 _I32 = struct.Struct(">i")
 _EPOCH_END = struct.Struct(">iqx")
-# partition[, leader epoch], offset[, last fetched epoch][, log start], max bytes
 _REPLY_4 = struct.Struct(">i")  # throttle
 _REPLY_7 = struct.Struct(">ihi")  # throttle, error, session
 _PARTITION_4 = struct.Struct(">ihqq")
@@ -81,7 +80,7 @@ class AbortedTransaction(Message, frozen=True, gc=False):
 
 
 class EpochEnd(Message, frozen=True, gc=False):
-    """Where the leader's and the reader's histories part."""
+    """The end of the last epoch that the leader's log and the reader's log have in common."""
 
     epoch: int = -1
     end_offset: int = -1
@@ -123,8 +122,8 @@ def _check_version(what: str, version: int) -> None:
 
 
 def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece], int]:
-    """The body as buffers in the order they are to be written, and how many bytes they are.
-    The buffers of ``records`` stand in the list themselves."""
+    """Return the body as buffers in the order of writing, and their total size. The buffers of
+    ``records`` are in the list themselves."""
     _check_version("FetchResponse", version)
     try:
         buffers = _reply_buffers(value, version)
@@ -134,7 +133,7 @@ def encode_fetch_reply(value: FetchResponse, version: int) -> tuple[list[Piece],
 
 
 def encode_fetch_response(value: FetchResponse, version: int) -> bytes:
-    """The body in one piece, for those to whom a copy does not matter."""
+    """Return the body in one piece, for callers to whom a copy does not matter."""
     return b"".join(in_memory(encode_fetch_reply(value, version)[0]))
 
 
@@ -186,7 +185,7 @@ def _reply_buffers(value: FetchResponse, version: int) -> list[Piece]:
 
 
 def _partition_head(each: FetchPartitionResponse, version: int) -> bytes:
-    """Everything in front of the records, their length included."""
+    """Return everything before the records, including their length."""
     aborted = each.aborted
     fixed = (each.index, each.error_code, each.high_watermark, each.last_stable_offset)
     if version < _LOG_START_FROM:
@@ -218,7 +217,7 @@ def _partition_tags(each: FetchPartitionResponse) -> bytes:
 
 
 def decode_fetch_response(buffer: Buffer, position: int, version: int) -> FetchResponse:
-    """Records come as slices of the buffer."""
+    """Decode a reply; records are slices of the buffer."""
     _check_version("FetchResponse", version)
     try:
         return _read_response(memoryview(buffer), position, version)

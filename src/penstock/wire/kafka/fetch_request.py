@@ -1,9 +1,9 @@
-"""The request of Fetch, laid out by hand; ``fetch`` has the reply and speaks for both.
+"""Fetch requests, encoded by hand; ``fetch`` has the reply and exports both.
 
     4 isolation · 5 log start · 7 sessions · 9 leader epoch · 11 rack · 12 compact, last fetched
     epoch · 13 topic ids · 15 replica state as a tag · 17, 18 tags of replicas
 
-A partition that is asked for, from version 12 on:
+A requested partition, from version 12 on:
 
     ┌───────┬──────────────┬────────┬──────────────┬───────────┬───────────┬──────┐
     │ index │ leader epoch │ offset │ last fetched │ log start │ bytes max │ tags │
@@ -82,7 +82,7 @@ class FetchPartition(Message, frozen=True, gc=False):
     bytes_max: int
     current_leader_epoch: int = -1  # −1: not checked
     last_fetched_epoch: int = -1
-    log_start_offset: int = -1  # of a follower
+    log_start_offset: int = -1  # of the log of a follower
     replica_directory_id: bytes = ZERO_UUID
     high_watermark: int = HIGH_WATERMARK_UNKNOWN  # as the follower knows it
 
@@ -233,7 +233,7 @@ def _read_compact_topics(
         _check_bound("partitions", partition_count)
         partitions = []
         for _ in range(count - 1):
-            # The byte behind the fields is the number of tagged ones, nearly always none.
+            # The byte after the fields is the number of tagged fields, nearly always 0.
             index, epoch, offset, last_epoch, start, bytes_max, tagged = _WANTED_12.unpack_from(
                 data, position
             )

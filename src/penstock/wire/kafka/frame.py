@@ -9,9 +9,8 @@
                │ length │ correlation │ tagged fields │ body │   version 0 has no tagged fields
                └────────┴─────────────┴───────────────┴──────┘
 
-``length`` counts what stands behind it. The client id keeps its old two-byte length in all
-versions, so that any server can read the header of any client. Pure: net/ has the socket.
-"""
+``length`` counts the bytes after it. The client id keeps its old two-byte length in all versions,
+so that any server can read the header of any client. Pure: sockets are in ``net/``."""
 
 import struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,8 +47,8 @@ _HTTP = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN")
 
 
 def frame_length(first4: Buffer, *, bytes_max: int) -> int:
-    """How many bytes follow the first four of a request. ``bytes_max`` is small until a client has
-    said who it is. Raises Malformed, upon which there is nothing to do but to hang up."""
+    """Return how many bytes follow the first four of a request. ``bytes_max`` is small until the
+    client is authenticated. Raises Malformed; then the connection must be closed."""
     head = bytes(first4[:LENGTH_BYTES])
     if len(head) < LENGTH_BYTES:
         raise short()
@@ -68,12 +67,12 @@ class RequestHeader(NamedTuple):
     api_version: int
     correlation_id: int
     client_id: str | None
-    body_at: int  # where the message begins
+    body_at: int  # start of the message
 
 
 class UnknownApi(UnsupportedVersion):
-    """An API key we do not serve, or a version of it. There is no reply a client could read, so
-    the connection is closed."""
+    """An API key that is not served, or a version of it. No reply would be readable for the client,
+    so the connection is closed."""
 
     def __init__(self, api_key: int, version: int) -> None:
         api = APIS.get(api_key)
@@ -82,8 +81,8 @@ class UnknownApi(UnsupportedVersion):
 
 
 def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
-    """The header of a frame (without its length). ApiVersions is let through in any version:
-    ``is_unknown_api_versions`` tells, and ``unsupported_api_versions`` is the answer to it."""
+    """Return the header of a frame (without its length). ApiVersions is accepted in any version: if
+    ``is_unknown_api_versions``, the reply is ``unsupported_api_versions``."""
     if len(buffer) - position < REQUEST_BYTES_MIN:
         raise short()
     key, version = _KEY_VERSION.unpack_from(buffer, position)
@@ -94,7 +93,7 @@ def parse_request_header(buffer: Buffer, position: int = 0) -> RequestHeader:
 
 
 def decode_request_header(buffer: Buffer, position: int, header_version: int) -> RequestHeader:
-    """For a header whose version is known. Version 0 is sent by no client of today."""
+    """Decode a header of a known version. No current client sends version 0."""
     client_id: str | None = None
     try:
         if header_version == 0:
@@ -124,7 +123,7 @@ def is_unknown_api_versions(header: RequestHeader) -> bool:
 
 
 def unsupported_api_versions(correlation_id: int) -> bytes:
-    """The whole frame: version 0, the error, and all keys, so that the client can choose again."""
+    """Return a whole frame: version 0, the error, and all keys, so that the client can retry."""
     from penstock.wire.kafka.generated import api_versions
 
     body = api_versions.encode_api_versions_response(
@@ -137,20 +136,20 @@ def unsupported_api_versions(correlation_id: int) -> bytes:
 
 
 def advertised() -> "tuple[ApiVersion, ...]":
-    """Our rows of an ApiVersions reply."""
+    """Return the rows of an ApiVersions reply."""
     from penstock.wire.kafka.generated.api_versions import ApiVersion
 
     return tuple(ApiVersion(api.key, api.advertised_min, api.version_max) for api in APIS.values())
 
 
 def response_head(correlation_id: int, header_version: int, body_bytes: int) -> bytes:
-    """Length and header of a reply whose body is ``body_bytes`` long."""
+    """Return length and header of a reply whose body is ``body_bytes`` long."""
     length = _RESPONSE_HEADER[header_version] + body_bytes
     return _RESPONSE_HEAD[header_version].pack(length, correlation_id)
 
 
 def response_header(correlation_id: int, header_version: int) -> bytes:
-    """The header alone, for whoever counts the length of a reply by itself."""
+    """Return the header alone, for callers that write the length themselves."""
     return _RESPONSE_HEADERS[header_version].pack(correlation_id)
 
 
@@ -173,7 +172,7 @@ def encode_request_frame(
 
 
 def parse_response_header(buffer: Buffer, header_version: int) -> tuple[int, int]:
-    """Correlation id and where the body begins, of a frame without its length."""
+    """Return the correlation id and the start of the body, of a frame without its length."""
     try:
         (correlation_id,) = _LENGTH.unpack_from(buffer, 0)
         position = skip_tags(buffer, LENGTH_BYTES) if header_version >= 1 else LENGTH_BYTES

@@ -1,16 +1,15 @@
-"""What can be wrong with bytes, a version, or a value.
+"""Errors of encoding and decoding.
 
 ValueError
-├── Malformed            bytes that are not the message they claim to be: a peer's fault
+├── Malformed            bytes that are not a valid message: the peer's fault
 │   └── TooManyEntries   an array of a request has more elements than its bound
 ├── UnsupportedVersion   a message in a version that we have no layout for, or a value that the
-│                        version asked for cannot carry
-└── Unencodable          a value of ours that does not fit its fields: our own fault
-"""
+│                        requested version cannot carry
+└── Unencodable          a value of ours that does not fit its fields: our own fault"""
 
 
 class Malformed(ValueError):
-    """The only error a decoder raises for bytes, whatever they are."""
+    """The only error that a decoder raises for invalid bytes."""
 
 
 class TooManyEntries(Malformed):
@@ -29,4 +28,4 @@ class UnsupportedVersion(ValueError):
 
 
 class Unencodable(ValueError):
-    """Null in a field that takes none, a number too large, text that is not UTF-8."""
+    """Null in a field that may not be null, a number too large, text that is not UTF-8."""

@@ -1,10 +1,9 @@
-"""Lengths, texts and topics in their two dresses, for the codecs that are laid out by hand.
+"""Lengths, texts and topics in both encodings, for the codecs that are written by hand.
 
     compact    varint of length + 1, 0 for null      (flexible versions)
     plain      i16 for texts, i32 for arrays and bytes, −1 for null
 
-A topic is a text in older versions and sixteen bytes of id in newer ones.
-"""
+A topic is a text in older versions and sixteen bytes of id in newer ones."""
 
 import struct
 
@@ -46,7 +45,7 @@ def encode_topic(name: str, topic_id: bytes, *, is_id: bool, is_compact: bool) -
 
 
 def read_size(data: bytes | memoryview, position: int, is_compact: bool) -> tuple[int, int]:
-    """A length, −1 for null."""
+    """Return a length, −1 for null, and the position after it."""
     if is_compact:
         size, position = read_uvarint(data, position)
         return size - 1, position
@@ -59,7 +58,7 @@ def read_size(data: bytes | memoryview, position: int, is_compact: bool) -> tupl
 def read_count(
     data: bytes | memoryview, position: int, least: int, is_compact: bool
 ) -> tuple[int, int]:
-    """The length of an array whose elements take at least ``least`` bytes."""
+    """Return the length of an array whose elements have at least ``least`` bytes."""
     count, position = read_size(data, position, is_compact)
     if not 0 <= count <= (len(data) - position) // least:
         raise oversized("an array")
@@ -69,7 +68,7 @@ def read_count(
 def read_topic(
     data: bytes | memoryview, position: int, *, is_id: bool, is_compact: bool
 ) -> tuple[str, bytes, int]:
-    """Name or id, and the position behind it."""
+    """Return name or id, and the position after it."""
     if is_id:
         stop = position + UUID_BYTES
         return "", bytes(data[position:stop]), stop

@@ -1,7 +1,7 @@
-"""The pieces that compiled and hand-written codecs share: varints, integer arrays, tagged fields.
+"""Functions that compiled and hand-written codecs share: varints, integer arrays, tagged fields.
 
 flexible versions     length + 1 as an unsigned varint, 0 for null; a section of tagged fields
-                      behind every struct
+                      after every struct
 older versions        length as i16 (strings) or i32 (everything else), −1 for null
 
 unsigned varint       groups of seven bits, lowest first, at most five bytes, at most 2³¹ − 1
@@ -27,18 +27,18 @@ Add = Callable[[bytes | memoryview], None]
 ZERO_UUID: Final = bytes(16)  # "no id"
 UUID_BYTES: Final = 16
 
-# What a reader may run into besides Malformed, and a writer besides UnsupportedVersion.
+# Errors of readers besides Malformed, and of writers besides UnsupportedVersion.
 BROKEN: Final = (IndexError, struct.error, UnicodeDecodeError)
 UNFIT: Final = (struct.error, TypeError, AttributeError, UnicodeEncodeError)
 
 _VARINT_BYTES_MAX = 5
 _VARINT_MAX = 0x7FFF_FFFF
 _TABLE_SIZE = 4_096
-_INTS_MAX = 256  # longer arrays are rare, and their layout is quickly made
+_INTS_MAX = 256  # longer arrays are rare, and their layout is made quickly
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """Root of all message structs: a value, never part of a cycle."""
+    """Base of all message structs: a value, never part of a cycle."""
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -53,7 +53,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 class _Uvarints(dict[int, bytes]):
-    """Small numbers from the table, others computed: one subscript for both, and no call of a
+    """A table of small numbers that computes others: one subscript for both, and no call of a
     Python function for the usual ones."""
 
     def __missing__(self, value: int) -> bytes:
@@ -81,8 +81,8 @@ INT64S: Final = _Ints("q")
 
 
 def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
-    """The value at ``position`` and the position behind it. IndexError at the end of the data is
-    the caller's to translate."""
+    """Return the value at ``position`` and the position after it. Callers handle the IndexError at
+    the end of the data."""
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
@@ -99,13 +99,13 @@ def read_uvarint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def skip_tags(data: Buffer, position: int) -> int:
-    """Past a section of tagged fields none of which is known; ``position`` is its count."""
+    """Return the position after a section of unknown tagged fields; ``position`` is its count."""
     return count_tags(data, position, 0)[1]
 
 
 def count_tags(data: Buffer, position: int, before: int) -> tuple[int, int]:
-    """The same for a message with many sections: the number of tagged fields in this section and
-    ``before`` it, and the position after the section. Raises TooManyEntries."""
+    """Skip one of many sections of a message: return ``before`` plus its number of tagged fields,
+    and the position after the section. Raises TooManyEntries."""
     count, position = read_uvarint(data, position)
     before += count
     if before > KAFKA_PARTITIONS_MAX:

@@ -1,16 +1,15 @@
-"""Produce, laid out by hand: the request that carries records in.
+"""Produce requests and replies, encoded by hand.
 
-The records of a partition are handed on as a slice of the frame and looked at by ``batches``;
-nothing is made per record and nothing is copied. Versions differ little:
+The records of a partition are a slice of the frame, checked by ``batches``; no object is made per
+record and nothing is copied. The versions differ little:
 
     3–8     strings and arrays with fixed-size lengths
     9–12    compact lengths, tagged fields
     13      a topic is named by its id
 
-    replies add the log's start (5), the bad records and a text (8), the leader to turn to (10)
+    replies add the log's start (5), the bad records and a text (8), the new leader (10)
 
-A reply is not sent at all when ``acks`` is 0; that is for those who have the connection.
-"""
+If ``acks`` is 0 no reply is sent; the connection takes care of that."""
 
 import struct
 from collections.abc import Sequence
@@ -145,8 +144,8 @@ def decode_produce_request(
         raise malformed("ProduceRequest", error) from None
 
 
-# The two readers take bytes as they are, because single bytes of a memoryview cost more, and have
-# the one-byte varints inlined. Only records are sliced from the view.
+# The two readers take bytes unchanged, because single bytes of a memoryview cost more, and inline
+# one-byte varints. Only records are sliced from the view.
 
 
 def _read_plain_request(data: Buffer, position: int, entries_max: int) -> ProduceRequest:
@@ -396,7 +395,7 @@ def _compact_response(value: ProduceResponse, version: int) -> bytes:
 def _usual_response(
     name: str, one: ProducePartitionResponse, throttle_ms: int, version: int
 ) -> bytes:
-    """One partition and nothing to say about it: what nearly every request is answered with."""
+    """Encode the usual reply: one partition without an error text, bad records or tags."""
     raw = name.encode()
     result = _result(one, version)
     size = UVARINT[len(raw) + 1]

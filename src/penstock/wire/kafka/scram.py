@@ -1,5 +1,5 @@
-"""SCRAM (RFC 5802, RFC 7677) from the server's side: messages in, messages out, and what is kept of
-a password. Pure: nonces, salts and stored keys are arguments.
+"""The server's side of SCRAM (RFC 5802, RFC 7677): the messages, and what is stored of a password.
+Pure: nonces, salts and stored keys are arguments.
 
     client                               server
     n,,n=user,r=C                ──►     is there such a user?
@@ -7,10 +7,9 @@ a password. Pure: nonces, salts and stored keys are arguments.
     c=…,r=CS,p=proof             ──►     the same nonce? does the proof fit the stored key?
                                  ◄──     v=signature, by which the client knows the server
 
-Nothing here says why a proof was refused: wrong password, wrong nonce and unknown user look alike.
-Channel binding is not offered, so a client that insists on it is turned away; one that could do it
-(``y``) is told by the absence of any ``-PLUS`` mechanism that we cannot.
-"""
+No reply reveals why a proof was refused: wrong password, wrong nonce and unknown user look the
+same. Channel binding is not offered, so a client that requires it is refused; a client that
+supports it (``y``) sees from the missing ``-PLUS`` mechanisms that the server does not."""
 
 import base64
 import binascii
@@ -30,8 +29,8 @@ SHA_512: Final = "SCRAM-SHA-512"
 DIGESTS: Final[Mapping[str, str]] = MappingProxyType({SHA_256: "sha256", SHA_512: "sha512"})
 ITERATIONS_DEFAULT: Final = 8_192
 SALT_BYTES: Final = 16
-NONCE_BYTES: Final = 24  # of the server's own part, before base64
-NONCE_CHARS_MIN: Final = 8  # of the client's part: fewer could be guessed
+NONCE_BYTES: Final = 24  # of the server's part, before base64
+NONCE_CHARS_MIN: Final = 8  # of the client's part: a shorter one could be guessed
 NONCE_CHARS_MAX: Final = 512
 NAME_CHARS_MAX: Final = 256
 
@@ -39,7 +38,7 @@ _NO_KEY: Final = b"\0"
 
 
 class ScramRefused(Exception):
-    """The exchange is over. The text is for our own log and for malformed messages only."""
+    """The exchange is over. The text is only for our log and for malformed messages."""
 
 
 class ClientFirst(msgspec.Struct, frozen=True, gc=False):
@@ -50,11 +49,11 @@ class ClientFirst(msgspec.Struct, frozen=True, gc=False):
     is_token: bool = False
 
 
-# ── What is kept of a password ───────────────────────────────────────────────────────────────
+# ── Stored credentials ───────────────────────────────────────────────────────────────────────
 
 
 def salted_password(mechanism: str, password: bytes, *, salt: bytes, iterations: int) -> bytes:
-    """Takes milliseconds on purpose: for a thread."""
+    """Return the salted password. Slow on purpose (milliseconds): call it in a thread."""
     return hashlib.pbkdf2_hmac(DIGESTS[mechanism], password, salt, iterations)
 
 
@@ -75,7 +74,7 @@ def credential_of(
 
 
 def is_password(credential: ScramCredential, salted: bytes) -> bool:
-    """Whether a salted password is the one that the credential was made of."""
+    """Return True if the credential was made from this salted password."""
     digest = DIGESTS[credential.mechanism]
     client_key = hmac.digest(salted, b"Client Key", digest)
     stored_key = hashlib.new(digest, client_key).digest()
@@ -103,14 +102,14 @@ def invented(
 
 
 def _chosen(counts: Mapping[int, int], drawn: bytes) -> int:
-    """Choose one of ``counts`` by its weight. A user more or less changes the choice for few
+    """Choose one of ``counts`` by its weight. One user more or less changes the choice for few
     values of ``drawn``, because these are scaled to the sum of the weights."""
     at = scaled(drawn, sum(counts.values()))
     for iterations in sorted(counts):
         at -= counts[iterations]
         if at < 0:
             return iterations
-    return ITERATIONS_DEFAULT  # nobody has a password
+    return ITERATIONS_DEFAULT  # no user has a password
 
 
 def scaled(drawn: bytes, size: int) -> int:
@@ -134,7 +133,7 @@ def read_client_first(message: bytes) -> ClientFirst:
     user = _name(attributes[0][2:])
     if authorization and (authorization[:2] != "a=" or _name(authorization[2:]) != user):
         raise ScramRefused("nobody may act as somebody else")
-    # Extensions are told to be ignored, but one of Kafka's changes what the user is.
+    # Extensions should be ignored, but one of Kafka's changes the meaning of the user.
     is_token = any(extension.lower() == "tokenauth=true" for extension in attributes[2:])
     nonce = attributes[1][2:]
     if not NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX or not _is_printable(nonce):
@@ -143,7 +142,7 @@ def read_client_first(message: bytes) -> ClientFirst:
 
 
 class ScramExchange:
-    """One attempt of one client. Good for one proof: there is no second try with the same nonce."""
+    """One log-in attempt of a client, with one proof: a nonce cannot be used twice."""
 
     __slots__ = (
         "_client_first",
@@ -163,7 +162,7 @@ class ScramExchange:
         iterations: int,
         entropy: bytes,
     ) -> None:
-        """``entropy``: fresh for each exchange, the server's half of the nonce."""
+        """``entropy``: the server's half of the nonce, new for each exchange."""
         assert len(entropy) >= NONCE_BYTES, "a nonce that can be guessed can be replayed"
         assert iterations >= SCRAM_ITERATIONS_MIN
         self.mechanism = mechanism
@@ -187,8 +186,8 @@ class ScramExchange:
         return self._server_first.encode()
 
     def finish(self, message: bytes, credential: ScramCredential) -> bytes:
-        """The server's last message, if the proof was made with the password of ``credential``.
-        Raises ScramRefused."""
+        """Return the server's last message, if the proof was made with the password of
+        ``credential``. Raises ScramRefused."""
         if self._is_over:
             raise ScramRefused("the exchange is over")
         self._is_over = True
@@ -199,7 +198,7 @@ class ScramExchange:
         is_proof = len(proof) == len(signature)
         client_key = _xor(proof, signature) if is_proof else _NO_KEY
         found = hashlib.new(digest, client_key).digest()
-        # All of it is looked at before anything is said.
+        # Everything is checked before the result is revealed.
         is_known = hmac.compare_digest(found, credential.stored_key)
         is_bound = hmac.compare_digest(binding, self._client_first.gs2_header.encode())
         is_fresh = self._is_nonce(nonce)
@@ -209,15 +208,15 @@ class ScramExchange:
         return b"v=" + base64.b64encode(verifier)
 
     def _is_nonce(self, shown: str) -> bool:
-        """Exactly ours. librdkafka before 2.6.1, which is what systems ship, puts its own half in
-        front once more; that is as fresh, and it is what such a client has signed."""
+        """Compare with the nonce. librdkafka before 2.6.1, which many systems ship, prepends its
+        own half once more; that is as fresh, and it is what such a client has signed."""
         ours, doubled = self._nonce, self._client_first.nonce + self._nonce
         is_ours = hmac.compare_digest(shown.encode(), ours.encode())
         return is_ours or hmac.compare_digest(shown.encode(), doubled.encode())
 
 
 def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
-    """Channel binding, nonce, proof, and all that stands before the proof."""
+    """Return channel binding, nonce, proof, and the text before the proof."""
     text = _text(message)
     without_proof, mark, proof = text.rpartition(",p=")
     attributes = without_proof.split(",")
@@ -228,7 +227,7 @@ def _read_client_final(message: bytes) -> tuple[bytes, str, bytes, str]:
     return _base64(attributes[0][2:]), attributes[1][2:], _base64(proof), without_proof
 
 
-# ── Pieces ───────────────────────────────────────────────────────────────────────────────────
+# ── Parsing ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _text(message: bytes) -> str:
@@ -239,7 +238,7 @@ def _text(message: bytes) -> str:
 
 
 def _name(text: str) -> str:
-    """A comma and an equals sign are written as ``=2C`` and ``=3D``."""
+    """Decode a name, in which comma and equals sign are written as ``=2C`` and ``=3D``."""
     name = text.replace("=2C", ",").replace("=3D", "=")
     if text.count("=") != text.count("=2C") + text.count("=3D"):
         raise ScramRefused("the name of the user is not written as it must be")

@@ -1,11 +1,9 @@
-"""SCRAM (RFC 5802, RFC 7677) from the client's side: the other half of ``scram``. Pure: the nonce
-is an argument.
+"""The client's side of SCRAM (RFC 5802, RFC 7677), the counterpart of ``scram``. Pure: the nonce is
+an argument.
 
-The password never leaves the client, and the client believes a server only after it has shown, in
-its last word, that it knows what was kept of that password. What a server asks for is bounded: too
-few iterations would let a false one guess the password from the proof, and too many would keep the
-client busy for as long as it likes.
-"""
+The password never leaves the client. The client trusts a server only after its last message proves
+that it has the stored credential of that password. Iterations are bounded: with too few, a false
+server could guess the password from the proof, and too many would keep the client busy for long."""
 
 import base64
 import hashlib
@@ -24,24 +22,24 @@ from penstock.wire.kafka.scram import (
 ITERATIONS_MAX: Final = 1_000_000  # half a second of work; older servers stored up to as many
 SALT_BYTES_MAX: Final = 1_024
 
-_GS2_HEADER: Final = "n,,"  # no channel binding, nobody acts as somebody else
+_GS2_HEADER: Final = "n,,"  # no channel binding, no other user to act for
 _BINDING: Final = base64.b64encode(_GS2_HEADER.encode()).decode("ascii")
 
 
 class ScramClient:
-    """One attempt: ``first``, then ``final`` with the server's answer, then ``verify`` with its
-    last word. Each raises ScramRefused for a server that is not to be believed."""
+    """One attempt: ``first``, then ``final`` with the server's reply, then ``verify`` with its last
+    message. Each raises ScramRefused if the server cannot be trusted."""
 
     __slots__ = ("_bare", "_mechanism", "_nonce", "_password", "_verifier")
 
     def __init__(self, mechanism: str, user: str, password: str, *, nonce: str) -> None:
-        """``nonce``: fresh for each attempt, printable and without commas."""
+        """``nonce``: new for each attempt, printable and without commas."""
         assert mechanism in DIGESTS
         assert NONCE_CHARS_MIN <= len(nonce) <= NONCE_CHARS_MAX
         assert "," not in nonce
         self._mechanism = mechanism
         self._nonce = nonce
-        # As Kafka's clients have it: UTF-8 as it is, without the normal forms of SASLprep.
+        # As in Kafka's clients: UTF-8 unchanged, without the normal forms of SASLprep.
         self._password = password.encode()
         written = user.replace("=", "=3D").replace(",", "=2C")
         self._bare = f"n={written},r={nonce}"
@@ -52,7 +50,7 @@ class ScramClient:
         return f"{_GS2_HEADER}{self._bare}".encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """The proof. Takes milliseconds on purpose."""
+        """Return the proof. Slow on purpose (milliseconds)."""
         text = _text(server_first)
         nonce, salt, iterations = _read_server_first(text)
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
@@ -70,7 +68,7 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode('ascii')}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """That the server knows the password as well."""
+        """Verify that the server knows the password as well."""
         text = _text(server_final)
         if text.startswith("e="):
             raise ScramRefused(f"the server refused the proof: {text[2:].partition(',')[0]}")
@@ -82,7 +80,7 @@ class ScramClient:
 
 
 def _read_server_first(text: str) -> tuple[str, bytes, int]:
-    """Nonce, salt and iterations."""
+    """Return nonce, salt and iterations."""
     attributes = text.split(",")
     if attributes[0].startswith("m="):
         raise ScramRefused("the server demands an extension")

@@ -1,5 +1,5 @@
-"""ShareFetch's reply, laid out by hand: it carries records out as Fetch's does, as buffers between
-heads that are made here. All else of the API is generated.
+"""ShareFetch replies, encoded by hand: like Fetch replies they are buffers of records between
+headers that are made here. The rest of the API is generated.
 
     ┌───────┬───────┬─────────┬───────┬─────────┬───────────┬─────────┬──────────────────┬──────┐
     │ index │ error │ message │ ack's │ ack's   │ leader    │ records │ acquired         │ tags │
@@ -26,7 +26,7 @@ _REPLY = struct.Struct(">ih")  # throttle, error
 _PARTITION = struct.Struct(">ih")
 _LEADER = struct.Struct(">iix")
 _ACQUIRED = struct.Struct(">qqhx")
-_NO_LEADER = _LEADER.pack(-1, -1)  # the one that answers goes on leading
+_NO_LEADER = _LEADER.pack(-1, -1)  # the leader has not changed
 
 
 class SharePartitionReply(Message, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class ShareFetchReply(Message, frozen=True, gc=False):
 
 
 def encode_share_fetch_reply(value: ShareFetchReply, version: int) -> list[bytes | memoryview]:
-    """The body as buffers in the order they are to be written; those of ``records`` stand in the
+    """Return the body as buffers in the order of writing; the buffers of ``records`` are in the
     list themselves."""
     if not VERSION_MIN <= version <= VERSION_MAX:
         raise UnsupportedVersion("ShareFetchResponse", version)
