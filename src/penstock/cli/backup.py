@@ -1,8 +1,8 @@
-"""``penstock backup``: create, list, verify and restore backups.
+"""``penstock backup``: creates, lists, verifies and restores backups.
 
 ``create`` reads from a running server or cluster and writes to the disk of this machine; the other
-commands only read backups on disk. ``node/backup_manifest.py`` describes the format of a backup,
-``node/restoring.py`` does the restore."""
+commands read backups on disk and need no server. ``node/backup_manifest.py`` describes the format
+of a backup, ``node/restoring.py`` does the restore."""
 
 import os
 import time

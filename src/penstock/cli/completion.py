@@ -1,4 +1,4 @@
-"""``penstock completion``: the script that teaches a shell our commands."""
+"""``penstock completion``: prints the tab completion script of a shell."""
 
 import click
 

@@ -63,7 +63,7 @@ def add(
 
 
 def _secret() -> str:
-    """Never a flag, which other users could read."""
+    """Read the secret from stdin: other users of the machine could read a flag."""
     if sys.stdin.isatty():
         return str(click.prompt("Secret", hide_input=True, err=True))
     secret = sys.stdin.readline().rstrip("\r\n")

@@ -144,7 +144,7 @@ def _set_dead_letter(session: Session, each: Json) -> None:
 
 
 class _Import:
-    """One queue or topic."""
+    """The import of one queue or topic."""
 
     def __init__(self, session: Session, name: str, is_dry: bool) -> None:
         self._session = session

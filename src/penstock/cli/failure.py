@@ -23,7 +23,7 @@ class ExitCode(IntEnum):
 
 
 class Failure(Exception):
-    """Raised anywhere below a command; caught once, in ``main.run``."""
+    """An error of a command, raised anywhere and caught once, in ``main.run``."""
 
     def __init__(
         self, what: str, why: str = "", fix: str = "", *, exit_code: ExitCode = ExitCode.FAILED

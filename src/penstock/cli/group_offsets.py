@@ -72,7 +72,7 @@ def commit(kafka: Kafka, group: str, offsets: Mapping[Place, int], *, what: str)
 
 
 def check_idle(kafka: Kafka, group: str, *, what: str) -> None:
-    """Raise Failure if the group has members, because their coordinator would refuse a commit."""
+    """Raise Failure if the group has members, because the coordinator would refuse a commit."""
     from penstock.wire.kafka.generated.list_groups import ListGroupsRequest
 
     node = kafka.coordinator(group, what=what)

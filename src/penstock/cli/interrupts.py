@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Interrupts:
-    """``with Interrupts() as interrupts: ... with interrupts.held(): ...``"""
+    """Use it so: ``with Interrupts() as interrupts: ... with interrupts.held(): ...``"""
 
     def __init__(self) -> None:
         self._is_held = False

@@ -132,7 +132,7 @@ def told(what: str = "") -> Iterator[None]:
 
 
 class Kafka:
-    """A client of the cluster that one of its addresses names."""
+    """A client of the cluster that is reached at one address."""
 
     def __init__(self, address: str, *, timeout_s: float, security: Security | None = None) -> None:
         parse_address(address)

@@ -320,7 +320,7 @@ def _due(text: str, otherwise_s: float) -> float:
 
 
 def summary(tally: Tally) -> dict[str, Any]:
-    # Measured up to the last message: a consumer that waits for more measures nothing.
+    # The run ends with the last message: after it consumers only wait.
     seconds = tally.last_s - tally.start_s
     return {
         "seconds": round(seconds, 3),

@@ -1,8 +1,8 @@
 """Messages to be sent: read from an argument, lines or NDJSON, grouped into batches.
 
-An NDJSON object has the fields that ``message receive`` prints, so the output of one command is the
-input of the other; an unknown field is rejected, because a misspelt ``group`` must not become a
-message without one."""
+Pure. An NDJSON object has the fields that ``message receive`` prints, so the output of one command
+is the input of the other; an unknown field is rejected, because a misspelt ``group`` must not
+become a message without one."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence

@@ -20,7 +20,7 @@ FORMATS = ("table", "json", "ndjson", "name")
 Row = Mapping[str, Any]
 
 _FOLDED_WIDTH_MIN = 12
-_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # cells of a result
+_STYLES = {"✗": "red", "!": "yellow", "✓": "green"}  # marks of results
 
 
 class Column(NamedTuple):

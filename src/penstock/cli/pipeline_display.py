@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.progress import Reading
 
 _LINE_S_MIN = 5.0
-_LABELS_MAX = 32  # labels beyond that share one bar or line
+_LABELS_MAX = 32  # further labels are not shown
 
 
 def figures(reading: "Reading") -> str:

@@ -26,7 +26,7 @@ _BATCH_BYTES_MAX = 262_144
 _BATCH_RECORDS_MAX = 1_000
 _SEQUENCES = 2**31
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
-_PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # errors that may pass
+_PASSING = (ExitCode.UNREACHABLE, ExitCode.TIMEOUT)  # errors worth a retry
 
 
 def records_in(

@@ -103,7 +103,7 @@ def with_rates(now: Json, before: Json | None, elapsed_s: float) -> Json:
 
 
 class Samples:
-    """Takes samples and keeps the previous one, for rates."""
+    """A sampler that keeps the previous sample, for rates."""
 
     def __init__(self, session: Session, names: Sequence[str]) -> None:
         self._session = session

@@ -237,7 +237,7 @@ def pass_session(command: Callable[..., None]) -> Callable[..., None]:
     def call(*args: Any, **kwargs: Any) -> None:
         ctx = click.get_current_context()
         settings = ctx.find_root().ensure_object(Settings)
-        if ctx.parent is None or ctx.parent.info_name != "context":  # it can repair the file
+        if ctx.parent is None or ctx.parent.info_name != "context":  # this noun repairs the file
             contexts.apply(settings)
         session = Session(settings)
         ctx.call_on_close(session.close)

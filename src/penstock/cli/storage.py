@@ -250,7 +250,7 @@ def _batch_rows(batch: bytes, *, from_offset: int, with_bodies: bool) -> Iterato
             return
         for record in decode_batch(batch, origin=b"", from_offset=from_offset):
             message = record.message
-            what = "sealed" if message.is_sealed else "message"  # it cannot be opened here
+            what = "sealed" if message.is_sealed else "message"  # sealed bodies need a key
             row = {"offset": record.offset, "kind": what, **shared}
             row |= {
                 "timestamp_ms": record.appended_at_ms,

@@ -172,7 +172,7 @@ class Reader:
             ) from None
 
     def _look_into(self, place: Place, code: int) -> bool:
-        """Return True if the error may pass. Raises Failure if it cannot."""
+        """Return True to retry, False if the offset was corrected. Raises Failure otherwise."""
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             start = self._kafka.offsets({place: EARLIEST}, what=self._what)[place]
             self._session.remark(

@@ -32,7 +32,7 @@ class Tally:
         *,
         total: int | None = None,
     ) -> None:
-        """Send all of it. If this is interrupted, the number of accepted items is reported first;
+        """Send all pieces. If this is interrupted, the number of accepted items is reported first;
         Ctrl-C waits for the reply under way, so that the number is exact."""
         progress = Progress("sending", total=total, is_quiet=self._session.settings.quiet)
         try:

@@ -199,7 +199,7 @@ def _verdict(
 
 @lru_cache(maxsize=COMPILED_MAX)
 def compile_policy(text: str, kind: Kind) -> Compiled:
-    """Raises MalformedPolicy, which states what is wrong and where."""
+    """Compile a policy. Raises MalformedPolicy, which states what is wrong and where."""
     if len(text) > _CHARS_MAX[kind]:
         raise MalformedPolicy(f"A policy has at most {_CHARS_MAX[kind]} characters.")
     try:

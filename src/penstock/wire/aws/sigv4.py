@@ -256,7 +256,7 @@ def is_genuine(
     body_hash: str = "",
 ) -> bool:
     """Return True if the holder of ``key``, which is of this scope, signed exactly this request.
-    Takes constant time. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
+    Takes as long if not. ``body_hash`` is the SHA-256 of the body if the caller has computed it."""
     digest = body_hash or _hash_of(request.body)
     claimed = request.headers.get("x-amz-content-sha256", digest)
     path, query = request.path, request.query

@@ -25,8 +25,8 @@ import msgspec
 VERSION: Final = 1
 SCHEMA_HEADER: Final = (b"schema", b"audit/%d" % VERSION)
 FIRST_HASH: Final = bytes(32)
-NAME_MAX: Final = 1_024  # of characters of a name
-TEXT_MAX: Final = 256  # of characters of a parameter
+NAME_MAX: Final = 1_024  # characters of a name
+TEXT_MAX: Final = 256  # characters of one parameter
 PARAMS_MAX: Final = 50  # on each of two levels
 HIDDEN: Final = "(hidden)"
 DEEPER: Final = "(more)"  # deeper levels are not searched for secrets

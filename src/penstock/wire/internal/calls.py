@@ -73,7 +73,7 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True):
     """An empty payload."""
 
 
-# Every listener replies to it, so that a caller can distinguish a quiet connection from a dead one.
+# Every listener replies to pings, which distinguish a quiet connection from a dead one.
 PING: Final = Call(0, "ping", Nothing, Nothing, is_idempotent=True)
 
 

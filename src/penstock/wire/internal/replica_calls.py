@@ -27,7 +27,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Values that the follower knows: if they change, the leader replies after a while.
     high_watermark: int = -1
     start_offset: int = -1
-    low_watermark: int = 0  # as the follower stored it; 0: it has not
+    low_watermark: int = 0  # as the follower stored it; 0: not stored
 
 
 class ReplicaFetch(msgspec.Struct, frozen=True, array_like=True):
@@ -52,10 +52,10 @@ class Told(msgspec.Struct, frozen=True, array_like=True, gc=False):
     epoch: int = -1
     offset: int = -1
     high_watermark: int = -1
-    start_offset: int = -1  # of the leader's log: lower offsets are deleted
+    start_offset: int = -1  # of the leader's log: lower offsets are no longer needed
     data: bytes = b""  # whole batches, one after the other
     held_offset: int = 0  # end of what every replica has on disk
-    low_watermark: int = 0  # as the leader stored it; 0: it has not
+    low_watermark: int = 0  # as the leader stored it; 0: not stored
 
 
 class ReplicaFetched(msgspec.Struct, frozen=True, array_like=True):

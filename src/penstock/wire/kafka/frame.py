@@ -1,4 +1,4 @@
-"""What stands around a message: its length, the request header, the response header.
+"""The frame of a message: its length, the request header, the response header.
 
     request    ┌────────┬─────────┬─────────┬─────────────┬───────────────┬──────────────┬──────┐
                │ length │ api key │ version │ correlation │ client id     │ tagged       │ body │

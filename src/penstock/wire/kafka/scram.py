@@ -85,7 +85,7 @@ def invented(
     account: str, user: str, mechanism: str, *, seed: bytes, counts: Mapping[int, int]
 ) -> ScramCredential:
     """Return the credential of a user that does not exist: always the same salt, and keys that no
-    password has, so that a client cannot tell who exists. ``counts`` is the number of existing
+    password has, so that a client cannot find out who exists. ``counts`` is the number of existing
     users by their iterations: made-up users have each count as often as existing ones."""
     digest = DIGESTS[mechanism]
     place = f"{mechanism}/{account}/{user}".encode("utf-8", "surrogatepass")

@@ -3,7 +3,7 @@ an argument.
 
 The password never leaves the client. The client trusts a server only after its last message proves
 that it has the stored credential of that password. Iterations are bounded: with too few, a false
-server could guess the password from the proof, and too many would keep the client busy for long."""
+server could guess the password from the proof, and too many would keep the client busy."""
 
 import base64
 import hashlib
