@@ -161,6 +161,12 @@ def test_a_certificate_that_nobody_vouches_for_stops_a_command(site: Site) -> No
     assert "not trusted" in result.err
 
 
+@pytest.mark.parametrize("site", ["tls"], indirect=True)
+def test_bench_trusts_the_private_authority_too(site: Site) -> None:
+    done = site.root("bench", "send", "--duration", "0.2", "--connections", "1")
+    assert done.code == 0, done.err
+
+
 def test_a_key_does_not_matter_where_nobody_asks(tmp_path: Path) -> None:
     with Server(tmp_path, fsync="never", kafka_port=0) as open_server:
         shell = Shell(open_server, None, {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"})

@@ -42,7 +42,7 @@ def timestamp_now() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
-def _tls_context() -> "ssl.SSLContext":
+def tls_context() -> "ssl.SSLContext":
     import ssl
 
     try:
@@ -104,7 +104,7 @@ class Connection:
         self._http: http.client.HTTPConnection
         if is_tls:
             self._http = http.client.HTTPSConnection(
-                parts.hostname, port, timeout=timeout_s, context=_tls_context()
+                parts.hostname, port, timeout=timeout_s, context=tls_context()
             )
         else:
             self._http = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)

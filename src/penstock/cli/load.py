@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from penstock.cli.client import Json, timestamp_now
+from penstock.cli.client import Json, timestamp_now, tls_context
 from penstock.cli.credentials import credentials_from_environment
 from penstock.cli.failure import timed_out, unreachable
 from penstock.cli.histogram import Histogram
@@ -90,8 +90,9 @@ class Lane:
     def __init__(self, target: Target) -> None:
         parts = urlsplit(target.endpoint if "://" in target.endpoint else f"//{target.endpoint}")
         self._target = target
-        self._is_tls = parts.scheme == "https"
-        self._address = (parts.hostname or "", parts.port or (443 if self._is_tls else 80))
+        is_tls = parts.scheme == "https"
+        self._tls = tls_context() if is_tls else None
+        self._address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
         self._host = parts.netloc.rpartition("@")[2]
         self._signer = Signer(credentials_from_environment(), region=target.region)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -111,7 +112,7 @@ class Lane:
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         if self._streams is None:
             self._streams = await asyncio.open_connection(
-                *self._address, limit=_HEAD_BYTES_MAX, ssl=self._is_tls or None
+                *self._address, limit=_HEAD_BYTES_MAX, ssl=self._tls
             )
         reader, writer = self._streams
         writer.write(request)

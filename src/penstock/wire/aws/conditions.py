@@ -180,7 +180,7 @@ def _condition(operator: str, key: str, given: "_Given") -> Condition:
         wanted = {_bool(value, given.place) for value in given.values}
         if known is None or name != operator:
             return Condition()
-        return Condition(key.lower(), lambda _: False in wanted, True in wanted)
+        return Condition(key.lower(), lambda _: False in wanted, True in wanted, known[1])
     row = _OPERATORS.get(name)
     if row is None:
         return Condition()
