@@ -1,7 +1,7 @@
-"""Verified batches, one by one, through a window on a segment's file.
+"""A reader that returns verified batches one by one, through a window on a segment's file.
 
-Every header is held against ``.check`` and against its neighbour's end, every batch against its own
-CRC. The first that fails ends the read, with what was good before it or with DamagedRange.
+Each header is compared with ``.check`` and with the end of the batch before, each batch with its
+CRC. The first bad batch ends the read, or raises DamagedRange if no good batch was read before it.
 """
 
 from array import array
@@ -31,7 +31,7 @@ _NO_HEADER = parse_header(bytes(HEADER_BYTES))
 
 
 class BatchReader:
-    """Verified batches from one indexed place on, through a window on the file."""
+    """A reader of verified batches, from one indexed batch to the end of the segment."""
 
     __slots__ = (
         "_bytes_max",
@@ -47,7 +47,7 @@ class BatchReader:
     def __init__(self, segment: "Segment", place: Place, *, bytes_max: int) -> None:
         self._segment = segment
         self._place = place
-        self.is_new_hole = False  # a header was bad, and no scan has yet said how far it goes
+        self.is_new_hole = False  # a bad header was met, and no scan has found the damage's end yet
         self._bytes_max = bytes_max
         self._window = b""
         self._window_at = 0
@@ -86,7 +86,7 @@ class BatchReader:
             ordinal += 1
         else:
             if not batches:
-                # A closed segment that ends before the next one begins.
+                # The segment is closed but ends before the next one begins.
                 raise self._damaged(position, offset, "records are missing at the end of the file")
         return batches
 
@@ -107,7 +107,7 @@ class BatchReader:
             return _NO_HEADER, "the file ends inside of a batch"
         header = parse_header(raw)
         reason = header_fault(header, offset)
-        # Where header and check differ, the check's own checksum says which of them is wrong.
+        # If header and check differ, the CRC of the check entry shows which of the two is wrong.
         if (
             reason is None
             and header_check(raw) != self._check(ordinal)
@@ -126,8 +126,8 @@ class BatchReader:
     def _damaged(
         self, position: int, offset: int, reason: str, *, header: BatchHeader | None = None
     ) -> DamagedRange:
-        """With a header that can be trusted only its own batch is lost; without one, everything
-        up to the next indexed batch."""
+        """Build the error. If the header is given and trusted, only its batch is lost; otherwise
+        everything up to the next indexed batch is."""
         segment = self._segment
         if header is not None:
             end, next_offset = position + header.total_bytes, header.next_offset

@@ -15,19 +15,18 @@ low watermark.
                     │ PSLW  │ u16 = 1 │ u16 = 0  │ i64    │ u32   │
                     └───────┴─────────┴──────────┴────────┴───────┘
 
-Each ``crc`` is CRC-32C of everything else. A checkpoint is written over the older of its two
-generations, so that the newer one survives whatever happens meanwhile; the newest valid one wins.
-A clean stop records the size of the last segment: the first append makes the mark untrue, so it
-needs no removal.
+Each ``crc`` is the CRC-32C of all other bytes of the file. A checkpoint has two generations: a
+write replaces the older one, so the newer one survives a crash, and a read returns the newest valid
+one. After a clean stop the recovery point holds the size of the last segment; the first append
+changes that size, so the clean flag need not be removed.
 
-    flags           bit 0 the stop was clean · doubts: 1 nobody has vouched for the log yet
-                    · 2 bytes behind the last whole batch were cut off · 3 synced records were
-                    missing · 4 it died instead of being stopped
+    flags           bit 0 the stop was clean · doubts: 1 no recovery point existed · 2 bytes after
+                    the last whole batch were cut off · 3 synced records were missing · 4 the
+                    process died instead of being stopped
 
-Recovery puts right what it finds, so by the next opening there is nothing left to see. But a
-replica must tell others what may be missing before it may be relied on, and can die before it has.
-So what speaks against a log is written down before it is put right, and stays until somebody says
-that it has been answered for (``Log.settle``).
+Recovery repairs what it finds, so the next opening sees no trace of the problem. But a replica must
+report what may be missing before it can be relied on, and it can die before it has reported it. So
+doubts about a log are written before the repair, and stay until ``Log.settle`` clears them.
 """
 
 import re
@@ -41,7 +40,7 @@ from penstock.model.errors import Damaged
 from penstock.record.crc32c import crc32c
 
 HEAD = struct.Struct(">4sHHQI")
-HEAD_BYTES = 24  # with the crc behind it
+HEAD_BYTES = 24  # including the crc after it
 MAGIC = b"PSCK"
 VERSION = 1
 GENERATIONS = 2
@@ -51,7 +50,7 @@ POINT_BYTES = 36
 POINT_MAGIC = b"PSRP"
 POINT_VERSION = 1
 FLAG_CLEAN = 1
-DOUBT_NEW = 2  # no point was there: the log is new, or what was known of it is lost
+DOUBT_NEW = 2  # no recovery point was found: the log is new, or its state is lost
 DOUBT_GARBAGE = 4
 DOUBT_SHORT = 8
 DOUBT_CRASHED = 16
@@ -84,14 +83,14 @@ def write_checkpoint(folder: Path, name: str, data: bytes, disk: Disk) -> None:
 
 
 def read_checkpoint(folder: Path, name: str, disk: Disk) -> bytes | None:
-    """The newest that is whole; None when there is none."""
+    """Return the newest whole checkpoint, or None."""
     found = [_read(folder, name, slot, disk) for slot in range(GENERATIONS)]
     whole = [one for one in found if one is not None]
     return max(whole)[1] if whole else None
 
 
 def remove_checkpoint(folder: Path, name: str, disk: Disk) -> None:
-    """Both generations, durably: whoever reads it next finds none."""
+    """Remove both generations; durable when this returns."""
     for slot in range(GENERATIONS):
         disk.unlink(checkpoint_path(folder, name, slot))
     disk.sync_folder(folder)
@@ -123,13 +122,13 @@ def _read_file(path: Path, disk: Disk) -> tuple[int, bytes] | None:
 
 
 class RecoveryPoint(NamedTuple):
-    """Everything below ``offset`` was synced, side files of closed segments included."""
+    """The offset below which everything was synced, including side files of closed segments."""
 
     offset: int
     is_clean: bool = False
     last_base: int = 0
     last_bytes: int = 0
-    doubts: int = 0  # found at an opening and not answered for
+    doubts: int = 0  # found at an opening and not settled
 
 
 def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
@@ -141,7 +140,7 @@ def write_point(folder: Path, point: RecoveryPoint, disk: Disk) -> None:
 
 
 def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
-    """None when it is missing or not whole: then everything is scanned."""
+    """Return the recovery point. None if it is missing or damaged: then everything is scanned."""
     content = read_whole(disk, folder / RECOVERY_POINT_FILE)
     if content is None or len(content) != POINT_BYTES:
         return None
@@ -158,13 +157,12 @@ def read_point(folder: Path, disk: Disk) -> RecoveryPoint | None:
 
 
 def write_low_watermark(folder: Path, offset: int, disk: Disk) -> None:
-    """Durable when it returns."""
     raw = LOW.pack(LOW_MAGIC, LOW_VERSION, 0, offset)
     replace_durably(disk, folder / LOW_WATERMARK_FILE, raw + _CRC.pack(crc32c(raw)))
 
 
 def read_low_watermark(folder: Path, disk: Disk) -> int:
-    """0 if there is no file. Raises Damaged if the file is not whole."""
+    """Return the low watermark, 0 if there is no file. Raises Damaged if the file is not whole."""
     path = folder / LOW_WATERMARK_FILE
     content = read_whole(disk, path)
     if content is None:

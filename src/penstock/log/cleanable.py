@@ -1,9 +1,9 @@
-"""What is worth compacting, and in which portions: pure decisions over whole segments.
+"""Pure decisions about which whole segments to compact, and which of them to merge.
 
 start              clean offset              up to                    end
   ├── clean ─────────────┼── dirty ─────────────┼── not yet ────────────┤
-  one record per key        may repeat the keys     open transactions, too young, the segment
-                            of what lies before     that is being appended to
+  one record per key        may repeat keys of      open transactions, records that are too
+                            earlier records         young, the active segment
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ def cleanable(
     lag_ms_max: int,
     now_ms: int,
 ) -> Sequence[SegmentInfo]:
-    """The segments that a round of compaction reads, for a log of these, the last one being
-    appended to; none when it is not worth it. It is when the share of bytes that have never been
-    compacted is above ``dirty_ratio_min``, or when the first of them has waited for longer than
-    ``lag_ms_max``. Segments with records younger than ``lag_ms_min`` are left for later."""
+    """Return the segments that a round of compaction reads, or none if it is not worthwhile: the
+    fraction of bytes that were never compacted must be above ``dirty_ratio_min``, or the oldest
+    such segment must be older than ``lag_ms_max``. Segments with records younger than
+    ``lag_ms_min`` wait. The last of ``segments`` is the active one and is never chosen."""
     chosen = []
     for segment in segments[:-1]:
         is_young = lag_ms_min > 0 and segment.max_timestamp_ms > now_ms - lag_ms_min
@@ -42,8 +42,8 @@ def cleanable(
 
 
 def grouped(segments: Sequence[SegmentInfo], *, bytes_max: int) -> list[list[SegmentInfo]]:
-    """Neighbours that become one segment: as many as fit, judged by what they are now. Otherwise
-    a log whose old segments shrink to nothing would keep a file of nothing for each of them."""
+    """Group neighbouring segments that together fit into one, by their present sizes. Without this,
+    a log whose old segments become empty would keep an empty file for each of them."""
     groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:

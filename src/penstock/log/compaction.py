@@ -1,17 +1,17 @@
-"""One round of compaction over one log: of every key only the last record stays.
+"""One round of compaction over one log: keep only the last record of every key.
 
-Two passes over closed segments. The first notes for every key of the dirty part where its last
-record stands, up to a bound on memory; where the bound is met, this round ends. The second writes
-the segments below that point anew without the records that have a successor, and puts them in the
-place of the old ones (``log/swap.py``), oldest first: so when a record that says "this key is gone"
-is stamped with the time until which it stays, everything older of that key has gone already.
+A round makes two passes over closed segments. The first notes the last offset of every key in the
+dirty part. If the bound on memory is reached, the round ends at that point. The second rewrites the
+segments below that point without superseded records and swaps them in (``log/swap.py``), oldest
+first. So by the time a tombstone is stamped with its expiry time, all older records of its key are
+gone.
 
-    step (a thread)      reads and writes a little: its own descriptors, files of its own
-    swap (log's thread)  a handful of renames, when a step has a segment ready
-    close (a thread)     ends a round that did not come to its end, and leaves nothing of it
+    step (a thread)      reads and writes a little, using its own descriptors and files
+    swap (log's thread)  a few renames, when a step has a segment ready
+    close (a thread)     ends an unfinished round and removes its files
 
-What is read is verified as any read of the log is; damage ends the round. Dying at any point costs
-the work of the present segment: a round that is begun again finds less to do.
+Everything read is verified as in any read of the log; damage ends the round. A crash costs only the
+work on the present segment: the next round finds less to do.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -45,11 +45,11 @@ from penstock.record.crc32c import crc32c
 
 CHECKPOINT_NAME = "compaction"
 CHECKPOINT_VERSION = 1
-KEYS_MAX = 500_000  # remembered in one round, some 80 MB; more keys take more rounds
-PRODUCERS_MAX = 100_000  # whose last batch is known; of others every empty batch is kept
-STEP_BYTES = 256 * KIB  # read in one step, some milliseconds,
-STEP_RECORDS = 2_000  # with at most so many records, or one batch of more: they may be compressed
-KEY_HASH_BYTES = 16  # two keys with the same hash: not within the age of the universe
+KEYS_MAX = 500_000  # remembered in one round, about 80 MB; more keys take more rounds
+PRODUCERS_MAX = 100_000  # producers whose last batch is known; empty batches of others are kept
+STEP_BYTES = 256 * KIB  # bytes read in one step, some milliseconds of work
+STEP_RECORDS = 2_000  # records in one step, unless one batch has more: batches may be compressed
+KEY_HASH_BYTES = 16  # a collision is not expected within the age of the universe
 
 Batch = tuple[BatchHeader, bytes]
 Aborted = tuple[int, int, int]  # producer, first offset, offset of the marker
@@ -62,7 +62,7 @@ class Progress(Enum):
 
 
 class Unreadable(PenstockError):
-    """Compaction met a batch that is not whole. Reading there tells how far the damage goes."""
+    """A damaged batch stopped the compaction. Reading the log there finds the damage's extent."""
 
     def __init__(self, path: Path, offset: int, reason: str) -> None:
         super().__init__(f"{path.name}: offset {offset}: {reason}")
@@ -70,7 +70,7 @@ class Unreadable(PenstockError):
 
 
 class Clean(msgspec.Struct, array_like=True, frozen=True):
-    """What stands below ``offset`` has one record per key."""
+    """The checkpoint: below ``offset`` the log has one record per key."""
 
     version: int
     offset: int
@@ -81,7 +81,7 @@ _decode = msgspec.msgpack.Decoder(Clean).decode
 
 
 def read_clean_offset(log: Log) -> int:
-    """From the checkpoint. Without a good one everything counts as dirty: that costs only work."""
+    """Return the clean offset of the checkpoint. Without a valid one, everything is dirty."""
     data = log.read_checkpoint(CHECKPOINT_NAME)
     if data is None:
         return log.start_offset
@@ -95,8 +95,8 @@ def read_clean_offset(log: Log) -> int:
 
 
 def forget_clean_beyond(log: Log, offset: int) -> None:
-    """The log is about to be cut here: what takes the place of the part that goes is not clean.
-    Safe in a thread."""
+    """Remove the checkpoint if it reaches past ``offset``, where the log is about to be truncated:
+    records appended there later are not clean. Safe in a thread."""
     if read_clean_offset(log) > offset:
         log.remove_checkpoint(CHECKPOINT_NAME)
 
@@ -114,14 +114,14 @@ class Compaction:
         keys_max: int = KEYS_MAX,
         held_offset: int | None = None,
     ) -> None:
-        """``segments`` as ``cleanable`` chose them; ``aborted``: the transactions of that stretch
-        that came to nothing, whose records are no successors of anything. ``held_offset``: what
-        every copy of this log has; that a key is gone is not forgotten from there on, however old
-        it is, for a copy that ends below may hold what the key was before. None: there is no other
-        copy."""
+        """``segments``: as chosen by ``cleanable``. ``aborted``: the aborted transactions among
+        these segments; their records supersede nothing. ``held_offset``: the offset up to which
+        every replica has this log, None if there are no other replicas. Tombstones from this offset
+        on are kept however old they are: a replica that ends below it may hold the deleted
+        record."""
         assert segments, "there is something to do"
         assert segments[-1].end_offset <= log.sealed_offset, "nobody writes to them"
-        self.clean_offset = clean_offset  # moves when the round is done
+        self.clean_offset = clean_offset  # advances when the round is done
         self._log = log
         self._folder = log.folder
         self._disk = log.disk
@@ -133,11 +133,11 @@ class Compaction:
         self._aborted: dict[int, list[tuple[int, int]]] = {}
         for producer_id, first, marker in aborted:
             self._aborted.setdefault(producer_id, []).append((first, marker))
-        # What the first pass finds out:
-        self._end = segments[-1].end_offset  # records from here on are left alone
+        # Results of the first pass:
+        self._end = segments[-1].end_offset  # records from here on are not touched
         self._keys: dict[bytes, int] = {}
         self._last_batches: dict[int, int] = {}  # producer → base offset
-        # The segment being written, and what is known of its swap:
+        # The segment being written, and the state of its swap:
         self._made: Segment | None = None
         self._held: list[int] = []  # descriptors of the segments to be replaced
         self._is_changed = False
@@ -148,24 +148,24 @@ class Compaction:
     # ── From outside ─────────────────────────────────────────────────────────────────────────
 
     def step(self) -> Progress:
-        """Do a little more. After SWAP the log's thread calls ``swap`` before the next step."""
+        """Do a little more. After SWAP the log's thread must call ``swap`` before the next step."""
         try:
             return next(self._work, Progress.DONE)
         except FileNotFoundError:
-            return Progress.DONE  # retention was faster: the segments are gone
+            return Progress.DONE  # retention has removed the segments
 
     def swap(self) -> int:
-        """Returns the bytes freed."""
+        """Swap in the rewritten segment. Returns the bytes freed."""
         assert self._made is not None, "a step has said so"
         assert self._is_announced
-        made, self._made = self._made, None  # if it fails, the mark stays for the next opening
+        made, self._made = self._made, None  # after a failure the mark stays for the next opening
         freed = self._log.replace_segments(made)
         self._made = made
         self._is_swapped = freed is not None
         return freed or 0
 
     def close(self) -> None:
-        """Needed after every round, done or not; safe to repeat."""
+        """Release all resources. Required after every round, finished or not; idempotent."""
         self._work.close()
         self._settle()
 
@@ -180,20 +180,20 @@ class Compaction:
                 self._announce(group)
                 yield Progress.SWAP
                 if not self._is_swapped:
-                    return  # some of its segments were dropped meanwhile
+                    return  # some segments of the group were dropped meanwhile
             self._settle()
         self._log.write_checkpoint(CHECKPOINT_NAME, _encode(Clean(CHECKPOINT_VERSION, self._end)))
         self.clean_offset = self._end
 
     def _settle(self) -> None:
-        """Leave nothing behind of the present segment but its place in the log, if it has one."""
+        """Finish the swap of the present segment, or remove the segment if it was not swapped."""
         while self._held:
             self._disk.close(self._held.pop())
         made = self._made
         if made is None:
             return
         base_offset, end_offset = made.base_offset, made.end_offset
-        if self._is_swapped:  # it is the log's now
+        if self._is_swapped:  # the segment now belongs to the log
             conclude(self._disk, self._folder, base_offset, end_offset)
         elif self._is_announced:
             withdraw(self._disk, self._folder, base_offset, end_offset)
@@ -215,7 +215,7 @@ class Compaction:
                 yield Progress.MORE
 
     def _note(self, header: BatchHeader, batch: bytes) -> bool:
-        """False when memory is full: the round ends in front of this batch."""
+        """Note keys and producer. False if memory is full: the round ends before this batch."""
         if header.is_control:
             return True
         if header.base_offset >= self.clean_offset and not self._is_aborted(header):
@@ -248,7 +248,7 @@ class Compaction:
             disk=self._disk,
         )
         self._is_changed = self._is_announced = self._is_swapped = False
-        empty: bytes | None = None  # the last batch, held back: its neighbour may be empty too
+        empty: bytes | None = None  # not written yet: the next batch may be merged into it
         for segment in group:
             for batches in read_segment(self._folder, segment, self._disk):
                 for header, batch in batches:
@@ -268,7 +268,7 @@ class Compaction:
         if header.is_control or header.base_offset >= self._end:
             return batch
         if header.count and self._is_aborted(header):
-            # Nobody may rely on what was taken back, and its entry in the index goes with it.
+            # No reader sees aborted records, and the transaction's index entry goes with them.
             compacted = empty_batch(header, with_producer=True)
         else:
             compacted = compact_batch(
@@ -291,14 +291,14 @@ class Compaction:
     def _announce(self, group: Sequence[SegmentInfo]) -> None:
         made = self._made
         assert made is not None
-        # A file's blocks are freed with its last descriptor: by us, not by the log's thread.
+        # The last close of a file frees its blocks: this thread does that, not the log's.
         for segment in group:
             path = segment_path(self._folder, segment.base_offset)
             self._held.append(self._disk.open_read(path))
         for fd in made.files.fds():
             self._disk.sync_data(fd)
         made.close()
-        self._is_announced = True  # from the moment on that it may be so
+        self._is_announced = True  # set first: the mark may exist even if this call fails
         announce(self._disk, self._folder, made.base_offset, made.end_offset)
 
 
@@ -306,12 +306,12 @@ def _hash(key: bytes) -> bytes:
     return blake2b(key, digest_size=KEY_HASH_BYTES).digest()
 
 
-# ── Reading beside the log's own thread ──────────────────────────────────────────────────────
+# ── Reading outside the log's thread ─────────────────────────────────────────────────────────
 
 
 def read_segment(folder: Path, segment: SegmentInfo, disk: Disk) -> Iterator[list[Batch]]:
-    """All batches of a closed segment, verified, some at a time, through descriptors of our own:
-    nothing is made, and a segment that is dropped meanwhile can still be read to its end."""
+    """Yield all batches of a closed segment, verified, some at a time. Separate descriptors are
+    used: nothing is created, and a segment dropped meanwhile can still be read to its end."""
     path = segment_path(folder, segment.base_offset)
     fd = disk.open_read(path)
     try:
@@ -375,8 +375,8 @@ def _first_bytes(window: bytes) -> int:
 
 
 def _hold_against(checks: EntryFile, first: int, batches: list[Batch], path: Path) -> None:
-    """What a batch's own CRC leaves out. Where header and check differ, the check's own checksum
-    says which of them is wrong; a check that is missing says nothing."""
+    """Compare headers with their checks, which cover what a batch's CRC does not. If both differ,
+    the CRC of the check entry shows which is wrong; a missing check is not an error."""
     known = read_checks(checks, first, len(batches))
     for at, (check, (header, batch)) in enumerate(zip(known, batches, strict=False)):
         if header_check(batch[:HEADER_BYTES]) != check and is_entry_intact(checks, first + at):

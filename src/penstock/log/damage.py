@@ -1,4 +1,4 @@
-"""Ranges of a log that cannot be read: found, reported, never served."""
+"""Ranges of a log that cannot be read: they are recorded and reported, never served."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,22 +9,22 @@ from penstock.log.files import Disk, read_whole, replace_durably
 from penstock.log.layout import DAMAGE_FILE
 from penstock.model.errors import Damaged
 
-DAMAGE_MAX = 1_000  # ranges remembered per partition; a disk this bad has been reported enough
+DAMAGE_MAX = 1_000  # ranges remembered per partition
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Bytes of one file, and the offsets that were stored there."""
+    """A damaged range of bytes in one file, and the offsets that were stored there."""
 
     file: str
     position: int
     size_bytes: int
     first_offset: int
-    next_offset: int  # where readable records go on
+    next_offset: int  # where readable records continue
     reason: str
 
 
 class DamagedRange(Damaged):
-    """A read met damage. Offsets from ``first_offset`` up to ``next_offset`` are lost here."""
+    """A read met damage. Offsets from ``first_offset`` to before ``next_offset`` are lost."""
 
     def __init__(self, folder: Path, damage: Damage) -> None:
         super().__init__(str(folder / damage.file), damage.position, damage.reason)
@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(list[Damage]).decode
 
 
 def load_damage(folder: Path, disk: Disk) -> list[Damage]:
-    """What was found earlier. An unreadable list is an empty one: reads find it all again."""
+    """Return the recorded damage. An unreadable list counts as empty: reads find damage again."""
     content = read_whole(disk, folder / DAMAGE_FILE)
     if content is None:
         return []
@@ -52,7 +52,7 @@ def save_damage(folder: Path, damage: Sequence[Damage], disk: Disk) -> None:
 
 
 def merge_damage(known: Sequence[Damage], found: Sequence[Damage]) -> list[Damage]:
-    """Sorted by offset; a range found twice is kept once, as it was first described."""
+    """Merge, sorted by offset; a range found twice keeps its first description."""
     merged: dict[tuple[str, int], Damage] = {}
     for damage in (*known, *found):
         merged.setdefault((damage.file, damage.position), damage)

@@ -1,9 +1,9 @@
-"""A file of fixed-size entries beside a segment: the shape that index, time index and check share.
+"""A file of fixed-size entries beside a segment: the base of index, time index and check.
 
-Entries are collected in memory and written together, never one system call per append. Each
-carries its own checksum, so a flipped bit, a gap left by a crash or a file of zeros is noticed
-where it is read. All of it can be rebuilt from the segment, so nothing here is synced on the way
-to an acknowledgement, and a full disk is no error: the entries wait in memory for the next try.
+Entries are collected in memory and written together, not with one system call per append. Each
+entry has a checksum, so a flipped bit, a gap left by a crash or a file of zeros is noticed when
+the entry is read. All entries can be rebuilt from the segment, so they are not synced before an
+acknowledgement, and a full disk is not an error: entries stay in memory until the next attempt.
 """
 
 import errno
@@ -18,8 +18,8 @@ _CRC = struct.Struct(">I")
 
 
 class EntryFile:
-    """Entries of ``fields``, each with a CRC-32C over (ordinal, fields). The ordinal is not stored:
-    an entry that ended up in another's place does not pass for it."""
+    """Entries of ``fields``, each with a CRC-32C over (ordinal, fields). The ordinal is not stored,
+    so an entry at the wrong position fails its CRC."""
 
     __slots__ = ("_disk", "_entry", "_fd", "_flushed", "_pending", "count", "entry_bytes", "path")
 
@@ -27,8 +27,8 @@ class EntryFile:
         self.path = path
         self._disk = disk
         self._fd = fd
-        self._entry = struct.Struct(">I" + fields)  # the ordinal leads, for the CRC only
-        self.entry_bytes = self._entry.size  # the CRC takes the ordinal's place
+        self._entry = struct.Struct(">I" + fields)  # the ordinal comes first, for the CRC only
+        self.entry_bytes = self._entry.size  # in the file the CRC replaces the ordinal
         self._flushed = disk.size(fd) // self.entry_bytes
         self._pending = bytearray()
         self.count = self._flushed
@@ -45,12 +45,12 @@ class EntryFile:
             self.flush()
 
     def read(self, ordinal: int) -> tuple[int, ...] | None:
-        """The fields, or None when the entry is missing or not what was written."""
+        """Return the fields, or None if the entry is missing or damaged."""
         found = self.read_range(ordinal, 1)
         return found[0] if found else None
 
     def read_range(self, first: int, count: int) -> list[tuple[int, ...] | None]:
-        """Up to ``count`` entries from ``first`` on; None stands for a damaged one."""
+        """Return up to ``count`` entries from ``first`` on, with None for each damaged one."""
         size = self.entry_bytes
         raw = self.read_raw(first, count)
         return [
@@ -58,7 +58,7 @@ class EntryFile:
         ]
 
     def read_raw(self, first: int, count: int) -> bytes:
-        """The bytes of up to ``count`` entries, unchecked."""
+        """Return the bytes of up to ``count`` entries, unchecked."""
         count = min(count, self.count - first)
         if first < 0 or count <= 0:
             return b""
@@ -66,14 +66,14 @@ class EntryFile:
         on_disk = max(0, min(count, self._flushed - first))
         raw = self._disk.pread(self._fd, on_disk * size, first * size) if on_disk else b""
         if len(raw) < on_disk * size:
-            raw += bytes(on_disk * size - len(raw))  # cut since it was opened: fails the check
+            raw += bytes(on_disk * size - len(raw))  # the file was truncated: zeros fail the CRC
         if on_disk < count:
             start = (first + on_disk - self._flushed) * size
             raw += self._pending[start : start + (count - on_disk) * size]
         return raw
 
     def is_intact(self, first: int, count: int) -> bool:
-        """Whether all these entries pass their own checks."""
+        """Return whether all these entries exist and pass their CRC."""
         raw, size, pack = self.read_raw(first, count), self.entry_bytes, _CRC.pack
         middle = size - _CRC.size
         for at in range(0, len(raw), size):
@@ -89,8 +89,8 @@ class EntryFile:
         return self._entry.unpack(numbered)[1:]
 
     def flush(self) -> None:
-        """Into the page cache. On a full disk the entries stay in memory, up to the segment's
-        size worth of them, and are tried again."""
+        """Write pending entries into the page cache. On a full disk they stay in memory, at most
+        the number for one segment, until the next attempt."""
         if not self._pending:
             return
         try:
@@ -104,7 +104,7 @@ class EntryFile:
         del self._pending[: whole * self.entry_bytes]
 
     def cut(self, count: int) -> None:
-        """Forget the entries from ``count`` on."""
+        """Remove the entries from ``count`` on."""
         if count >= self.count:
             return
         if count < self._flushed:
@@ -116,8 +116,8 @@ class EntryFile:
         self.count = count
 
     def last_at_most(self, key: int, *, column: int = 0) -> int | None:
-        """The last entry whose column is at most ``key``, by bisection on the file; −1 when there
-        is none and None when a damaged entry was met."""
+        """Return the number of the last entry whose column is at most ``key``, by bisection on the
+        file; −1 if there is none, None if a damaged entry was met."""
         low, high = 0, self.count
         while low < high:
             middle = (low + high) // 2

@@ -1,12 +1,12 @@
-"""Which epochs a log holds and where each begins, without reading all of it.
+"""The epochs of a log and where each begins, found without reading the whole log.
 
-The batches' headers say it, and few of them have to be read (``log/headers.py``). A checkpoint
-saves even those: it holds what was found up to some offset, so that only what came later is looked
-at. It is never needed and never trusted blindly: ``Log.truncate`` and ``Log.restart`` remove it;
-after a crash that took the end of the log, this holds: no leader resumes an epoch, so a log that
-has, at the offset in front of where the checkpoint ends, a batch of the very epoch that the
-checkpoint ends with has the same history up to there. If it has not, or the checkpoint is missing,
-damaged or speaks of offsets that the log does not have, everything is found from the headers.
+Epochs are in the batch headers, of which few must be read (``log/headers.py``). A checkpoint saves
+even these: it holds the epochs found up to some offset, so that only later headers are read. It is
+optional and always checked. ``Log.truncate`` and ``Log.restart`` remove it. After a crash that took
+the end of the log, this rule applies: no leader resumes an epoch, so if the log's last batch before
+the checkpoint's end has the last epoch of the checkpoint, both have the same history up to there.
+If not, or if the checkpoint is missing, damaged or refers to offsets that the log does not have,
+all epochs are read from the headers.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CHECKPOINT_VERSION = 1
 
 
 class Saved(msgspec.Struct, array_like=True, frozen=True):
-    """The epochs of everything below ``offset``."""
+    """The checkpoint: the epochs of everything below ``offset``."""
 
     version: int
     offset: int
@@ -34,15 +34,14 @@ _decode = msgspec.msgpack.Decoder(Saved).decode
 
 
 def write_epochs(log: Log, entries: Sequence[tuple[int, int]], offset: int) -> None:
-    """Save what ``read_epochs`` would find below ``offset``. Durable when it returns; safe in a
-    thread, one at a time."""
+    """Save the epochs below ``offset``, durably. Safe in a thread, one at a time."""
     saved = Saved(CHECKPOINT_VERSION, offset, [entry for entry in entries if entry[1] < offset])
     log.write_checkpoint(EPOCHS_CHECKPOINT, _encode(saved))
 
 
 def read_epochs(log: Log) -> Epochs:
-    """(epoch, first offset) in the log's order; none of an empty log. The first one begins where
-    the log does."""
+    """Return (epoch, first offset) in the log's order; empty if the log is. The first epoch begins
+    at the log's start."""
     start, end = log.start_offset, log.end_offset
     if start == end:
         return []
@@ -56,7 +55,7 @@ def read_epochs(log: Log) -> Epochs:
 
 
 def _read_saved(log: Log) -> Saved | None:
-    """The checkpoint, if it makes sense."""
+    """Return the checkpoint, or None if it is missing or invalid."""
     data = log.read_checkpoint(EPOCHS_CHECKPOINT)
     if data is None:
         return None
@@ -71,7 +70,7 @@ def _read_saved(log: Log) -> Saved | None:
 
 
 def _from(start: int, entries: Epochs) -> Epochs:
-    """Without what retention has dropped; the epoch that it ended in begins with the log."""
+    """Drop epochs below ``start``; the epoch that holds ``start`` begins there."""
     found = [(epoch, max(offset, start)) for epoch, offset in entries]
     while len(found) > 1 and found[1][1] == start:
         del found[0]

@@ -1,12 +1,11 @@
-"""The only module that opens, syncs and unlinks.
+"""File system calls of the log. No other module opens, syncs or unlinks its files.
 
-``Disk`` is the seam: everything the log does to a file system goes through one of these methods,
-so that a test can hand in a disk that is full, torn or broken without patching ``os``. Calls are
-positioned (``pread``, ``pwrite``): no descriptor has a position that two callers could disagree
-about.
+All calls go through the methods of ``Disk``, so a test can pass a disk that is full, torn or broken
+without patching ``os``. Calls are positioned (``pread``, ``pwrite``): no descriptor has a position
+that callers could disagree about.
 
-A small file is replaced durably: written beside, synced, renamed over, folder synced. After a
-power cut it is the old one or the new one, never half of each.
+A small file is replaced durably: written beside the old one, synced, renamed over it, folder
+synced. After a power cut the old or the new content is there, never a mix.
 """
 
 import errno
@@ -17,14 +16,14 @@ from pathlib import Path
 from penstock.model.limits import MIB
 
 TMP_SUFFIX = ".tmp"
-FILE_BYTES_MAX = 64 * MIB  # of a file that is read whole
+FILE_BYTES_MAX = 64 * MIB  # limit for files that are read whole
 
 
 class Disk:
-    """The real one. Errors are the OSErrors of the system."""
+    """The real disk. Errors are the OSErrors of the system."""
 
     def open(self, path: Path) -> int:
-        """For reading and writing; made when missing."""
+        """Open for reading and writing; create the file if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def open_read(self, path: Path) -> int:
@@ -34,11 +33,11 @@ class Disk:
         os.close(fd)
 
     def duplicate(self, fd: int) -> int:
-        """A second descriptor of the same open file: it outlives a close and an unlink."""
+        """Return a second descriptor of the same open file; it survives a close and an unlink."""
         return os.dup(fd)
 
     def pread(self, fd: int, count: int, position: int) -> bytes:
-        """As much as there is: fewer bytes than asked for only at the end of the file."""
+        """Read ``count`` bytes; fewer only at the end of the file."""
         data = os.pread(fd, count, position)
         if len(data) == count or not data:
             return data
@@ -53,7 +52,7 @@ class Disk:
         return b"".join(parts)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        """May write less than asked, as the system call does; the caller looks."""
+        """May write less than requested, as the system call does; the caller must check."""
         return os.pwrite(fd, data, position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -76,7 +75,7 @@ class Disk:
             self.close(fd)
 
     def make_folder(self, folder: Path) -> None:
-        """With its parents, each durable in the one above it."""
+        """Create the folder and its parents, each synced into its parent."""
         if folder.is_dir():
             return
         self.make_folder(folder.parent)
@@ -90,7 +89,7 @@ class Disk:
         source.rename(target)
 
     def unlink(self, path: Path) -> None:
-        """A file that is already gone is as good as removed."""
+        """Remove a file; a missing file is not an error."""
         path.unlink(missing_ok=True)
 
 
@@ -98,8 +97,8 @@ DISK = Disk()
 
 
 class SharedFile:
-    """A descriptor that several hold, and that is closed when the last of them lets go: a segment
-    may be closed or removed while pieces of it are on their way to a client."""
+    """A descriptor with several users, closed when the last reference is gone: a segment may be
+    closed or removed while slices of it are being sent to a client."""
 
     __slots__ = ("_disk", "fd")
 
@@ -115,7 +114,7 @@ class SharedFile:
 
 
 def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> None:
-    """For files that are not on the hot path: goes on after a short write."""
+    """Write everything, continuing after short writes. For files that are not on the hot path."""
     view = memoryview(data)
     while view:
         count = disk.pwrite(fd, bytes(view), position)
@@ -126,7 +125,7 @@ def write_all(disk: Disk, fd: int, data: bytes | bytearray, position: int) -> No
 
 
 def read_whole(disk: Disk, path: Path) -> bytes | None:
-    """A small file's content; None when there is no such file."""
+    """Return a small file's content, or None if there is no such file."""
     try:
         fd = disk.open_read(path)
     except FileNotFoundError:
@@ -138,7 +137,7 @@ def read_whole(disk: Disk, path: Path) -> bytes | None:
 
 
 def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
-    """When this returns, the file has this content whatever happens next."""
+    """Replace a file's content; durable when this returns."""
     tmp = path.with_name(path.name + TMP_SUFFIX)
     fd = disk.open(tmp)
     try:
@@ -152,8 +151,8 @@ def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
 
 
 class ReadOnlyDisk(Disk):
-    """For looking at a log that is not ours to change: what is missing reads as empty, and
-    everything that would leave a trace is refused."""
+    """A disk for inspecting a log without changing it: missing files read as empty, and every write
+    is refused."""
 
     def open(self, path: Path) -> int:
         try:

@@ -1,7 +1,7 @@
-"""Going through a segment by its batches' headers alone: where to cut it, which epochs it holds.
+"""Walks over the batch headers of a segment: where to cut the segment, which epochs it holds.
 
-Bodies are not read. A header is believed if it continues where the one before it ended and if
-``.check`` knows it; where one is not, the next indexed batch is where the walk goes on.
+Bodies are not read. A header is trusted if it continues where the one before it ended and matches
+``.check``. After a header that is not trusted, the walk continues at the next indexed batch.
 """
 
 from array import array
@@ -17,17 +17,17 @@ from penstock.record.batch import HEADER_BYTES, BatchHeader, parse_header
 WINDOW_BYTES = 4_096  # one page: costs as much as a header, and small batches share it
 CHECKS_AHEAD = 64
 
-Epochs = list[tuple[int, int]]  # epoch, first offset; both grow
+Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 
 
 class Step(NamedTuple):
     place: Place
     offset: int
-    header: BatchHeader | None  # None: it cannot be believed, nor what follows up to the next step
+    header: BatchHeader | None  # None: damaged, and bytes up to the next step are unknown
 
 
 def walk(segment: Segment, start: Place) -> Iterator[Step]:
-    """From a place where a batch begins to the end of the segment."""
+    """Yield the batches from ``start``, where a batch begins, to the end of the segment."""
     files, disk = segment.files, segment.disk
     position, ordinal, offset = start.position, start.ordinal, segment.base_offset + start.relative
     window, window_at = b"", position
@@ -69,8 +69,8 @@ def _believed(
 
 
 def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
-    """In front of the batch that holds ``to``, or of what is damaged there. ``epoch``: the last
-    one of the segments before."""
+    """Return where to cut: before the batch that holds ``to``, or before damage that reaches up to
+    that batch. ``epoch``: the last epoch of the segments before."""
     index = segment.files.index
     place, max_timestamp = _entry_before(segment, to)
     last, end, hole = START, place, None
@@ -82,7 +82,7 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
                 break
             continue
         if header.next_offset > to:
-            end = hole or step.place  # damage with nothing behind it is no more than a torn end
+            end = hole or step.place  # damage with no batch after it would look like a torn end
             break
         hole = None
         last, epoch = step.place, header.leader_epoch
@@ -101,10 +101,10 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 
 def _entry_before(segment: Segment, to: int) -> tuple[Place, int]:
-    """An indexed batch, the first of the segment if need be, in front of the one that holds an
-    offset, and the highest timestamp up to it. A walk from there meets at least one batch that
-    stays, if any does."""
-    segment.find(to)  # builds a damaged index again
+    """Return an indexed batch (or the segment's first batch) before the one that holds ``to``, and
+    the highest timestamp up to it. A walk from there meets at least one batch that stays, if any
+    does."""
+    segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)
     for at in range((number or 0) - 1, 0, -1):
@@ -115,7 +115,7 @@ def _entry_before(segment: Segment, to: int) -> tuple[Place, int]:
 
 
 def _is_beyond(segment: Segment, place: Place, to: int) -> bool:
-    """Whether what cannot be read from ``place`` on goes on past an offset."""
+    """Return whether the damage that begins at ``place`` reaches beyond offset ``to``."""
     after = segment.files.index.find_after(place.position)
     return after is None or segment.base_offset + after.relative > to
 
@@ -124,9 +124,9 @@ def _is_beyond(segment: Segment, place: Place, to: int) -> bool:
 
 
 def epochs_of(segment: Segment, start: int) -> Epochs:
-    """The epochs of the batches from the one that holds ``start`` on, each with the offset of its
-    first batch there. They never go back along a log, so where two indexed batches have the same,
-    all between them have, and nothing there is read."""
+    """Return the epochs of the batches from the one that holds ``start`` on, each with the offset
+    of its first batch there. Epochs never decrease along a log, so if two indexed batches have the
+    same epoch, all batches between them have it too and are not read."""
     found: Epochs = []
     index = segment.files.index
     place = segment.find(start)
@@ -141,11 +141,11 @@ def epochs_of(segment: Segment, start: int) -> Epochs:
 
 
 def _bisect(found: Epochs, segment: Segment, low: int, high: int) -> None:
-    """Note the epochs from one indexed batch up to another."""
+    """Note the epochs from one indexed batch to another."""
     index = segment.files.index
     first, last = index.place(low), index.place(high)
     if first is None or last is None:
-        _note_all(found, segment, START, None)  # the index is damaged: go through all of it
+        _note_all(found, segment, START, None)  # the index is damaged: walk over the whole segment
         return
     one, other = _header_at(segment, first), _header_at(segment, last)
     if one is not None:

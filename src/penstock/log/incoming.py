@@ -1,14 +1,13 @@
-"""Batches as a follower gets them from its leader, before they are written.
+"""Checks of batches that a follower received from its leader, before they are written.
 
-They come with their offsets and epochs and are stored as they are, so whatever is wrong with them
-would be wrong for good. Everything a scan of the log would object to is objected to here: what is
-appended can be opened again. Epochs and offsets are not covered by a batch's own CRC; that each
-batch begins where the one before it ends, in no earlier epoch, is what holds them together on the
-way.
+Batches are stored with the offsets and epochs they arrive with, so an error in them would be
+permanent. Everything that a scan of the log would reject is rejected here: a log can always be
+opened again after an append. A batch's CRC does not cover its epoch and offset; instead, each batch
+must begin where the one before it ends, and its epoch must not be lower.
 
-Compaction leaves no gaps: where it has taken records out, a bare batch covers their offsets. But it
-makes one of several such neighbours, so the first batch may begin below the end of a log that has
-some of them already. The rest of its span is all that is missing.
+Compaction leaves no gaps: a bare batch covers the offsets of removed records. But compaction merges
+neighbouring bare batches, so the first batch may begin below the end of a log that has some of them
+already. Then only the rest of its offsets is appended.
 """
 
 from pathlib import Path
@@ -28,12 +27,12 @@ from penstock.record.batch import (
 from penstock.record.compaction import empty_batch, is_bare
 from penstock.record.crc32c import crc32c
 
-STRETCH_BYTES_MAX = 2**30  # one write takes it whole on every system we know
+STRETCH_BYTES_MAX = 2**30  # one write can hold it on every known system
 
 
 def verified(view: memoryview, *, offset: int, epoch: int, folder: Path) -> list[BatchHeader]:
-    """The headers of batches that may follow ``offset`` and ``epoch``. Raises Damaged, which names
-    the log and the byte among those given, when one of them may not."""
+    """Return the headers of the batches. Raises Damaged, with the log and the position in ``view``,
+    if a batch may not follow ``offset`` and ``epoch``."""
     headers: list[BatchHeader] = []
     make, unpack, at, limit = tuple.__new__, HEADER.unpack_from, 0, len(view)
     if limit > STRETCH_BYTES_MAX:
@@ -69,7 +68,7 @@ def _fault(header: BatchHeader, offset: int, epoch: int, left_bytes: int) -> str
 
 
 def trimmed(view: memoryview, offset: int) -> memoryview:
-    """The same without what the log has of the first batch already, if that is a bare one."""
+    """Return the batches without the offsets of a bare first batch that the log already has."""
     if len(view) < HEADER_BYTES:
         return view
     header = parse_header(view)

@@ -9,10 +9,10 @@
              │                               │ u32             │ u32   │
              └───────────────────────────────┴─────────────────┴───────┘
 
-Entry n of both speaks of the same batch. The first batch of a segment has an entry, and when a
-segment is closed its last one gets one too. The ordinal leads to the batch's place in ``.check``.
-Look-ups bisect in the file: a read from disk costs far more than the dozen small preads, and no
-index has to live in memory.
+Entry n of both files describes the same batch. The first batch of a segment has an entry; when the
+segment is closed, its last batch gets one too. The ordinal is the batch's entry number in
+``.check``. Look-ups bisect in the file: a read from disk costs far more than the dozen small
+preads, and no index has to be in memory.
 """
 
 import struct
@@ -28,11 +28,11 @@ ENTRY_BYTES = 16
 assert struct.calcsize(">I" + OFFSET_FIELDS) == ENTRY_BYTES
 assert struct.calcsize(">I" + TIME_FIELDS) == ENTRY_BYTES
 
-RELATIVE_MAX = 2**32 - 1  # what a relative offset or a position can hold
+RELATIVE_MAX = 2**32 - 1  # the maximum of a relative offset or a position
 
 
 class Place(NamedTuple):
-    """A batch's start: its base offset relative to the segment's, its byte, its number."""
+    """A batch's start: base offset relative to the segment's, byte position, number."""
 
     relative: int
     position: int
@@ -59,7 +59,7 @@ class SegmentIndex:
         return self.offsets.count
 
     def note(self, place: Place, *, timestamp_max: int) -> None:
-        """Called with every appended batch; most are passed over."""
+        """Add an entry if the interval since the last one is reached. Called for every append."""
         if place.position - self._last_position >= self._interval_bytes:
             self.add(place, timestamp_max=timestamp_max)
 
@@ -69,12 +69,12 @@ class SegmentIndex:
         self._last_position = place.position
 
     def seal(self, place: Place, *, timestamp_max: int) -> None:
-        """The segment's last batch: makes opening it again a matter of one look."""
+        """Index the segment's last batch, so that opening the segment needs one look-up."""
         if place.position != self._last_position:
             self.add(place, timestamp_max=timestamp_max)
 
     def find(self, relative: int) -> Place | None:
-        """The indexed batch at or before a relative offset; None when the index is damaged."""
+        """Return the indexed batch at or before a relative offset; None: the index is damaged."""
         at = self.offsets.last_at_most(relative)
         if at is None:
             return None
@@ -85,12 +85,12 @@ class SegmentIndex:
         return None if entry is None else Place(*entry)
 
     def find_after(self, position: int) -> Place | None:
-        """The first indexed batch behind a byte; None when there is none."""
+        """Return the first indexed batch after a byte position, or None."""
         at = self.offsets.last_at_most(position, column=1)
         return None if at is None else self.place(at + 1)
 
     def find_time(self, timestamp_ms: int) -> int | None:
-        """A relative offset before which no batch has reached the timestamp; None: damaged."""
+        """Return a relative offset before which all batches are older; None if damaged."""
         at = self.times.last_at_most(timestamp_ms - 1)
         if at is None:
             return None

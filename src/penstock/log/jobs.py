@@ -1,7 +1,7 @@
-"""What a log hands to a thread: syncing what is dirty, unlinking what it has let go of.
+"""Work that a log hands to a thread: syncing dirty files, unlinking removed segments.
 
-Both work on what they were given at the start, descriptors or paths, and touch nothing that the
-log's own thread goes on changing meanwhile. ``Log`` makes them and is told when they are done.
+Both jobs work on descriptors or paths that they got at the start, and touch nothing that the log's
+thread may change meanwhile.
 """
 
 import errno
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class SyncJob:
-    """What was dirty at one moment. Made by ``Log.begin_sync``, run once, in any thread, then
-    handed to ``Log.finish_sync`` before the next one is begun."""
+    """A sync of everything that was dirty at one moment. Made by ``Log.begin_sync``, run once, in
+    any thread, then passed to ``Log.finish_sync`` before the next job begins."""
 
     __slots__ = (
         "_disk",
@@ -47,11 +47,11 @@ class SyncJob:
         self._point = point
         self._disk = disk
         self.sealed_offset = 0 if point is None else point.offset
-        self.is_point_owed = False  # the disk was too full to write it: the next sync will
+        self.is_point_owed = False  # the disk was too full to write the point: the next sync will
 
     def run(self) -> None:
-        """Returns when it is all on disk. An error is final: after a failed sync the kernel may
-        call lost pages clean, so asking again would get a false yes."""
+        """Sync everything. An error is final: after a failed sync the kernel may mark lost pages as
+        clean, so a second sync would falsely succeed."""
         try:
             for fd in self._fds:
                 self._disk.sync_data(fd)
@@ -81,8 +81,8 @@ class SyncJob:
 
 
 class Detached:
-    """Segments that a log has let go of, oldest first. Not removed because of a crash, they are
-    part of it again at the next opening, and what they hold is as finished as it was."""
+    """Segments removed from a log but perhaps not yet unlinked, oldest first. If a crash prevents
+    the unlinking, they are part of the log again at the next opening, and still finished."""
 
     __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
 
@@ -94,8 +94,8 @@ class Detached:
         self.is_removed = False
 
     def remove(self) -> int:
-        """Returns the bytes freed. Safe in a thread, and to repeat: whoever comes second waits,
-        and may then make a file of the same name without losing it."""
+        """Unlink the files and return the bytes freed. Safe in a thread and idempotent: a second
+        caller waits, and may then create a file of the same name without losing it."""
         with self._lock:
             if not self.is_removed:
                 for path in self.paths:

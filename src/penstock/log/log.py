@@ -1,16 +1,16 @@
-"""One partition's log: append at the end, read from anywhere, sync by the group.
+"""One partition's log: append at the end, read from anywhere, sync many appends together.
 
-Synchronous and owned by one thread, the loop's. The one thing that happens elsewhere is
-``SyncJob.run``: it works on descriptors of its own, so that appends, rolls and drops go on
-meanwhile. The log decides nothing: what an offset means, when to sync, what may be dropped and what
-has to be cut off is its owner's to say. The half that only reads is in ``log/readable.py``.
+Synchronous and used by one thread, that of the event loop. Only ``SyncJob.run`` runs elsewhere: it
+has its own descriptors, so appends, rolls and drops continue meanwhile. The log decides nothing:
+its owner decides what an offset means, when to sync, what to drop and what to cut off. The half
+that only reads is in ``log/readable.py``.
 
     append ──► active segment ──► begin_sync ──► SyncJob.run (a thread) ──► finish_sync
                     │ full or old                                            moves durable_offset
                     └► roll: a new file; the old one is read-only from here
 
-A replica also needs to take over what its leader sent (``append_stretch``), to cut off what its
-leader does not have (``truncate``) and to begin anew elsewhere (``restart``).
+A replica also appends what its leader sent (``append_stretch``), cuts off what its leader does not
+have (``truncate``) and starts empty at another offset (``restart``).
 """
 
 import errno
@@ -59,12 +59,12 @@ class LogConfig:
     segment_age_ms_max: int = SEGMENT_AGE_MS_MAX
     index_interval_bytes: int = INDEX_INTERVAL_BYTES
     tail_bytes_max: int = TAIL_BYTES_MAX
-    tail_budget: TailBudget | None = None  # shared by all logs of a node; None: each its own
+    tail_budget: TailBudget | None = None  # shared by all logs of a node; None: a separate budget
 
 
 class Log(ReadableLog):
     def __init__(self, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk) -> None:
-        """Use ``Log.open``."""
+        """Call ``Log.open`` instead."""
         recovery = Recovery(folder, interval_bytes=config.index_interval_bytes, disk=disk)
         self.recovery: RecoveryReport = recovery.run()
         tail = Tail(config.tail_bytes_max, config.tail_budget)
@@ -73,39 +73,39 @@ class Log(ReadableLog):
         self.config = config
         self._active = recovery.segments[-1]
         self._detached: list[Detached] = []
-        self._doubts = self.recovery.doubts  # until somebody has answered for them
+        self._doubts = self.recovery.doubts  # until ``settle`` clears them
         self._refused: str | None = None
         self._is_closed = False
 
         self.durable_offset = self.end_offset
-        # Segments below it are closed, synced and passed by the recovery point: nobody writes to
-        # them any more, and no opening of the log will cut them.
+        # Segments below this offset are closed, synced and below the recovery point: they are not
+        # written to any more, and no opening of the log will cut them.
         self.sealed_offset = recovery.sealed_offset
         self.size_bytes = self._segments.size_bytes
         self.last_timestamp_ms = self._segments.max_timestamp
         first = self._active.first_timestamp
-        # A producer's clock may be anywhere: it cannot make the segment older than the limit.
+        # A producer's timestamp can be arbitrary: it never makes the segment older than the limit.
         self._active_since_ms = min(now_ms, max(first, now_ms - config.segment_age_ms_max))
 
-        # What the next sync job has to cover, besides the dirty segments:
-        self._is_folder_dirty = not self._active.is_open  # it is made in the next line
+        # What the next sync job must cover besides the dirty segments:
+        self._is_folder_dirty = not self._active.is_open  # ``make_files`` creates the files below
         self._is_rolled = False
         self._job: SyncJob | None = None  # begun and not finished
         self._active.make_files()
 
     @classmethod
     def open(cls, folder: Path, config: LogConfig, *, now_ms: int, disk: Disk = DISK) -> "Log":
-        """Create or recover. What had to be done to get here is in ``recovery``."""
+        """Create or recover a log. ``recovery`` reports what recovery did."""
         return cls(folder, config, now_ms=now_ms, disk=disk)
 
     @property
     def refusal(self) -> str | None:
-        """Why it takes no appends until it is opened again; None while it does."""
+        """Return why appends are refused until the log is reopened; None if they are not."""
         return self._refused
 
     @property
     def has_unsynced_sealed(self) -> bool:
-        """Whether segments are held open only because nobody has synced since the roll."""
+        """Return whether closed segments stay open because no sync has run since the roll."""
         return self._is_rolled
 
     # ── Append ───────────────────────────────────────────────────────────────────────────────
@@ -113,9 +113,9 @@ class Log(ReadableLog):
     def append(
         self, batch: bytes | memoryview, *, now_ms: int, header: BatchHeader | None = None
     ) -> int:
-        """Returns the batch's first offset. ``header`` is the batch's own, for whoever has it at
-        hand. DiskFull leaves the log as it was; any other failure of the disk propagates, and the
-        log takes no more until it is opened again."""
+        """Append a batch and return its first offset. ``header``: the batch's parsed header, if the
+        caller has it. DiskFull leaves the log unchanged; any other disk error propagates, and the
+        log refuses appends until it is reopened."""
         if self._refused is not None:
             raise AppendsRefused(self._refused)
         if header is None:
@@ -147,22 +147,22 @@ class Log(ReadableLog):
         if isinstance(batch, bytes):
             self._tail.append(header.base_offset, active.end_offset, batch)
         else:
-            self._tail.clear()  # of borrowed memory nothing can be kept: read it from the file
+            self._tail.clear()  # borrowed memory cannot be kept: read the batch from the file
         return header.base_offset
 
     def append_stretch(self, data: bytes | memoryview, *, now_ms: int) -> Sequence[BatchHeader]:
-        """What a leader sent: whole batches that follow each other and the end of the log, kept
-        with the offsets and epochs they have. All are verified before the first is written, with
-        one write per segment; Damaged, and nothing written, when one is not in order. Returns the
-        headers of those that were appended: not all, when there is no room for another segment,
-        and DiskFull when there is room for none."""
+        """Append whole batches from a leader, with the offsets and epochs they have. They must
+        follow each other and the end of the log. All are verified before the first is written, with
+        one write per segment. Returns the headers of the appended batches: not all of them if there
+        is no room for another segment. Raises Damaged, with nothing written, if a batch is invalid,
+        and DiskFull if there is no room for any."""
         if self._refused is not None:
             raise AppendsRefused(self._refused)
         end_offset = self.end_offset
         view = trimmed(memoryview(data), end_offset)
         headers = verified(view, offset=end_offset, epoch=self.last_epoch, folder=self.folder)
         if not self._tail.is_empty:
-            self._tail.clear()  # it holds the end of the log or nothing
+            self._tail.clear()  # the tail must reach the end of the log, or be empty
         first = position = 0
         while first < len(headers):
             try:
@@ -177,8 +177,8 @@ class Log(ReadableLog):
     def _append_portion(
         self, headers: Sequence[BatchHeader], first: int, view: memoryview, now_ms: int
     ) -> tuple[int, int]:
-        """As many as one segment takes, rolling where ``append`` would. Returns the number of the
-        first that is left, and the bytes appended."""
+        """Append as many batches as one segment takes, rolling as ``append`` does. Returns the
+        index of the next batch, and the bytes appended."""
         config, active, header = self.config, self._active, headers[first]
         size = header.total_bytes
         if active.bytes and (
@@ -208,12 +208,12 @@ class Log(ReadableLog):
         return after, size
 
     def refuse_appends(self, reason: str) -> None:
-        """Safe from any thread; the first reason stays."""
+        """Refuse appends until the log is reopened. Thread-safe; the first reason is kept."""
         if self._refused is None:
             self._refused = reason
 
     def roll(self, *, now_ms: int) -> None:
-        """Close the active segment and start the next. Nothing happens to an empty one."""
+        """Close the active segment and start the next. Does nothing if the active one is empty."""
         if self._active.bytes == 0:
             return
         segment = Segment(
@@ -230,7 +230,7 @@ class Log(ReadableLog):
                 self.refuse_appends(f"roll failed: {error}")
                 raise
             raise DiskFull("no space left for a new segment") from None
-        # Kept open until it is synced, its side files too.
+        # The segment and its side files stay open until they are synced.
         self._dirty[self._active.base_offset] = self._active
         segment.last_epoch = self._active.last_epoch
         self._segments.add(segment)
@@ -242,15 +242,15 @@ class Log(ReadableLog):
     # ── Sync ─────────────────────────────────────────────────────────────────────────────────
 
     def begin_sync(self) -> SyncJob | None:
-        """What is dirty now, as a job for a thread; None when nothing is. One at a time: the
-        recovery point that a later job writes would vouch for what an earlier has not synced."""
+        """Return a job that syncs what is dirty now; None if nothing is. Only one job at a time:
+        the recovery point of a later job would cover what an earlier one has not synced yet."""
         if self._refused is not None:
             raise AppendsRefused(self._refused)
         assert self._job is None, "the job before is finished first"
         if not self._dirty and not self._is_folder_dirty:
             return None
-        # Header checks reach the page cache with the batches they belong to, so that they are
-        # there after a crash of the process.
+        # Header checks reach the page cache together with their batches, so that they survive a
+        # crash of the process.
         self._active.files.flush()
         fds: list[int] = []
         dirty, self._dirty = self._dirty, {}
@@ -270,7 +270,7 @@ class Log(ReadableLog):
         return self._job
 
     def finish_sync(self, job: SyncJob) -> None:
-        """The job has run: what it covered is durable."""
+        """Record that the job has run: what it covered is durable."""
         assert job is self._job, "the job that was begun"
         self._job = None
         if self._refused is not None:
@@ -283,10 +283,11 @@ class Log(ReadableLog):
     # ── Cut ──────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, to: int) -> int:
-        """Cut off everything at and behind ``to``, with the batch it lies in. Returns the new end;
-        all is on disk by then. Dying in between leaves a log that ends somewhere from there to the
-        old end. May run in a thread, but nobody else uses the log meanwhile, compaction included.
-        Checkpoints that speak of what is cut off are the owner's to remove, before."""
+        """Cut off everything from ``to`` on, including the whole batch that holds ``to``. Returns
+        the new end offset; durable when it returns. A crash meanwhile leaves a log that ends
+        somewhere between the new and the old end. May run in a thread, if nothing else uses the log
+        meanwhile, including compaction. The owner must first remove checkpoints that cover the part
+        cut off."""
         self._assert_at_rest()
         assert to >= self.start_offset, "a log that loses all it has begins anew: restart"
         if to >= self.end_offset:
@@ -294,7 +295,7 @@ class Log(ReadableLog):
         segment, cut = self._find_cut(to)
         point = RecoveryPoint(min(self.sealed_offset, cut.end_offset), doubts=self._doubts)
         try:
-            # A rewrite that was decided and not carried out would bring back what is cut off.
+            # A pending rewrite would bring back what is cut off.
             if has_rewrite(self.disk, self.folder):
                 clear_spare(self.disk, self.folder)
             self.remove_checkpoint(EPOCHS_CHECKPOINT)
@@ -317,13 +318,13 @@ class Log(ReadableLog):
         segment = self._segments.holding(to)
         cut = find_cut(segment, to, epoch=self._epoch_before(segment))
         for damage in reversed(self._damage):
-            # Known damage with nothing behind it would be a torn end: it goes too.
+            # Known damage with no batch after it would look like a torn end: cut it off too.
             if (damage.file, damage.next_offset) == (segment.path.name, cut.end_offset):
                 cut = find_cut(segment, damage.first_offset, epoch=self._epoch_before(segment))
         return segment, cut
 
     def _cut(self, segment: Segment, cut: Cut) -> None:
-        """Newest first, each gone for good before the next: the log never has a hole."""
+        """Remove segments newest first, each durably before the next: the log never has a hole."""
         taken = self._segments.take_behind(segment)
         self._active = segment
         self._tail = self._tail.successor()
@@ -346,7 +347,7 @@ class Log(ReadableLog):
         self.finish_sync(job)
 
     def _forget_damage(self) -> None:
-        """Of what is not there any more."""
+        """Drop recorded damage of bytes that no longer exist."""
         active, names = self._active, {segment.path.name for segment in self._segments}
         left = [
             damage
@@ -359,13 +360,13 @@ class Log(ReadableLog):
             save_damage(self.folder, left, self.disk)
 
     def restart(self, at: int) -> None:
-        """Drop everything, checkpoints too, and be an empty log that begins and ends at ``at``.
-        Dying in between leaves the old log or the new one. As with ``truncate``, it may run in a
-        thread, and nobody else uses the log meanwhile."""
+        """Drop everything, including checkpoints, and become an empty log that begins and ends at
+        ``at``. A crash meanwhile leaves the old log or the new one. As with ``truncate``, this may
+        run in a thread, if nothing else uses the log meanwhile."""
         self._assert_at_rest()
         assert at >= 0
         while self._detached:
-            self._detached.pop().remove()  # a file of ours may get the name of one of theirs
+            self._detached.pop().remove()  # the new segment may have the name of one of these files
         try:
             announce_restart(self.disk, self.folder, at)
         except OSError as error:
@@ -386,7 +387,7 @@ class Log(ReadableLog):
         self._active = segment
         self._tail = self._tail.successor()
         self._dirty, self._damage = {}, []
-        self._is_folder_dirty, self._is_rolled = True, False  # its side files are new
+        self._is_folder_dirty, self._is_rolled = True, False  # the side files are new
         self.end_offset = self.durable_offset = self.sealed_offset = at
         self.size_bytes = 0
         self.last_timestamp_ms = segment.max_timestamp
@@ -408,18 +409,18 @@ class Log(ReadableLog):
     # ── Drop, close ──────────────────────────────────────────────────────────────────────────
 
     def drop_before(self, offset: int) -> int:
-        """Remove whole segments that end at or before ``offset``, never the active one. Returns
-        the bytes freed."""
+        """Remove whole segments that end at or before ``offset``, never the active one. Returns the
+        bytes freed."""
         return self.detach_before(offset).remove()
 
     def detach_before(self, offset: int) -> "Detached":
-        """The same in two steps: the segments are no longer part of the log at once; unlinking
-        large files takes a file system a while, so a thread may do that."""
+        """Do the first step of ``drop_before``: take the segments out of the log. Unlinking large
+        files is slow, so a thread may do that (``Detached.remove``)."""
         detached = Detached(self.disk)
         taken = self._segments.take_before(offset)
         for segment in taken:
             self._dirty.pop(segment.base_offset, None)
-            # The batches go first: side files without them are swept up at the next opening.
+            # Batches are removed first: orphaned side files are removed at the next opening.
             for suffix in (LOG_SUFFIX, *SIDE_SUFFIXES):
                 detached.paths.append(segment_path(self.folder, segment.base_offset, suffix))
         detached.freed_bytes = sum(segment.bytes for segment in taken)
@@ -433,9 +434,9 @@ class Log(ReadableLog):
         return detached
 
     def replace_segments(self, made: Segment) -> int | None:
-        """Let a rewritten stretch of the log, lying ready beside it (``log/swap.py``), take the
-        place of the segments it was made from. Offsets stay what they are. Returns the bytes
-        freed; None, and nothing happens, when some of those segments are gone by now."""
+        """Replace segments by the rewritten segment that was made from them and lies ready beside
+        the log (``log/swap.py``). Offsets do not change. Returns the bytes freed; None, with
+        nothing changed, if some of the old segments are gone."""
         assert not made.is_open, "its files move"
         old = self._segments.between(made.base_offset, made.end_offset)
         if self._is_closed or not old:
@@ -448,7 +449,7 @@ class Log(ReadableLog):
             move_in(self.disk, self.folder, made.base_offset)
             remove_segments(self.disk, self.folder, [each.base_offset for each in old[1:]])
         except OSError as error:
-            # Opening the log again carries it to its end, from wherever it stands now.
+            # The next opening of the log finishes the swap from whatever point it has reached.
             self.refuse_appends(f"replacing segments failed: {error}")
             raise
         made.folder = self.folder
@@ -461,9 +462,9 @@ class Log(ReadableLog):
         return freed
 
     def settle(self) -> None:
-        """What ``recovery`` says against this log has been answered for: the next opening speaks of
-        what happens from now on. Durable when it returns; safe in a thread while nothing is synced
-        or cut."""
+        """Clear the doubts that ``recovery`` reported, because the owner has dealt with them: the
+        next opening reports only new ones. Durable when it returns; safe in a thread while nothing
+        is synced or cut."""
         assert self._job is None, "no sync is under way"
         if self._doubts:
             point = read_point(self.folder, self.disk) or RecoveryPoint(self.sealed_offset)
@@ -471,8 +472,8 @@ class Log(ReadableLog):
             self._doubts = 0
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, write out the indexes, leave the mark of a clean stop. Without ``clean``, or with
-        a sync job begun and not finished, only let go of the files, as a crash would."""
+        """Sync, write the indexes and record a clean stop. Without ``clean``, or while a sync job
+        is unfinished, only close the files, as a crash would."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,10 +1,10 @@
-"""Where batches begin in what was written a moment ago.
+"""Positions of batches in recently written bytes.
 
-Such bytes are handed out as a piece of the file, without looking at them: they were whole when they
-came, and reading them back now would show the page cache and not the disk. A mark every MARK_BYTES
-is enough: a reader who starts at one is led from mark to mark, any other gets there with its first
-read. After a while (``age``, called by the clock of whoever owns the log) they are gone, and what
-they led to is verified like everything else (``log/stretch.py``).
+Recent bytes are served as slices of the file, unread: they were valid when they arrived, and
+reading them now would read the page cache, not the disk. One mark per MARK_BYTES is enough: a
+reader that starts at a mark continues from mark to mark, any other reader reaches a mark with its
+first read. The log's owner calls ``age`` periodically; marks that have expired are dropped, and
+their bytes are then verified like all others (``log/stretch.py``).
 """
 
 from array import array
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.model.limits import KIB
 
-MARK_BYTES = 256 * KIB  # a quarter of what most clients ask for at once; 24 bytes of memory each
+MARK_BYTES = 256 * KIB  # a quarter of what most clients request at once; 24 bytes of memory each
 
 
 class Marked(NamedTuple):
@@ -24,20 +24,20 @@ class Marked(NamedTuple):
 
 
 class Marks:
-    """Of one segment."""
+    """The marks of one segment."""
 
     __slots__ = ("_offsets", "_old_count", "_positions", "_records", "due_at", "records")
 
     def __init__(self) -> None:
-        self.due_at = 0  # the position from which on the next batch gets one
-        self.records = 0  # appended by this process, without those of control batches
+        self.due_at = 0  # position from which on the next batch gets a mark
+        self.records = 0  # records appended by this process, without those of control batches
         self.clear()
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def add(self, offset: int, position: int) -> None:
-        """A batch begins here; ``records`` does not count it yet."""
+        """Mark a batch that begins here; ``records`` does not count it yet."""
         self._offsets.append(offset)
         self._positions.append(position)
         self._records.append(self.records)
@@ -51,7 +51,7 @@ class Marks:
         self.due_at = 0
 
     def age(self) -> None:
-        """Drop those that were here the last time."""
+        """Drop the marks that existed at the last call."""
         if self._old_count == len(self._offsets):
             self.clear()
             return
@@ -62,8 +62,8 @@ class Marks:
     def find(
         self, start: int, *, bytes_max: int, up_to: int, end_offset: int, end_position: int
     ) -> Marked | None:
-        """The longest piece from the mark at ``start`` that is not too long; the segment's end,
-        which is given, counts as one. None when there is none."""
+        """Return the longest slice from the mark at ``start`` to another mark or to the segment's
+        end, at most ``bytes_max`` and ``up_to``. None if there is none."""
         offsets, positions = self._offsets, self._positions
         first = bisect_left(offsets, start)
         if first == len(offsets) or offsets[first] != start:

@@ -1,8 +1,8 @@
-"""The half of a log that changes no batches: reading them, finding times and epochs.
+"""The half of a log that changes no batches: reading batches, finding timestamps and epochs.
 
-Recent batches are in memory; older ones are read from disk and verified. Snapshots of an owner's
-state and the low watermark are kept here too: they lie beside the segments and touch none of them.
-``log/log.py`` has the other half: appends, syncs and what goes away.
+Recent batches are in memory; older ones are read from disk and verified. Checkpoints and the low
+watermark are here too: they are separate files that do not affect segments. ``log/log.py`` has the
+other half: appends, syncs and removal.
 """
 
 import errno
@@ -41,9 +41,9 @@ class ReadableLog:
         self._dirty: dict[int, Segment] = {}  # appended to since the last sync, by base offset
         self._tail = tail
         self._damage = list(damage)
-        self.stored_low_watermark = 0  # as the file says; 0: there is none
+        self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
-    # ── What it holds ────────────────────────────────────────────────────────────────────────
+    # ── State ────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def start_offset(self) -> int:
@@ -51,12 +51,12 @@ class ReadableLog:
 
     @property
     def low_watermark(self) -> int:
-        """The first offset that readers may see: of the file or the first segment, the larger."""
+        """The first offset that readers may see: the stored one, but at least the log's start."""
         return max(self.stored_low_watermark, self._segments.start_offset)
 
     @property
     def last_epoch(self) -> int:
-        """Of the last batch; −1 when there has been none."""
+        """The epoch of the last batch; −1 if there has been none."""
         return self._segments.last.last_epoch
 
     @property
@@ -65,11 +65,11 @@ class ReadableLog:
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Found at opening and since."""
+        """Damage found at opening and since."""
         return self._damage
 
     def note_damage(self, found: Sequence[Damage]) -> None:
-        """Found by somebody else who has read the files."""
+        """Add damage that another reader of the files found."""
         self._damage = merge_damage(self._damage, list(found))
 
     def segments(self) -> Sequence[SegmentInfo]:
@@ -78,8 +78,8 @@ class ReadableLog:
     # ── Read ─────────────────────────────────────────────────────────────────────────────────
 
     def read(self, start: int, *, bytes_max: int, up_to: int | None = None) -> list[bytes]:
-        """Whole batches from the one that holds ``start``, none that reaches to ``up_to`` or
-        beyond; at least one, however large, if there is any. A read ends with its segment."""
+        """Return whole batches from the one that holds ``start`` on, up to ``up_to`` or the
+        segment's end; at least one, however large, if there is any."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return []
@@ -103,10 +103,10 @@ class ReadableLog:
         as_slice: bool = False,
         with_empty: bool = False,
     ) -> Stretch:
-        """As ``read``, for those who hand on what they get: a few buffers of many batches each,
-        without those that hold nothing, and not more than is good for others (``log/stretch.py``
-        has the bound, and says what is verified when). ``as_slice``: or a piece of the file.
-        ``with_empty``: with those that hold nothing, as a replica needs them."""
+        """Like ``read``, for callers that forward the bytes: return a few buffers of many batches
+        each, without empty batches, and at most the bound of ``log/stretch.py``, which also
+        describes what is verified when. ``as_slice``: a slice of the file may be returned instead.
+        ``with_empty``: include empty batches, as replicas need."""
         end = self._end_of_read(start, up_to)
         if start >= end:
             return Stretch((), start, 0)
@@ -129,7 +129,7 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
 
     def age_marks(self) -> None:
-        """To be called now and then: what was written before the last time is new no more."""
+        """Drop the marks that existed at the last call. To be called periodically."""
         for segment in self._segments:
             if segment.marks:
                 segment.marks.age()
@@ -140,7 +140,7 @@ class ReadableLog:
         return self.end_offset if up_to is None else min(up_to, self.end_offset)
 
     def find_time(self, timestamp_ms: int) -> int:
-        """The first offset whose batch reaches the timestamp; the end when none does."""
+        """Return the first offset whose batch reaches the timestamp, or the end offset."""
         for segment in self._segments:
             if segment.max_timestamp >= timestamp_ms:
                 try:
@@ -150,13 +150,13 @@ class ReadableLog:
         return self.end_offset
 
     def epochs(self, start: int) -> Epochs:
-        """The epochs from an offset to the end, each with the first offset of it there, by the
-        headers of a few batches. On a log with damage perhaps not all of them."""
+        """Return the epochs from an offset to the end, each with its first offset there, from the
+        headers of a few batches. May be incomplete if the log is damaged."""
         found: Epochs = []
         for segment in self._segments.since(start):
             last_epoch = found[-1][0] if found else NO_EPOCH
             if not segment.bytes or segment.last_epoch == last_epoch:
-                continue  # they never go back
+                continue  # epochs never decrease
             for epoch, offset in epochs_of(segment, max(start, segment.base_offset)):
                 if found and offset <= start:
                     found.pop()
@@ -165,21 +165,21 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
         return found
 
-    # ── Checkpoints, memory ──────────────────────────────────────────────────────────────────
+    # ── Checkpoints, low watermark, memory ───────────────────────────────────────────────────────
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
-        """Durable when it returns; safe in a thread, one at a time per name."""
+        """Write a checkpoint, durably. Safe in a thread, one at a time per name."""
         write_checkpoint(self.folder, name, data, self.disk)
 
     def read_checkpoint(self, name: str) -> bytes | None:
         return read_checkpoint(self.folder, name, self.disk)
 
     def remove_checkpoint(self, name: str) -> None:
-        """Durable when it returns; as ``write_checkpoint``."""
+        """Remove a checkpoint, durably. Safe in a thread, one at a time per name."""
         remove_checkpoint(self.folder, name, self.disk)
 
     def store_low_watermark(self, offset: int) -> None:
-        """Durable when it returns; safe in a thread, one at a time."""
+        """Write the low watermark, durably. Safe in a thread, one at a time."""
         try:
             write_low_watermark(self.folder, offset, self.disk)
         except OSError as error:
@@ -189,11 +189,11 @@ class ReadableLog:
         self.stored_low_watermark = offset
 
     def lower_low_watermark(self) -> None:
-        """To the end of the log, if it is above: what is written next must not be hidden."""
+        """Lower the low watermark to at most the log's end: new records must not be hidden."""
         if self.stored_low_watermark > self.end_offset:
             self.store_low_watermark(self.end_offset)
 
     def drop_tail(self) -> None:
-        """Give back the memory of recent batches. On the thread that appends: the budget is shared
-        with other logs, and ``close`` may run on any."""
+        """Free the memory of recent batches. Call this on the thread that appends: the budget is
+        shared with other logs, and ``close`` may run on any thread."""
         self._tail.clear()

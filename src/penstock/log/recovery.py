@@ -1,9 +1,9 @@
-"""Opening a partition's folder: what is there, what is whole, what has to go.
+"""Opening a partition's folder: find the segments, verify them and remove what is torn.
 
-After a clean stop a look at the last batch of each segment is enough. After any other stop, what
-lies behind the recovery point is scanned: the torn end of the last segment is cut off and said
-so; damage in the middle of a log is reported and left where it is, never cut, because whole
-records follow it. Side files that are missing, short or wrong are built again.
+After a clean stop, only the last batch of each segment is checked. After any other stop, everything
+after the recovery point is scanned: the torn end of the last segment is cut off and reported;
+damage in the middle of a log is reported and never cut off, because whole records follow it. Side
+files that are missing, short or wrong are rebuilt.
 """
 
 import errno
@@ -44,7 +44,7 @@ from penstock.record.batch import HEADER_BYTES, parse_header
 
 
 class FormatUnsupported(PenstockError):
-    """Written by a newer program than this one, or not by us at all."""
+    """The log was written by a newer version, or is not a Penstock log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,50 +53,50 @@ class RecoveryReport:
     segments: int
     scanned_bytes: int
     truncated_bytes: int
-    position: int  # where the last segment was cut; its end when it was not
+    position: int  # where the last segment was cut; its end if it was not
     reason: str | None  # why it was cut
     end_offset: int
     recovery_point: int  # records below this offset were synced before the stop
     damage: tuple[Damage, ...]
-    doubts: int  # what speaks against the log since it was last settled
+    doubts: int  # DOUBT flags since the log was last settled
     is_low_watermark_damaged: bool = False
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no log here that anybody vouched for."""
+        """Return whether no log with a recovery point was here."""
         return self.doubts & DOUBT_NEW != 0
 
     @property
     def has_garbage(self) -> bool:
-        """Whether bytes that are not all zero stood behind the last whole batch: a write that did
-        not finish looks like that, but so does a batch that was on disk and changed."""
+        """Return whether non-zero bytes followed the last whole batch: an unfinished write looks
+        like that, but so does a batch that was on disk and has changed."""
         return self.doubts & DOUBT_GARBAGE != 0
 
     @property
     def is_short(self) -> bool:
-        """Whether the log ended before what was known to be on disk."""
+        """Return whether the log ended before the recovery point."""
         return self.doubts & DOUBT_SHORT != 0
 
     @property
     def was_stopped(self) -> bool:
-        """Whether every stop was a clean one; ``was_clean`` speaks of the last alone."""
+        """Return whether every stop was clean; ``was_clean`` covers only the last one."""
         return self.doubts & DOUBT_CRASHED == 0
 
     @property
     def lost_offsets(self) -> int:
-        """Synced records that are not there any more: the disk broke its word."""
+        """Return the number of synced records that are missing: the disk lost them."""
         return max(0, self.recovery_point - self.end_offset)
 
 
 class Recovery:
-    """One opening. ``run`` leaves the segments, oldest first, in ``segments``."""
+    """One opening of a log. ``run`` stores the segments, oldest first, in ``segments``."""
 
     def __init__(self, folder: Path, *, interval_bytes: int, disk: Disk) -> None:
         self.folder = folder
         self.disk = disk
         self.interval_bytes = interval_bytes
         self.segments: list[Segment] = []
-        self.sealed_offset = 0  # closed segments below it need no scan at the next opening
+        self.sealed_offset = 0  # closed segments below this need no scan at the next opening
         self._point = RecoveryPoint(0)
         self._damage: list[Damage] = []
         self._scanned_bytes = 0
@@ -106,7 +106,7 @@ class Recovery:
         self._epoch = NO_EPOCH  # of the last batch so far
         self.low_watermark = 0
         self._is_low_watermark_damaged = False
-        self._has_stale_checks = False  # of the last segment; taken out, but not synced
+        self._has_stale_checks = False  # checks of the last segment were removed but not synced
 
     def run(self) -> RecoveryReport:
         self._prepare_folder()
@@ -130,7 +130,7 @@ class Recovery:
         if not self.segments:
             self.segments.append(self._segment(0))
         last = self.segments[-1]
-        # Before the recovery point says that nobody need look there again.
+        # Save damage before the recovery point marks the segments as not needing a scan.
         damage = merge_damage([one for one in known if self._is_there(one)], self._damage)
         if damage != known:
             save_damage(self.folder, damage, self.disk)
@@ -153,9 +153,9 @@ class Recovery:
         )
 
     def _read_low_watermark(self, end_offset: int) -> None:
-        """Records that are appended to a log that lost its end must not be hidden: the low
-        watermark is never above the end. A damaged file casts doubt on a replica: others have the
-        value."""
+        """Read the low watermark and lower it to the log's end if it is above: records appended to
+        a log that lost its end must not be hidden. A damaged file raises a doubt: other replicas
+        have the value."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -166,7 +166,7 @@ class Recovery:
             self.low_watermark = end_offset
 
     def _is_there(self, damage: Damage) -> bool:
-        """Whether the file still has these bytes. Of the last one they may have been cut off."""
+        """Return whether the damaged bytes still exist; the end of the last file may be cut off."""
         last = self.segments[-1]
         if damage.file == last.path.name:
             return damage.position < last.bytes
@@ -189,7 +189,7 @@ class Recovery:
             )
 
     def _bases(self) -> list[int]:
-        """Base offsets of the segments. Half-made and orphaned files are removed."""
+        """Return the segments' base offsets. Temporary and orphaned files are removed."""
         disk, folder = self.disk, self.folder
         names = disk.names(folder)
         bases = {base_offset_of(name) for name in names if name.endswith(LOG_SUFFIX)} - {None}
@@ -213,7 +213,7 @@ class Recovery:
             self.disk.close(fd)
 
     def _remove(self, bases: list[int]) -> None:
-        """Segments behind a torn one. They were never synced: see ``_open_segment``."""
+        """Remove the segments after a torn one. They were never synced: see ``_open_segment``."""
         for base_offset in reversed(bases):
             fd = self.disk.open_read(segment_path(self.folder, base_offset))
             try:
@@ -227,7 +227,7 @@ class Recovery:
                 self.disk.unlink(segment_path(self.folder, base_offset, suffix))
 
     def _doubt(self, doubt: int) -> None:
-        """Written down before what it speaks of is put right, and so gone."""
+        """Record a doubt on disk before its evidence is repaired away."""
         if self._doubts & doubt:
             return
         self._doubts |= doubt
@@ -235,7 +235,7 @@ class Recovery:
             point = self._point._replace(is_clean=False, doubts=self._doubts)
             write_point(self.folder, point, self.disk)
         except OSError as error:
-            # A full disk still opens; it is tried again once the tail is cut.
+            # A log on a full disk still opens; this is tried again once the torn end is cut.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
 
@@ -245,12 +245,12 @@ class Recovery:
     # ── One segment ──────────────────────────────────────────────────────────────────────────
 
     def _open_segment(self, base_offset: int, next_base: int | None, *, was_clean: bool) -> bool:
-        """False when the log ends here, whatever files follow.
+        """Open and if necessary scan a segment. False if the log ends here, even if files follow.
 
-        A sync covers closed segments before the active one, and moves the recovery point past
-        them before it counts. So what lies behind a segment that the point has not passed was
-        never promised to anyone, and a torn end there is the end of the log. A torn end before
-        the point is damage: bytes that were on disk have changed."""
+        A sync covers closed segments before the active one and moves the recovery point past them
+        before it reports success. So what follows a segment that is not below the recovery point
+        was never acknowledged, and a torn end there is the end of the log. A torn end below the
+        recovery point is damage: bytes that were on disk have changed."""
         segment = self._segment(base_offset)
         self.segments.append(segment)
         is_synced = was_clean or (next_base is not None and next_base <= self._point.offset)
@@ -265,7 +265,7 @@ class Recovery:
         return is_whole
 
     def _resume(self, segment: Segment) -> tuple[Place, int, int]:
-        """The indexed batch at or before the recovery point: nothing in front of it can be torn."""
+        """Return the last indexed batch up to the recovery point: nothing before it can be torn."""
         index, checks = segment.files.index, segment.files.checks
         number = index.offsets.last_at_most(self._point.offset - segment.base_offset)
         if number is None or number <= 0:
@@ -288,11 +288,11 @@ class Recovery:
         *,
         may_cut: bool,
     ) -> bool:
-        """False when the end was torn and has been cut off."""
+        """Scan a segment and rebuild its side files. False if a torn end has been cut off."""
         source = segment.source()
         scan = Scanner(source, start, epoch=self._epoch, max_timestamp=timestamp).run()
         if start is not START and scan.last is None:
-            start, number = START, 0  # the index led nowhere: look at all of it
+            start, number = START, 0  # the index led to no valid batch: scan all
             scan = Scanner(source, epoch=self._epoch).run()
         self._scanned_bytes += source.size - start.position
         self._damage += scan.damage
@@ -325,9 +325,9 @@ class Recovery:
         return is_whole or next_base is None
 
     def _close_gap(self, segment: Segment, scan: Scan, size: int, next_base: int) -> None:
-        """Damage at the end of a closed segment, which must reach to the next one."""
+        """Report damage at the end of a closed segment, up to the start of the next one."""
         if scan.position < size:
-            # Without a mark the bytes would be taken for a batch whose check got lost.
+            # Without this entry the bytes would be taken for a batch whose check was lost.
             scan.checks.append(HOLE)
             scan.ordinal += 1
         reason = scan.tail_reason or f"records up to offset {next_base} are missing"
@@ -343,12 +343,12 @@ class Recovery:
         )
 
     def _make_durable(self, last: Segment) -> None:
-        """What was read may so far be only in the page cache: from here on it counts as synced."""
+        """Sync what was read, which may be only in the page cache, and move the recovery point."""
         for segment in self.segments:
             if segment.end_offset > self._point.offset or segment is last:
                 self.disk.sync_data(segment.files.log_fd)
-                # A check that came back after a power cut would speak of a batch that was cut off,
-                # and make the one that has taken its place since look damaged.
+                # A check of a cut batch that reappeared after a power cut would make the batch that
+                # has replaced it look damaged.
                 if segment is not last or self._has_stale_checks:
                     for fd in segment.files.fds()[1:]:
                         self.disk.sync_data(fd)
@@ -359,7 +359,7 @@ class Recovery:
             point = RecoveryPoint(last.end_offset, doubts=self._doubts)
             write_point(self.folder, point, self.disk)
         except OSError as error:
-            # A full disk still opens: the point only saves time at the next start.
+            # A log on a full disk still opens: the point only saves time at the next start.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         else:
@@ -367,8 +367,8 @@ class Recovery:
 
 
 def open_quickly(segment: Segment, next_base: int | None, *, epoch: int = NO_EPOCH) -> bool:
-    """Believe a segment that was closed in order, after a look at its last batch. False when
-    something does not add up and it has to be scanned. ``epoch``: the last one before it."""
+    """Accept a segment that was closed properly, after a check of its last batch. False if it must
+    be scanned because something does not match. ``epoch``: the last epoch before the segment."""
     files = segment.files
     size = segment.disk.size(files.log_fd)
     index, checks = files.index, files.checks

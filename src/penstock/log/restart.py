@@ -1,5 +1,5 @@
-"""Dropping a whole log and beginning anew at another offset, so that a crash at any point leaves
-the old log or the new one.
+"""Dropping a whole log and starting it empty at another offset. A crash at any point leaves the old
+log or the new one.
 
     <at>.restart                    made, folder synced: the decision
     segments, side files, rewritten segments, checkpoints, list of damage    removed
@@ -7,9 +7,9 @@ the old log or the new one.
     recovery-point                  replaced: this offset
     <at>.restart                    removed, folder synced: done
 
-As long as the mark is there, whoever opens the log carries it out, from the beginning: nothing has
-been appended to the new log before the mark is gone. Checkpoints go because they are snapshots of
-what was folded from records that are no longer here; an owner writes new ones afterwards.
+While the mark exists, each opening of the log performs the restart from its beginning: nothing is
+appended to the new log before the mark is gone. Checkpoints are removed because they are snapshots
+of state folded from removed records; the owner writes new ones afterwards.
 """
 
 from pathlib import Path
@@ -31,12 +31,12 @@ def restart_path(folder: Path, at: int) -> Path:
 
 
 def announce_restart(disk: Disk, folder: Path, at: int) -> None:
-    """From here on it will happen."""
+    """Create the mark: from here on the restart will happen, even after a crash."""
     replace_durably(disk, restart_path(folder, at), b"")
 
 
 def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
-    """When this returns the folder holds an empty log that begins at ``at``."""
+    """Replace the folder's content by an empty log that begins at ``at``."""
     point = read_point(folder, disk)
     doubts = DOUBT_NEW if point is None else point.doubts
     if has_rewrite(disk, folder):
@@ -53,7 +53,7 @@ def carry_out_restart(disk: Disk, folder: Path, at: int) -> None:
 
 
 def finish_restart(disk: Disk, folder: Path) -> None:
-    """At opening, before anything else is believed."""
+    """Perform a pending restart. Called at opening, before any other file is read."""
     for name in disk.names(folder):
         stem = name.removesuffix(RESTART_SUFFIX)
         if stem != name and stem.isdigit():

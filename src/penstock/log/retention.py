@@ -1,4 +1,4 @@
-"""What may go: a pure decision over whole segments, oldest first."""
+"""Retention: a pure decision over whole segments, oldest first."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,12 @@ def droppable(
     keep_after_ms: int | None,
     now_ms: int,
 ) -> int:
-    """The offset to drop before: for a log of these segments, the last one being appended to.
+    """Return the offset before which to drop segments. The last segment is the active one.
 
-    A segment goes when every record in it is finished (it ends at or before ``low_offset``), when
+    A segment is dropped if every record in it is finished (it ends at or before ``low_offset``), if
     its newest record is older than ``retention_ms``, or while the log is larger than
-    ``retention_bytes``. It stays, whatever else holds, when it has records newer than
-    ``keep_after_ms``: their dedup ids are still wanted. The first one to stay ends the search,
+    ``retention_bytes``. It is always kept if it has records newer than ``keep_after_ms``, because
+    their deduplication ids are still needed. The first segment that is kept ends the search,
     because a log has no holes."""
     if not segments:
         return low_offset

@@ -1,14 +1,14 @@
-"""Walk the batches of one segment file and say what is whole, what is damaged and where it ends.
+"""A scan of one segment file: which batches are whole, what is damaged and where the file ends.
 
 Everything is read and verified; nothing is changed. Recovery, the rebuilding of side files and
-``penstock storage verify`` are three uses of this walk.
+``penstock storage verify`` use this scan.
 
-A bad batch is one of two things. When nothing whole follows it, it is the torn end of a log whose
-last write did not finish: there is nothing to save behind it. When a whole batch follows, bytes
-in the middle have changed: the range is reported as damage and the walk goes on behind it. What
-counts as "a whole batch follows" must not be fooled by a message whose body looks like a batch:
-the place has to be named by the index, or its header by ``.check``, or else an unbroken chain of
-whole batches has to lead from it to the end of the file.
+A bad batch means one of two things. If no whole batch follows, it is the torn end of a log whose
+last write did not finish: nothing after it can be saved. If a whole batch follows, bytes in the
+middle have changed: the range is reported as damage and the scan continues after it. A message body
+that looks like a batch must not count as "a whole batch follows": either the index must contain the
+position, or ``.check`` the header, or an unbroken chain of whole batches must lead from there to
+the end of the file.
 """
 
 import re
@@ -26,13 +26,13 @@ from penstock.record.batch import CRC_FROM, HEADER, HEADER_BYTES, LENGTH_FROM, M
 from penstock.record.crc32c import crc32c
 
 WINDOW_BYTES = 4 * MIB
-CANDIDATES_MAX = 1_000  # places tried for one gap; more look-alikes than that are an attack
+CANDIDATES_MAX = 1_000  # positions tried for one gap; more look-alikes than that are an attack
 EPOCH_MIN = -(2**31)
 ZEROS_REASON = "zeros up to the end of the file: space that was never written"
 
 
 def header_fault(header: BatchHeader, offset: int) -> str | None:
-    """Why a header cannot be the one that belongs at ``offset``, or None."""
+    """Return why a header cannot belong at ``offset``, or None if it can."""
     if header.magic != MAGIC:
         return f"magic {header.magic} where a batch should start"
     if header.base_offset != offset:
@@ -50,7 +50,7 @@ def _fault(header: BatchHeader, offset: int, epoch: int) -> str:
 
 
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
-    """Whether nothing but zeros stands up to the end: space that was never written to."""
+    """Return whether only zeros, never written space, follow up to the end."""
     while position < size:
         chunk = disk.pread(fd, MIB, position)
         if chunk.count(0) != len(chunk):
@@ -63,7 +63,7 @@ def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
 
 @dataclass(slots=True)
 class Source:
-    """The files of one segment, as a scan sees them."""
+    """The files of one segment that a scan reads."""
 
     path: Path
     base_offset: int
@@ -77,8 +77,8 @@ class Source:
 
 @dataclass(slots=True)
 class Scan:
-    """Where the walk stands, and what it found. The side files as they should be, from the first
-    scanned batch on, are in ``checks`` and ``places``."""
+    """The state and results of a scan. ``checks`` and ``places`` are the side files as they should
+    be, from the first scanned batch on."""
 
     position: int
     offset: int
@@ -89,10 +89,10 @@ class Scan:
     checks: "array[int]" = field(default_factory=lambda: array("I"))
     places: list[tuple[Place, int]] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
-    tail_reason: str | None = None  # why the walk stopped before the end of the file
+    tail_reason: str | None = None  # why the scan stopped before the end of the file
 
     def seal(self) -> None:
-        """The last batch of a closed segment is indexed, whatever the interval."""
+        """Index the last batch of a closed segment, whatever the interval."""
         if self.last is not None and (not self.places or self.places[-1][0] != self.last):
             self.places.append((self.last, self.max_timestamp))
 
@@ -106,7 +106,7 @@ class Scanner:
         epoch: int = EPOCH_MIN,
         max_timestamp: int = -1,
     ) -> None:
-        """``epoch`` and ``max_timestamp``: the highest of what lies before ``start``."""
+        """``epoch`` and ``max_timestamp``: the highest values before ``start``."""
         self.source = source
         self._wanted_bytes = 0  # for the next batch
         self.scan = Scan(
@@ -129,13 +129,13 @@ class Scanner:
         return self.scan
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> bool:
-        """One window on. False when the walk is at its end."""
+        """Scan one window. False if the scan is finished."""
         scan, source = self.scan, self.source
         if scan.position >= source.size:
             return False
         size = min(max(window_bytes, self._wanted_bytes), source.size - scan.position)
         window = source.disk.pread(source.fd, size, scan.position)
-        # A window that comes back short is the end too: the file shrank meanwhile.
+        # A short read is the end too: the file shrank meanwhile.
         is_end = len(window) < size or scan.position + len(window) >= source.size
         reason, self._wanted_bytes = self._walk(window, is_end)
         if reason is None and not window:
@@ -143,9 +143,9 @@ class Scanner:
         return reason is None or self._step_over(reason)
 
     def _walk(self, window: bytes, is_end: bool) -> tuple[str | None, int]:
-        """Take whole batches from the window. Returns why the next one is bad (None: it is not
-        all in the window) and how large the next window has to be. One loop on local names: a
-        segment has a hundred thousand batches, and someone is waiting for the node to start."""
+        """Take whole batches from the window. Returns why the next batch is bad (None: it is not
+        all in the window) and how large the next window must be. One loop on local names, for
+        speed: a segment has a hundred thousand batches, and the node's start waits for it."""
         scan, known, source = self.scan, self._known, self.source
         view, limit, at, start = memoryview(window), len(window), 0, scan.position
         unpack, crc_of, add_check = HEADER.unpack_from, crc32c, scan.checks.append
@@ -200,7 +200,7 @@ class Scanner:
         return is_entry_intact(self.source.checks, self._first_ordinal + number)
 
     def _note_last(self, fields: tuple[int, ...], position: int, end: int) -> None:
-        """Where the walk stands after the last whole batch of a window."""
+        """Update the scan's position after the last whole batch of a window."""
         scan = self.scan
         scan.ordinal = self._first_ordinal + len(scan.checks)
         scan.last = Place(fields[0] - self.source.base_offset, position, scan.ordinal - 1)
@@ -208,10 +208,10 @@ class Scanner:
         scan.offset = fields[0] + fields[6] + 1
         scan.position = end
 
-    # ── Behind a bad batch ───────────────────────────────────────────────────────────────────
+    # ── After a bad batch ────────────────────────────────────────────────────────────────────────
 
     def _step_over(self, reason: str) -> bool:
-        """Find the next whole batch and note the damage in front of it. False: none follows."""
+        """Find the next whole batch and report the damage before it. False if none follows."""
         scan, source = self.scan, self.source
         if is_zero_from(source.disk, source.fd, scan.position, source.size):
             scan.tail_reason = ZEROS_REASON
@@ -233,12 +233,12 @@ class Scanner:
         )
         scan.checks.extend([HOLE] * (place.ordinal - scan.ordinal))
         scan.position, scan.ordinal, scan.offset = place.position, place.ordinal, next_offset
-        # The batch behind a hole is always indexed, so that reads find their way past it.
+        # The batch after a hole is always indexed, so that reads can skip the hole.
         self._indexed_position = place.position - source.interval_bytes
         return True
 
     def _next_whole(self) -> Place | None:
-        """The nearest place behind the bad batch that can be trusted to start one."""
+        """Return the nearest start of a trusted batch after the bad one, or None."""
         indexed = self._next_indexed()
         limit = self.source.size if indexed is None else indexed.position
         return self._search(limit) or indexed
@@ -260,7 +260,7 @@ class Scanner:
         return None
 
     def _whole_at(self, position: int) -> BatchHeader | None:
-        """The header of a whole batch behind the present offset, if one starts there."""
+        """Return the header of a whole batch at ``position`` with a later offset, or None."""
         scan, source = self.scan, self.source
         raw = source.disk.pread(source.fd, HEADER_BYTES, position)
         if len(raw) < HEADER_BYTES:
@@ -279,7 +279,7 @@ class Scanner:
         return header if crc32c(body) == header.crc else None
 
     def _search(self, limit: int) -> Place | None:
-        """Look at every byte up to ``limit`` for a header that ``.check`` knows, or one from
+        """Search every byte up to ``limit`` for a header that ``.check`` contains, or for one from
         which whole batches lead to the end of the file."""
         scan, source = self.scan, self.source
         data = source.disk.pread(source.fd, limit - scan.position, scan.position)
@@ -308,7 +308,7 @@ class Scanner:
         return None
 
     def _ordinal_of(self, check: int) -> int | None:
-        """Which of the batches still to come has this header."""
+        """Return the ordinal of the later batch whose header has this check, or None."""
         if self._by_check is None:
             first = self._first_ordinal
             self._by_check = {known: first + at for at, known in enumerate(self._known)}

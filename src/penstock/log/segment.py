@@ -1,9 +1,9 @@
-"""One file of batches with its side files: append at the end, read from anywhere.
+"""A segment: one file of batches with its side files. Append at the end, read from anywhere.
 
-A segment knows where it starts and ends; everything else is found through the sparse index. What
-comes from disk is verified on the way out: the header against ``.check``, its offset against its
-neighbour's, the records against the batch's CRC. Bytes that fail are never returned. Readers by
-offset are served stretches of many batches, which are verified less often (``log/stretch.py``).
+A segment knows its start and end; all else is found through the sparse index. Bytes from disk are
+verified before they are returned: the header against ``.check``, its offset against the batch
+before, the records against the batch's CRC. Bytes that fail are never returned. Readers by offset
+get stretches of many batches, which are verified less often (``log/stretch.py``).
 """
 
 import errno
@@ -42,19 +42,19 @@ class SegmentInfo(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Where a segment is to end, and what is known of what stays."""
+    """Where to cut a segment, and the state of the part that stays."""
 
     position: int
     end_offset: int
     ordinal: int
-    indexed: int  # entries of the index that stay
+    indexed: int  # index entries that stay
     last: Place
     epoch: int
     max_timestamp: int
 
 
 class SegmentFiles:
-    """The four descriptors of an open segment, and what readers have learned while it is open."""
+    """The four descriptors of an open segment, and the stretches that readers have verified."""
 
     __slots__ = ("checks", "disk", "index", "log_fd", "log_file", "stretches")
 
@@ -88,13 +88,13 @@ class SegmentFiles:
         try:
             self.flush()
         finally:
-            self.log_file = None  # closes it, once nobody reads from it any more
+            self.log_file = None  # closed when the last reader is done
             for fd in self.fds()[1:]:
                 self.disk.close(fd)
 
 
 class Segment:
-    """What the log keeps of a segment in memory; the files are open only while in use."""
+    """The state of a segment in memory; its files are open only while in use."""
 
     __slots__ = (
         "_files",
@@ -148,7 +148,7 @@ class Segment:
         return self._files
 
     def make_files(self) -> None:
-        """Now, so that no append is the first to find the disk full."""
+        """Create the files now, so that no append is the first to find the disk full."""
         assert self.files.log_fd >= 0
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Segment:
         )
 
     def append(self, batch: bytes | memoryview, header: BatchHeader) -> None:
-        """One write. A disk without room leaves the file as it was."""
+        """Append with one write. A full disk leaves the file unchanged."""
         files = self.files
         position = self.bytes
         size = len(batch)
@@ -194,7 +194,7 @@ class Segment:
             marks.records += header.count
 
     def append_many(self, data: memoryview, headers: Sequence[BatchHeader]) -> None:
-        """The same with batches that lie back to back, still in one write."""
+        """Append batches that follow each other, with one write."""
         files, marks, position = self.files, self.marks, self.bytes
         try:
             written = self.disk.pwrite(files.log_fd, data, position)
@@ -215,7 +215,7 @@ class Segment:
             note(place, timestamp_max=max_timestamp)
             size = header.length + LENGTH_FROM
             if size == HEADER_BYTES:
-                marks.clear()  # what compaction has emptied is not served to readers by offset
+                marks.clear()  # readers by offset are not served batches that compaction emptied
             elif position + at >= marks.due_at:
                 marks.add(header.base_offset, position + at)
             if not header.attributes & ATTR_CONTROL:
@@ -227,15 +227,15 @@ class Segment:
         self.last_epoch = headers[-1].leader_epoch
 
     def _take_back(self, position: int, error: OSError | None = None) -> NoReturn:
-        """Not all of it was written: leave nothing of it."""
+        """Undo a failed or partial write. Raises DiskFull, or ``error`` if it has another cause."""
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise error
         self.disk.truncate(self.files.log_fd, position)
         raise DiskFull("no space left for this partition's log") from error
 
     def cut(self, cut: Cut) -> None:
-        """Be as if nothing had been appended behind it. On disk, side files too, when it returns:
-        a check that outlived its batch would make a later batch in its place look damaged."""
+        """Remove what was appended after the cut, durably, with side files: a leftover check would
+        make a later batch in the same position look damaged."""
         files = self.files
         self.disk.truncate(files.log_fd, cut.position)
         files.index.cut(cut.indexed)
@@ -251,7 +251,7 @@ class Segment:
             self.disk.sync_data(fd)
 
     def seal(self) -> None:
-        """No batch comes after this one: index the last, write out what is pending."""
+        """Index the last batch and write pending entries: no batch will follow."""
         if self.batch_count:
             self.files.index.seal(self.last, timestamp_max=self.max_timestamp)
         self.files.flush()
@@ -259,14 +259,14 @@ class Segment:
     # ── Read ─────────────────────────────────────────────────────────────────────────────────
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """Whole batches from the one that holds ``start``; DamagedRange when that one is bad."""
+        """Return whole batches from the one that holds ``start``. Raises DamagedRange."""
         assert self.base_offset <= start < self.end_offset
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
         try:
             return reader.run(start, up_to=up_to)
         except DamagedRange:
-            # Where a header is lost, only a scan can tell how far the damage goes. It leaves a
-            # hole that is known and an index entry behind it, so this happens once per damage.
+            # If a header is lost, only a scan finds the end of the damage. The scan leaves a known
+            # hole and an index entry after it, so this happens once per damage.
             if not reader.is_new_hole or not self._rebuild_all():
                 raise
         reader = BatchReader(self, self.find(start), bytes_max=bytes_max)
@@ -281,7 +281,7 @@ class Segment:
         as_slice: bool = False,
         with_empty: bool = False,
     ) -> Stretch:
-        """The same for readers who pass it on as it is; perhaps fewer batches."""
+        """Return whole batches for a reader that forwards them; perhaps fewer than ``read``."""
         assert self.base_offset <= start < self.end_offset
         found = read_stretch(
             self,
@@ -297,15 +297,15 @@ class Segment:
         return found
 
     def find(self, offset: int) -> Place:
-        """Where to start looking for an offset. A damaged index is built again first."""
+        """Return where to start looking for an offset. A damaged index is rebuilt first."""
         place = self.files.index.find(offset - self.base_offset)
         if place is None and self._rebuild_all():
             place = self.files.index.find(offset - self.base_offset)
         return place or START
 
     def _rebuild_all(self) -> bool:
-        """False when the end of the segment is not whole: then its side files stay as they are,
-        because appends go on from their numbering."""
+        """Rebuild the side files. False if the end of the segment is not whole: then they stay as
+        they are, because appends continue their numbering."""
         scan = Scanner(self.source()).run()
         if scan.position != self.bytes or scan.last is None:
             return False
@@ -329,8 +329,8 @@ class Segment:
         )
 
     def is_indexed(self, scan: Scan, *, from_ordinal: int = 0) -> bool:
-        """Whether the side files lead to what a scan found. An index may have other entries than
-        a new one would: its interval is a setting."""
+        """Return whether the side files match a scan. The index may have other entries than a new
+        one would: its interval is a setting."""
         index = self.files.index
         last = index.place(index.count - 1)
         return (
@@ -343,13 +343,13 @@ class Segment:
         )
 
     def rebuild(self, scan: Scan, *, from_place: int = 0, from_ordinal: int = 0) -> bool:
-        """Make the side files what a scan says they should be, from these entries on. Returns
-        whether there were checks of batches that are not there."""
+        """Rebuild the side files from a scan, from these entries on. Returns whether there were
+        checks of batches that do not exist."""
         is_stale = False
         index, checks = self.files.index, self.files.checks
         expected = [tuple(place) for place, _ in scan.places]
         times = [(timestamp, place.relative) for place, timestamp in scan.places]
-        count = len(expected) + 1  # one more than there should be
+        count = len(expected) + 1  # one more, to detect extra entries
         if (
             index.offsets.read_range(from_place, count) != expected
             or index.times.read_range(from_place, count) != times
@@ -363,13 +363,13 @@ class Segment:
             checks.cut(from_ordinal)
             for check in scan.checks:
                 checks.append(check)
-        self.files.stretches.clear()  # a batch may have another number now
+        self.files.stretches.clear()  # ordinals may have changed
         self.marks.clear()
         self.files.flush()
         return is_stale
 
     def find_time(self, timestamp_ms: int) -> int:
-        """The base offset of the first batch that reaches the timestamp; our end if none does."""
+        """Return the offset of the first batch that reaches the timestamp, or the end offset."""
         index = self.files.index
         relative = index.find_time(timestamp_ms)
         if relative is None and self._rebuild_all():

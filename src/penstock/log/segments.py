@@ -1,7 +1,7 @@
 """The segments of a log in order: which one holds an offset, and which of them are open.
 
-The last one is appended to and stays open. Of the closed ones only a few are, those that were read
-most recently; an unsynced one is not closed, because its descriptors are what a sync works on.
+The last segment is active: it is appended to and stays open. Of the closed segments, only the most
+recently read have open files, and unsynced ones, because a sync needs their descriptors.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,7 +14,7 @@ OPEN_SEGMENTS_MAX = 4  # closed segments whose files stay open for readers; four
 
 
 class Segments:
-    """Never empty; the last is the active one."""
+    """A list of segments, never empty; the last one is active."""
 
     __slots__ = ("_all", "_bases", "_open")
 
@@ -47,11 +47,10 @@ class Segments:
         return max(segment.max_timestamp for segment in self._all)
 
     def holding(self, offset: int) -> Segment:
-        """The one that an offset of the log lies in; the active one for the end."""
+        """Return the segment that holds an offset; the active one for the log's end."""
         return self._all[bisect_right(self._bases, offset) - 1]
 
     def since(self, offset: int) -> Sequence[Segment]:
-        """From the one that holds an offset to the last."""
         return self._all[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def add(self, segment: Segment) -> None:
@@ -59,7 +58,7 @@ class Segments:
         self._bases.append(segment.base_offset)
 
     def touch(self, segment: Segment, dirty: Container[int]) -> None:
-        """It was read: bound how many closed segments are open."""
+        """Note that a segment was read, and limit the number of closed segments with open files."""
         if segment is self._all[-1]:
             return
         self._open[segment.base_offset] = segment
@@ -74,27 +73,27 @@ class Segments:
                 candidate.close()
 
     def take_before(self, offset: int) -> list[Segment]:
-        """Those that end at or before ``offset`` are no longer among these, and closed."""
+        """Remove, close and return the segments that end at or before ``offset``."""
         count = 0
         while count < len(self._all) - 1 and self._all[count].end_offset <= offset:
             count += 1
         return self._take(0, count)
 
     def take_behind(self, segment: Segment) -> list[Segment]:
-        """The same with all that follow one, which is appended to from now on."""
+        """Remove, close and return the segments after ``segment``, which becomes active."""
         first = bisect_right(self._bases, segment.base_offset)
         taken = self._take(first, len(self._all))
         self._open.pop(segment.base_offset, None)
         return taken
 
     def take_all(self, successor: Segment) -> list[Segment]:
-        """The same with every one: another takes their place."""
+        """Remove, close and return all segments; ``successor`` replaces them."""
         taken = self._take(0, len(self._all))
         self.add(successor)
         return taken
 
     def between(self, base_offset: int, end_offset: int) -> list[Segment]:
-        """Those that are exactly this stretch of the log; none when it is not theirs."""
+        """Return the segments that cover exactly this range of offsets, or none."""
         first = bisect_left(self._bases, base_offset)
         after = bisect_left(self._bases, end_offset)
         found = self._all[first:after]
@@ -103,12 +102,12 @@ class Segments:
         return found
 
     def let_go(self, segment: Segment) -> None:
-        """Close its files; it stays in its place."""
+        """Close a segment's files; the segment stays in the list."""
         self._open.pop(segment.base_offset, None)
         segment.close()
 
     def replace(self, old: Sequence[Segment], made: Segment) -> None:
-        """One in the place of neighbours, none of which is the active one."""
+        """Replace neighbouring segments, none of which is active, by one."""
         first = bisect_left(self._bases, made.base_offset)
         after = first + len(old)
         assert list(old) == self._all[first:after], "neighbours"

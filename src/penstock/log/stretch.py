@@ -1,20 +1,19 @@
-"""Many whole batches as one buffer: what a reader by offset gets.
+"""Stretches: many whole batches as one buffer, for readers by offset.
 
-Such a reader passes on what it reads as it is, so nothing is gained by cutting a file into batches
-and much is lost: an object, a copy and a walk per batch. A stretch is read with one call, verified
-in place and handed on as it lies there.
+Such a reader forwards bytes unchanged, so splitting them into batches would only cost an object, a
+copy and a step per batch. A stretch is read with one call, verified in place and passed on.
 
-    a known stretch ──────────────► one read, nothing more
-    written just now (``marks.py``) and asked for as a slice ──► not even a read
-    any other ──► one read ──► every header, check and CRC ──► known from now on
-                                   │ something is wrong with the first batch
-                                   └► None: ``Segment.read`` goes batch by batch and says what
+    a known stretch ──────────────► one read, no verification
+    recently written (``marks.py``) and requested as a slice ──► not even a read
+    any other ──► one read ──► verify every header, check and CRC ──► known from now on
+                                   │ the first batch is bad
+                                   └► None: ``Segment.read`` finds the damage batch by batch
 
-A stretch is known once it has passed its checksums, for as long as the segment's files are open and
-for TRUSTED_READS further reads; then it is verified again. What a disk does to a stretch behind our
-back is thus found after a bounded number of reads instead of at once, and by every client that
-checks the batches' own CRCs. ``docs/adr/0015-fetches-verify-once.md`` weighs that; all other
-readers, the lease cursor first of them, verify whatever they read.
+A stretch is known once it has passed its checksums, while the segment's files are open and for
+TRUSTED_READS further reads; then it is verified again. So a stretch that changes on disk is
+detected after a bounded number of reads instead of at once, and by every client that checks the
+batches' CRCs. ``docs/adr/0015-fetches-verify-once.md`` explains the trade-off; all other readers,
+above all the lease cursor, verify everything they read.
 """
 
 from collections.abc import Sequence
@@ -37,9 +36,9 @@ from penstock.record.crc32c import crc32c
 if TYPE_CHECKING:
     from penstock.log.segment import Segment
 
-STRETCH_BYTES_MAX = 4 * MIB  # of one read: longer ones would keep everybody else waiting
+STRETCH_BYTES_MAX = 4 * MIB  # of one read: longer reads would delay all other requests
 TRUSTED_READS = 15  # between two verifications of one stretch
-SLICE_BYTES_MIN = 64 * KIB  # below, a copy costs less than what it takes to avoid it
+SLICE_BYTES_MIN = 64 * KIB  # below this size a copy is cheaper than a slice
 KNOWN_MAX = 512  # stretches remembered per open segment, 400 bytes each
 _CHECKS_FIRST = 64  # enough for a MiB of batches of ordinary size
 _CHECKS_AHEAD = 1_024
@@ -48,15 +47,15 @@ _ATTRIBUTES_LOW_AT = 22
 
 
 class Stretch(NamedTuple):
-    buffers: Sequence[Piece]  # whole batches, in order; the first may begin below what was asked
-    next_offset: int  # behind the last batch
-    record_count: int  # without those of control batches
-    is_hollow: bool = False  # nothing but what compaction has left of batches without a record
+    buffers: Sequence[Piece]  # whole batches in order; the first may begin before the start
+    next_offset: int  # after the last batch
+    record_count: int  # without records of control batches
+    is_hollow: bool = False  # only empty batches, left by compaction
 
 
 class Known:
-    """What stands at an offset: where its batch begins and, if it has been read from there, what
-    was found up to where."""
+    """What is known at an offset: where its batch begins and, once a stretch from there has been
+    verified, its size, end and record count."""
 
     __slots__ = ("next_offset", "place", "record_count", "size", "trusted_reads")
 
@@ -69,9 +68,9 @@ class Known:
 
 
 class KnownStretches:
-    """Of one open segment, by the offset they were asked for at. Readers mostly go on where they
-    stopped and ask for as much as others did before them, so exact matches are what counts; the
-    oldest give way."""
+    """The known stretches of one open segment, by requested offset. Most readers continue where
+    they stopped and request as much as others did, so exact matches are enough; the oldest entries
+    are evicted."""
 
     __slots__ = ("_by_offset",)
 
@@ -97,7 +96,7 @@ class KnownStretches:
 
 
 def stretch_of(batches: Sequence[bytes], start: int, *, with_empty: bool = False) -> Stretch:
-    """Batches that are there one by one: from memory, or read with care."""
+    """Make a stretch of single batches, from memory or from ``Segment.read``."""
     count = 0
     next_offset = start
     filled: Sequence[bytes] = batches
@@ -123,10 +122,9 @@ def read_stretch(
     as_slice: bool,
     with_empty: bool = False,
 ) -> Stretch | None:
-    """Some whole batches from the one that holds ``start``: as ``Segment.read``, but perhaps fewer.
-    None when the first of them is not in order, or not to be had this way. ``as_slice``: a piece of
-    the file will do, if it is long enough to be worth it. ``with_empty``: replicas want all that
-    there is."""
+    """Return whole batches from the one that holds ``start``: like ``Segment.read``, but perhaps
+    fewer. None if the first batch is bad or cannot be read by this function. ``as_slice``: return a
+    slice of the file if it is long enough. ``with_empty``: include empty batches, for replicas."""
     bytes_max = min(bytes_max, STRETCH_BYTES_MAX)
     if as_slice and segment.marks:
         found = _marked(segment, start, bytes_max=bytes_max, up_to=up_to)
@@ -139,8 +137,8 @@ def read_stretch(
         if found is not None:
             return found
     if as_slice and (mark := segment.marks.next_after(start)) is not None:
-        up_to = min(up_to, mark)  # and from there on by the marks
-    # What has to be passed over, where only the index is to go by, is less than its interval.
+        up_to = min(up_to, mark)  # the next read continues with marks
+    # If only the index is known, less than one index interval must be skipped.
     place, ahead = (
         (segment.find(start), segment.interval_bytes) if known is None else (known.place, 0)
     )
@@ -179,7 +177,7 @@ def _marked(segment: "Segment", start: int, *, bytes_max: int, up_to: int) -> St
 def _read_known(
     segment: "Segment", first: Known, *, bytes_max: int, up_to: int, as_slice: bool
 ) -> Stretch | None:
-    """As many stretches in a row as are known and fit."""
+    """Read as many consecutive known stretches as fit."""
     find = segment.files.stretches.find
     position = first.place.position
     size = count = next_offset = 0
@@ -206,7 +204,7 @@ def _read_known(
 
 
 class _Walk:
-    """From batch to batch through one read of the file, as long as everything is in order."""
+    """A walk over the batches of one read of the file, up to the first bad batch."""
 
     __slots__ = ("_data", "_place", "_segment", "end", "first", "is_gapped", "wanted_bytes")
 
@@ -215,13 +213,13 @@ class _Walk:
         self._place = place
         size = min(size, segment.bytes - place.position)
         self._data = segment.disk.pread(segment.files.log_fd, size, place.position)
-        self.first = self.end = place  # of what was found, and behind it
-        self.is_gapped = False  # there are emptied batches in it
-        self.wanted_bytes = 0  # nothing was found, because the first batch is as long as this
+        self.first = self.end = place  # start of the first batch found; start after the last
+        self.is_gapped = False  # contains empty batches
+        self.wanted_bytes = 0  # if nothing was found because the first batch is longer: its size
 
     def run(self, start: int, *, bytes_max: int, up_to: int, with_empty: bool) -> Stretch | None:
-        """Flat, and without a call that can be had in place: with small batches this is what a
-        reader waits for."""
+        """Return the verified stretch. Flat and without avoidable calls: with small batches,
+        readers wait for this loop."""
         segment, data, checks_file = self._segment, self._data, self._segment.files.checks
         view = memoryview(data)
         size, place = len(data), self._place
@@ -275,7 +273,7 @@ class _Walk:
 def _without(
     view: memoryview, first: int, end: int, hollow: Sequence[int], next_offset: int, count: int
 ) -> Stretch:
-    """Nobody is served what compaction has emptied, unless there is nothing else."""
+    """Leave out batches that compaction has emptied, unless there are no others."""
     buffers: list[Piece] = []
     for at in hollow:
         if at > first:

@@ -1,8 +1,8 @@
-"""Looking at logs on disk without opening them for use: nothing is created, cut or rebuilt.
+"""Read-only inspection of logs on disk: nothing is created, cut or rebuilt.
 
-What ``penstock storage`` shows comes from here. If the server is running on the folder the end of
-each log is seen in the middle of being written. The server itself reads over its own logs with it
-(``broker/scrubber.py``), by files of its own, so that nothing it does to them has to wait.
+``penstock storage`` shows these results. If the server is running on the folder, the end of each
+log may be seen in the middle of a write. The server scrubs its own logs with this module
+(``broker/scrubber.py``), using separate files, so that the scrub blocks nothing.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class PartitionSurvey:
 
 
 def glance(place: PartitionPlace) -> PartitionSurvey:
-    """What can be said without reading everything: only the last segment may need a scan."""
+    """Summarize a partition without reading all of it: only the last segment may need a scan."""
     disk = ReadOnlyDisk()
     bases = segment_bases(place.folder)
     point = read_point(place.folder, disk) or RecoveryPoint(0)
@@ -98,11 +98,11 @@ class SegmentSurvey(NamedTuple):
     batches: int
     end_offset: int
     damage: list[Damage]
-    remarks: list[str]  # what the next start of the server puts right by itself
+    remarks: list[str]  # problems that the next start of the server repairs
 
 
 def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> SegmentSurvey:
-    """Read every byte of one segment and hold its side files against it."""
+    """Read every byte of one segment and compare its side files with it."""
     with closing(Verification(folder, base_offset, next_base)) as verification:
         while verification.advance():
             pass
@@ -110,9 +110,9 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 
 
 class Verification:
-    """The same, a piece at a time. ``next_base``: where the next segment begins; None for the last
-    one, whose end may be torn. Or, with ``bytes_max``, up to where something is known to have been
-    written: there is no torn end then."""
+    """A verification in steps. ``next_base``: the start of the next segment; None for the last one,
+    whose end may be torn. With ``bytes_max``: the offset up to which bytes are known to have been
+    written, so no end may be torn."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Verification:
             raise
 
     def advance(self, window_bytes: int = WINDOW_BYTES) -> int:
-        """About so many bytes on. Returns how many it were; 0 when there is no more."""
+        """Verify about ``window_bytes``. Returns the bytes verified; 0 if there are no more."""
         if self._is_swapped:
             return 0
         position = self._scanner.scan.position
@@ -168,7 +168,7 @@ class Verification:
 
 
 def verify_checkpoints(folder: Path) -> list[str]:
-    """Generations of checkpoints that are not whole; the log replays what they held."""
+    """Return a remark for each checkpoint file that is not whole; replaying the log replaces it."""
     disk = ReadOnlyDisk()
     return [
         f"{path.name} is not whole"
@@ -178,13 +178,13 @@ def verify_checkpoints(folder: Path) -> list[str]:
 
 
 def lost_offsets(folder: Path, end_offset: int) -> int:
-    """Synced records that are missing at the end of the log."""
+    """Return the number of synced records that are missing at the end of the log."""
     point = read_point(folder, ReadOnlyDisk())
     return 0 if point is None else max(0, point.offset - end_offset)
 
 
 def iter_segment(path: Path) -> Iterator[bytes | Damage]:
-    """The whole batches of one file in order, and what lies damaged between them."""
+    """Yield the whole batches of one file in order, and the damage between them."""
     base_offset = base_offset_of(path.name)
     assert base_offset is not None, "the caller looks at the name"
     segment = _segment(path.parent, base_offset)

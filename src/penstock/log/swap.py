@@ -1,19 +1,19 @@
-"""Putting rewritten segments in the place of old ones, so that a crash at any point leaves the old
-or the new, never some of each.
+"""Replacing segments by a rewritten one. A crash at any point leaves the old or the new segments,
+never some of each.
 
-A segment is four files and may replace several, so no single rename does it. The new files are
-made in a folder of their own; then an empty file is put beside the old ones whose name says what
-is about to happen. From that moment on whoever opens the log carries it to its end.
+A segment is four files and may replace several segments, so a single rename is not enough. The new
+files are made in a separate folder; then an empty file, the mark, is created beside the old ones.
+From then on, opening the log finishes the swap.
 
     rewritten/<base>.log .index .time .check     written and synced
     <base>-<end>.swap                            made, folder synced: the decision
     rewritten/<base>.* renamed over <base>.*     in any order, nothing synced in between
-    segments that start behind base and before end removed, likewise
+    segments that start after base and before end are removed, likewise
     folder synced
     <base>-<end>.swap                            removed, folder synced: done
 
-Until the mark is gone, the side files beside the segment are not believed: they may belong to the
-batches before or after. They are removed when the log is opened, and built again.
+Until the mark is gone, the side files of the segment are not trusted: they may belong to the
+batches before or after the swap. Opening the log removes and rebuilds them.
 """
 
 import re
@@ -38,18 +38,18 @@ def mark_path(folder: Path, base_offset: int, end_offset: int) -> Path:
 
 
 def is_in_swap(disk: Disk, folder: Path, base_offset: int) -> bool:
-    """Whether a swap that was decided and not finished speaks of this segment."""
+    """Return whether an unfinished swap includes this segment."""
     marks = (_NAME.match(name) for name in disk.names(folder))
     return any(int(mark[1]) <= base_offset < int(mark[2]) for mark in marks if mark is not None)
 
 
 def has_rewrite(disk: Disk, folder: Path) -> bool:
-    """Whether anything of a rewrite is there, decided or not."""
+    """Return whether any file of a rewrite exists, decided or not."""
     return any(name == SPARE_FOLDER or _NAME.match(name) for name in disk.names(folder))
 
 
 def clear_spare(disk: Disk, folder: Path) -> None:
-    """Make room for the next rewrite. A mark whose removal failed must not speak of its files."""
+    """Make room for the next rewrite. A leftover mark must not apply to its files."""
     for name in disk.names(folder):
         match = _NAME.match(name)
         if match is not None:
@@ -61,7 +61,7 @@ def clear_spare(disk: Disk, folder: Path) -> None:
 
 
 def announce(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """The new files are whole and synced: from here on they will take the place of the old."""
+    """Create the mark: the new files are whole and synced, and will replace the old ones."""
     disk.sync_folder(spare_folder(folder))
     replace_durably(disk, mark_path(folder, base_offset, end_offset), b"")
 
@@ -79,22 +79,22 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def conclude(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """All is in its place. A mark that came back later would vouch for files of another rewrite,
-    so its removal is made durable before there can be one."""
+    """Remove the mark, all files being in place. The removal is made durable before the next
+    rewrite: a mark that reappeared would apply to that rewrite's files."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))
     disk.sync_folder(folder)
 
 
 def withdraw(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Nothing has been moved and nothing will be. The mark goes first: without its files it would
-    be taken for one whose files have been moved."""
+    """Cancel a swap of which nothing has been moved. The mark is removed first: without its files,
+    a mark means that the files have been moved."""
     conclude(disk, folder, base_offset, end_offset)
     clear_spare(disk, folder)
 
 
 def finish_swaps(disk: Disk, folder: Path) -> None:
-    """At opening: carry what was decided to its end, and remove what was not."""
+    """Finish the swaps that were decided and remove other rewrites. Called at opening."""
     names = set(disk.names(folder))
     for name in sorted(names):
         match = _NAME.match(name)
@@ -107,12 +107,12 @@ def finish_swaps(disk: Disk, folder: Path) -> None:
 def _finish(disk: Disk, folder: Path, names: set[str], base_offset: int, end_offset: int) -> None:
     path = segment_path(folder, base_offset)
     spare = segment_path(spare_folder(folder), base_offset)
-    if path.name in names:  # otherwise it was dropped meanwhile, and stays dropped
+    if path.name in names:  # otherwise the segment was dropped meanwhile
         if SPARE_FOLDER in names and spare.name in disk.names(spare.parent):
             disk.rename(spare, path)
         for suffix in SIDE_SUFFIXES:
             disk.unlink(segment_path(folder, base_offset, suffix))
-        # What follows is removed only if the segment really holds it all.
+        # Following segments are removed only if this segment really holds all their offsets.
         if _last_offset(disk, path, base_offset) == end_offset:
             bases = {base_offset_of(name) for name in names} - {None}
             inside = (
@@ -123,7 +123,7 @@ def _finish(disk: Disk, folder: Path, names: set[str], base_offset: int, end_off
 
 
 def _last_offset(disk: Disk, path: Path, base_offset: int) -> int:
-    """Where a segment ends, going from header to header."""
+    """Return the offset where a segment ends, by reading its headers."""
     fd = disk.open_read(path)
     try:
         size, position, offset = disk.size(fd), 0, base_offset

@@ -1,16 +1,16 @@
-"""The most recent batches, in memory: nearly every read of a queue that keeps up ends here.
+"""The most recent batches of a log in memory: most reads of a queue without lag are served here.
 
-Each log has a bound of its own and all logs of a node share another: beyond that the log that was
-appended to longest ago gives up what it holds. Its readers find it in the page cache."""
+Each log has a bound, and all logs of a node share another one: when that is exceeded, the log with
+the oldest last append frees its tail. Its readers find the batches in the page cache."""
 
 from bisect import bisect_right
 from collections import deque
 
-_SWEEP = 1_024  # forgotten slots at the front before the lists are moved up
+_SWEEP = 1_024  # forgotten slots at the front before the lists are compacted
 
 
 class TailBudget:
-    """What all tails of a node may hold together."""
+    """The memory limit of all tails of a node together."""
 
     __slots__ = ("_abandoned", "_bytes_max", "_newest", "_tails", "used_bytes")
 
@@ -31,12 +31,12 @@ class TailBudget:
         while self.used_bytes > self._bytes_max:
             oldest = next(iter(self._tails))
             if oldest is tail:
-                return  # it has a bound of its own
+                return  # limited by its own bound
             oldest.clear()
 
     def abandon(self, tail: "Tail") -> None:
-        """From any thread: nobody reads this one again. It counts until the next append that is
-        the first of its log, or the first after another log's."""
+        """Free a tail that is not read any more. Thread-safe: the memory is freed by a later
+        append, when another log than before is appended to."""
         self._abandoned.append(tail)
 
     def forget(self, tail: "Tail") -> None:
@@ -46,7 +46,7 @@ class TailBudget:
 
 
 class Tail:
-    """Contiguous batches up to the end of the log, at most ``bytes_max`` and the last one."""
+    """Contiguous batches up to the end of the log, at most ``bytes_max`` and always the last."""
 
     __slots__ = ("_bases", "_batches", "_budget", "_bytes", "_bytes_max", "_end", "_first")
 
@@ -57,7 +57,7 @@ class Tail:
         self._bases: list[int] = []
         self._batches: list[bytes] = []
         self._end = 0
-        self._first = 0  # slots before this one are forgotten
+        self._first = 0  # slots before this one are empty
 
     def append(self, base_offset: int, next_offset: int, batch: bytes) -> None:
         self._end = next_offset
@@ -75,14 +75,14 @@ class Tail:
         return not self._bases
 
     def successor(self) -> "Tail":
-        """An empty one to take its place, made on any thread; this one is not used again."""
+        """Return an empty tail to replace this one, which is not used again. Thread-safe."""
         if self.is_empty:
             return self
         self._budget.abandon(self)
         return Tail(self._bytes_max, self._budget)
 
     def clear(self) -> None:
-        """Hold nothing any more; what comes next is held again."""
+        """Drop all batches; later appends are kept again."""
         self._budget.used_bytes -= self._bytes
         self._budget.forget(self)
         self._bytes = 0
@@ -104,7 +104,7 @@ class Tail:
         self._sweep()
 
     def drop_before(self, offset: int) -> None:
-        """What stood below has been written anew on disk: it is read from there from now on."""
+        """Drop batches below ``offset``, which were rewritten on disk and are read from there."""
         bases, batches = self._bases, self._batches
         while self._first < len(bases) and bases[self._first] < offset:
             size = len(batches[self._first])
@@ -125,10 +125,10 @@ class Tail:
         return self._first < len(self._bases) and offset >= self._bases[self._first]
 
     def read(self, start: int, *, bytes_max: int, up_to: int) -> list[bytes]:
-        """As ``Log.read``; ``start`` is held."""
+        """Like ``Log.read``; the tail must hold ``start``."""
         bases, batches = self._bases, self._batches
         at = bisect_right(bases, start, lo=self._first) - 1
-        # A batch ends where the next one begins; the one that up_to lies in does not count.
+        # A batch ends where the next one begins; the batch that holds up_to is excluded.
         stop = len(bases) if up_to >= self._end else bisect_right(bases, up_to, lo=at) - 1
         taken = 0
         for index in range(at, stop):
