@@ -1,8 +1,7 @@
-"""Asking nodes how far their logs go, for partitions of which nobody is known to be whole (R6).
+"""Requests to nodes for the ends of their logs, for partitions without a known intact replica (R6).
 
-What a node says holds for its present life and for the row as it is: if it is started again, or if
-anything happens to the row, it is asked again. One question per node is under way at a time, for
-many partitions at once.
+A reply is valid while the node is not restarted and the row does not change; then the node is asked
+again. One request per node is in progress at a time, for many partitions at once.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ class Asking:
     def __init__(
         self, known: Known, ask: AskStandings, *, on_answer: OnAnswer, ask_ms: int
     ) -> None:
-        """``on_answer`` gets partitions to be looked at again, and whether at once or later."""
+        """``on_answer`` gets partitions to check again, and True to check them at once."""
         self._known = known
         self._ask = ask
         self._on_answer = on_answer
@@ -45,7 +44,7 @@ class Asking:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def standings(self, key: PartitionKey, view: View) -> Mapping[int, Standing]:
-        """What still holds of what was said."""
+        """Return the replies for this partition that are still valid."""
         return {
             node: said.standing
             for node, said in self._said.get(key, {}).items()
@@ -72,7 +71,7 @@ class Asking:
 
     async def _ask_all(self, node: int) -> None:
         try:
-            await asyncio.sleep(0)  # whoever wants something of this node in the same turn joins in
+            await asyncio.sleep(0)  # include all partitions requested in this turn of the loop
             while wanted := self._wanted.pop(node, None):
                 keys = list(islice(wanted, KEYS_PER_ASK_MAX))
                 if len(wanted) > len(keys):
@@ -82,11 +81,11 @@ class Asking:
             del self._tasks[node]
 
     async def _ask_some(self, node: int, keys: Sequence[PartitionKey]) -> None:
-        # Taken before it is asked: an answer of a later life does not count for this one.
+        # Read before the request: a reply from a later incarnation is not valid for this one.
         incarnation = self._known.incarnations.get(node)
         versions = {key: view.version for key in keys if (view := self._known.rows.get(key))}
         if incarnation is None:
-            return  # its coming back makes its partitions due again
+            return  # when the node returns, its partitions become due again
         try:
             async with asyncio.timeout(self._ask_seconds):
                 answer = await self._ask(node, list(versions))

@@ -1,11 +1,11 @@
-"""Having the store carry decisions out: many to a transaction, several transactions at a time.
+"""Writing decisions to the store: many per transaction, several transactions at a time.
 
-Every transaction compares what its decisions count on, and that this manager still is the one (R3).
-If one of many decisions does not hold any more, none of them was carried out; then each is tried by
-itself, so that it holds up no other.
+Each transaction compares everything its decisions rely on, and that this node is still the manager
+(R3). If one decision of a transaction no longer holds, none is written; then each is tried in its
+own transaction, so that it does not block the others.
 
-When nobody knows whether a transaction happened, its rows are read again: only what is seen of them
-counts (R2). It does no harm to decide the same once more, for whichever comes second is refused.
+If the outcome of a transaction is unknown, its rows are read again: only the rows count (R2). To
+repeat a decision is safe, because the second write is refused.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from penstock.model.errors import PenstockError, VersionConflict
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
 DECISIONS_PER_TXN_MAX: Final = 48
-TXNS_MAX: Final = 32  # under way at a time
+TXNS_MAX: Final = 32  # in progress at a time
 
 log = logging.getLogger(__name__)
 
 
 class End(Enum):
     DONE = "done"
-    REFUSED = "refused"  # something it counted on has changed
-    FAILED = "failed"  # the store could not be asked, or nobody knows
+    REFUSED = "refused"  # something the decision relies on has changed
+    FAILED = "failed"  # the store failed, or the outcome is unknown
 
 
-# What became of a decision, and the revision at which its row is known to have been as decided or
-# otherwise changed (0: it has not changed).
+# Called with the outcome of a decision, and the revision in which its row is known to have changed
+# (0: not known to have changed).
 OnEnd = Callable[[Decision, End, int], None]
 
 
@@ -48,7 +48,7 @@ class Carrier:
     def __init__(
         self, store: Store, *, manager_created: int, on_end: OnEnd, on_deposed: Callable[[], None]
     ) -> None:
-        """``manager_created``: the revision in which the manager's entry came to be."""
+        """``manager_created``: the revision in which the manager's entry was created."""
         self._store = store
         self._manager_created = manager_created
         self._on_end = on_end
@@ -59,16 +59,16 @@ class Carrier:
         self._has_room.set()
 
     async def room(self) -> None:
-        """Returns when more may be sent."""
+        """Wait until more decisions may be sent."""
         await self._has_room.wait()
 
     def send(self, decisions: Iterable[Decision]) -> None:
-        """``on_end`` is called for each of them in the end."""
+        """Start to write the decisions. ``on_end`` is called once for each of them."""
         for some in _together(decisions):
             self._start(some)
 
     async def stop(self) -> None:
-        """What is under way is left to its fate: whoever manages next sees what became of it."""
+        """Cancel transactions in progress; the next manager sees their outcome in the rows."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -157,7 +157,7 @@ class Carrier:
             self._on_end(decision, End.FAILED, version if version > decision.version else 0)
 
     def _fail(self, decisions: Sequence[Decision], error: PenstockError) -> None:
-        if not self._is_troubled:  # once, and not for each of what may be thousands
+        if not self._is_troubled:  # logged once, not for each of perhaps thousands of decisions
             self._is_troubled = True
             log.warning("decisions cannot be carried out", extra={"why": str(error)})
         for decision in decisions:
@@ -165,7 +165,7 @@ class Carrier:
 
 
 def _together(decisions: Iterable[Decision]) -> Iterable[Sequence[Decision]]:
-    """As many as a transaction holds, and none that contradict each other."""
+    """Group decisions by transaction size, with no contradictions within a group."""
     some: list[Decision] = []
     created: dict[int, int] = {}
     for decision in decisions:

@@ -1,14 +1,12 @@
-"""What is due for a partition now: to be created, to get a leader, to finish a move, to be
-forgotten. Pure, and one partition at a time: the fall of a node costs what it led, not what there
-is.
+"""The next decision for one partition: create it, elect a leader, finish a move, delete its row.
+Pure, and per partition: a node failure costs work only for the partitions that the node led.
 
-Each decision names everything it counts on: the version of the row, the registrations of nodes, the
-version of a wish. The store carries it out if all of that is still so, and otherwise nothing has
-happened. So it does not matter how old the knowledge was, nor how many managers believe to be the
-one (R1, R3).
+Each decision names everything it relies on: the version of the row, the registrations of nodes, the
+version of a placement request. The store writes it only if all of these are unchanged. So stale
+knowledge is safe, and so are several nodes that each take themselves for the manager (R1, R3).
 
-Nobody leads who may lack something committed. The only way around that is an operator's own word,
-in ``wishes.py``. Which moves are begun, and when, is decided in ``moving.py``.
+A replica that may lack committed records never becomes leader, except by an explicit request of an
+operator (``wishes.py``). ``moving.py`` decides which moves begin, and when.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,59 +27,58 @@ from penstock.replication.row import NOBODY, Change, View
 
 
 class Policy(msgspec.Struct):
-    """What holds for topics that say nothing of it, and how much may happen at a time. Operators
-    may change ``topics_in_sync_min`` while the cluster runs; the manager is told to look again."""
+    """Defaults for topics without own settings, and limits on simultaneous changes. Operators may
+    change ``topics_in_sync_min`` at run time; the manager then checks all partitions again."""
 
     replication_factor: int = 3
     in_sync_min: int = 2
-    topics_in_sync_min: int | None = None  # of topics that are not the nodes' own; None: the same
-    is_balancing: bool = True  # moves partitions when nodes come, and hands leaders back
-    moves_max: int = 16  # at a time, in the whole cluster
-    moves_per_pair_max: int = 1  # copied from one node to one other
-    # Copies that are missing are a danger, moves are not: they may take more of the network.
+    topics_in_sync_min: int | None = None  # for topics that are not internal; None: as in_sync_min
+    is_balancing: bool = True  # move partitions to new nodes, and return leaders to preferred nodes
+    moves_max: int = 16  # moves at a time, in the whole cluster
+    moves_per_pair_max: int = 1  # moves from one node to one other node
+    # Missing replicas are a risk, so repairs may use more of the network than moves.
     repairs_per_pair_max: int = 8
-    # Each change of a leader is a short wait for its clients: not all of them at once for order's
-    # sake alone.
+    # Clients wait shortly when a leader changes: do not change all at once for balance alone.
     leader_changes_max: int = 50
 
 
 class Why(StrEnum):
     CREATED = "created"
     ELECTED = "elected"  # the leader was gone
-    RECOVERED = "recovered"  # everybody in sync had lost something; the furthest leads
-    HANDED_OVER = "handed_over"  # the leader is about to stop, or the partition to move
+    RECOVERED = "recovered"  # no intact in-sync replica; the longest log leads
+    HANDED_OVER = "handed_over"  # the leader is about to stop, or the partition moves
     PREFERRED = "preferred"  # the first replica leads again
     BEGUN = "begun"  # replicas were added
-    FINISHED = "finished"  # those that are not wanted any more were dropped
-    ORDERED = "ordered"  # the same replicas, another one first
+    FINISHED = "finished"  # replicas that are no longer needed were removed
+    ORDERED = "ordered"  # same replicas, another one first
     SETTINGS = "settings"
     DELETED = "deleted"
-    FULFILLED = "fulfilled"  # a wish, or it has become pointless
+    FULFILLED = "fulfilled"  # a placement request is done or pointless
 
 
 class Decision(NamedTuple):
-    """What to change, and what has to be so still: the row's version, the registrations in
-    ``change``, and the version of the wish where one matters."""
+    """A change, and its conditions: the row's version, the registrations in ``change``, and, if it
+    matters, the version of the placement request."""
 
     key: PartitionKey
     why: Why
-    version: int  # of the row; 0: there is none
-    change: Change | None = None  # None: the row stays as it is, or goes
+    version: int  # of the row; 0: there is no row
+    change: Change | None = None  # None: the row is unchanged or deleted
     is_row_dropped: bool = False
-    wish: tuple[int, ...] | None = None  # to be written down: where it shall be
+    wish: tuple[int, ...] | None = None  # new placement request to write
     is_wish_dropped: bool = False
-    wish_version: int | None = None  # compared unless None; 0: there is none
+    wish_version: int | None = None  # compared unless None; 0: there is no placement request
 
 
 class Ask(NamedTuple):
-    """Before anything can be decided these nodes have to say how far their logs go (R6)."""
+    """Nodes that must report the end of their log before a decision is possible (R6)."""
 
     key: PartitionKey
     nodes: tuple[int, ...]
 
 
 class Topics(Protocol):
-    """The part of the catalog that matters here."""
+    """The part of the catalog that decisions need."""
 
     def find_id(self, topic_id: str) -> Topic | None: ...
 
@@ -97,7 +94,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
-    """As its owner says of this partition, else as the cluster does."""
+    """Return the settings of this partition: the topic's, or the cluster's defaults."""
     factor = factor_of(topic, index, policy.replication_factor)
     in_sync_min = policy.in_sync_min
     if policy.topics_in_sync_min is not None and not is_internal(topic.name):
@@ -108,14 +105,14 @@ def wanted(topic: Topic, policy: Policy, index: int | None = None) -> Wanted:
 def due(
     known: Known, key: PartitionKey, topics: Topics, policy: Policy, standings: Standings
 ) -> Decision | Ask | None:
-    """The next thing to do for this partition; None when there is nothing, or nothing yet."""
+    """Return the next decision for this partition; None if nothing can be done now."""
     view = known.rows.get(key)
     if topics.tombstone(key.topic_id) is not None:
         return _deletion(known, key, view)
     topic = topics.find_id(key.topic_id)
     if view is None:
         return _creation(known, key, topic, policy)
-    # A row without a topic and without a tombstone is a catalog that is behind: it is kept going.
+    # A row without a topic or a tombstone means that the catalog lags: the row is kept.
     return (
         _leader(known, key, view, standings)
         or _move(known, key, view)
@@ -123,7 +120,7 @@ def due(
     )
 
 
-# ── Coming and going ─────────────────────────────────────────────────────────────────────────
+# ── Creation, deletion, settings ─────────────────────────────────────────────────────────────
 
 
 def _creation(
@@ -186,8 +183,8 @@ def _leader(
 
 
 def _election(known: Known, key: PartitionKey, view: View) -> Change | None:
-    """Rather one that is not about to stop, and when the partition moves rather the one that shall
-    lead it there, or at least one that stays."""
+    """Elect a leader, if possible one that is not about to stop. If the partition moves, prefer
+    its future leader, or at least a replica that stays."""
     avoided = known.avoided
     wish = known.wishes.get(key)
     if wish is not None:
@@ -203,7 +200,7 @@ def _election(known: Known, key: PartitionKey, view: View) -> Change | None:
 def _recovery(
     known: Known, key: PartitionKey, view: View, standings: Standings
 ) -> Decision | Ask | None:
-    """Whoever is whole would have been elected, so it is away or there is none."""
+    """Elect the longest log. No intact replica is alive here, or it would have been elected."""
     members = view.row.in_sync
     if not all(node in known.incarnations for node in members):
         return None
@@ -214,12 +211,12 @@ def _recovery(
     return Ask(key, tuple(node for node in sorted(members) if node not in said))
 
 
-# ── Moves that have begun ────────────────────────────────────────────────────────────────────
+# ── Moves in progress ────────────────────────────────────────────────────────────────────────
 
 
 def _move(known: Known, key: PartitionKey, view: View) -> Decision | None:
-    """The next step of one that has all its new replicas: when they are in sync, the first of them
-    leads if it can, and then those that are left over go together with the wish (R23)."""
+    """Return the next step of a move whose new replicas were added: once they are in sync, the
+    first of them leads if it can; then superfluous replicas and the request are removed (R23)."""
     wish = known.wishes.get(key)
     if wish is None:
         return None

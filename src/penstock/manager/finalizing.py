@@ -1,9 +1,9 @@
-"""The manager's part in raising the feature level: what an operator wants is in force as soon as it
-is certain that every node speaks it.
+"""Raising the feature level: the level that an operator requested applies once every node is
+certain to support it.
 
-When the wish is in the store nobody registers any more who does not (``cluster_level.py``). So one
-look at those who are registered is enough. If one of them does not speak it, which the operator's
-command has looked at before, the wish is taken back; the level in force never is.
+Once the request is in the store, nodes that do not support the level cannot register
+(``cluster_level.py``), so one check of the registered nodes is enough. If one of them does not,
+although the operator's command checks that first, the request is removed. Levels never go down.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 class Finalizing:
     def __init__(self, store: Store, level: ClusterLevel, *, manager_created: int) -> None:
-        """``manager_created``: the revision in which the manager's entry came to be."""
+        """``manager_created``: the revision in which the manager's entry was created."""
         self._store = store
         self._level = level
         self._manager_created = manager_created
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Handle requests until cancelled."""
         end = self._level.on_change(self._changed.set)
         try:
             while True:
@@ -46,7 +46,7 @@ class Finalizing:
             end()
 
     async def _look(self) -> bool:
-        """Whether there is nothing more to be done until the entry changes."""
+        """Return whether there is nothing to do until the entry changes."""
         entry, version = self._level.entry, self._level.version
         if not entry.wanted:
             return True
@@ -60,7 +60,7 @@ class Finalizing:
                 puts=((LEVEL_KEY, encode_entry(LevelEntry(level))),),
             )
         except (VersionConflict, OutcomeUnknown):
-            return False  # the watch tells what is there now; it is looked at again all the same
+            return False  # the watch reports the new entry; retry in any case
         except PenstockError as error:
             log.warning("the feature level was not raised yet", extra={"why": str(error)})
             return False

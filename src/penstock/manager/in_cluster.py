@@ -1,12 +1,12 @@
-"""The in-cluster manager: every node stands for it, one of them is it at a time.
+"""The in-cluster manager: every node is a candidate, one of them manages at a time.
 
-Whoever writes the manager's entry while there is none manages; it hangs on the lease of its node,
-so it goes when the node does, and the others are told by the watch. Being the manager guarantees
-nothing: two may believe it for a moment, and every change compares what it counts on (R3). For the
-same reason a node that finds an entry of its own, written by an earlier life or in a call whose
-answer was lost, simply manages under it until it goes.
+A node becomes manager by writing the manager's entry while there is none. The entry depends on the
+lease of the node, so it disappears with the node, and the watch notifies the others. The entry
+guarantees nothing: two nodes may take themselves for the manager for a moment, so every change
+compares what it relies on (R3). For the same reason, a node that finds its own entry, written
+before a restart or in a call whose reply was lost, simply manages until the entry disappears.
 
-What a manager does is in ``tenure.py``; who decides what, in ``decisions.py`` and ``moving.py``.
+``tenure.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
 """
 
 import asyncio
@@ -38,14 +38,14 @@ from penstock.model.topic import Topic
 from penstock.replication.row import NOBODY, View
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown
 
-RETRY_SECONDS: Final = 1.0  # after the store refused, or while this node has no lease
+RETRY_SECONDS: Final = 1.0  # after an error of the store, or while this node has no lease
 
 log = logging.getLogger(__name__)
 
 
 class Holder(NamedTuple):
     node: int
-    created: int  # the revision in which the entry came to be
+    created: int  # the revision in which the entry was created
 
 
 class Catalog(tenure.Catalog, Protocol):
@@ -69,8 +69,8 @@ class Manager:
         times: Times | None = None,
         level: ClusterLevel | None = None,
     ) -> None:
-        """``lease``: that of this node's registration, 0 while it has none. ``view``, ``catalog``
-        and ``level`` have been started, and go on after ``stop``."""
+        """``lease`` returns the lease of this node's registration, 0 while it has none. ``view``,
+        ``catalog`` and ``level`` are already started, and are not stopped by ``stop``."""
         self._store = store
         self._node = node
         self._view = view
@@ -81,11 +81,11 @@ class Manager:
         self._policy = policy or Policy()
         self._times = times or Times()
         self._level = level
-        self.counts: Counter[Why] = Counter()  # what was carried out, since this node started
-        self.passes = 0  # looks at what was due, in tenures that have ended
+        self.counts: Counter[Why] = Counter()  # decisions written since this node started
+        self.passes = 0  # checks of due partitions, in tenures that have ended
         self._holder: Holder | None = None
         self._revision = 0
-        self._managed: Holder | None = None  # what we have managed under
+        self._managed: Holder | None = None  # the entry under which this node manages or managed
         self._tenure: Tenure | None = None
         self._changed = asyncio.Event()
         self._following = Following(
@@ -100,13 +100,13 @@ class Manager:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Stands from now on. Raises what the store raises."""
+        """Become a candidate. Raises the errors of the store."""
         assert self._task is None, "a node stands once"
         await self._following.start()
         self._task = asyncio.create_task(self._stand(), name="manager")
 
     async def stop(self) -> None:
-        """Makes room for another at once, if this was the manager."""
+        """Stop; if this node is the manager, another can take over at once."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -122,7 +122,7 @@ class Manager:
             await self._store.txn(
                 compare_created=((MANAGER_KEY, holder.created),), deletes=(MANAGER_KEY,)
             )
-        except PenstockError as error:  # it goes with the lease
+        except PenstockError as error:  # the entry disappears with the lease
             log.info("the manager's entry was left", extra={"why": str(error)})
 
     @property
@@ -131,22 +131,22 @@ class Manager:
 
     @property
     def manager(self) -> int:
-        """The node that manages, as far as this one knows."""
+        """The node that manages, as far as this node knows."""
         return NOBODY if self._holder is None else self._holder.node
 
     @property
     def tenure_id(self) -> int:
-        """The revision in which that node became the manager: later ones have larger numbers."""
+        """The revision in which that node became the manager; it increases with each manager."""
         return 0 if self._holder is None else self._holder.created
 
     @property
     def tenure(self) -> Tenure | None:
-        """What it is doing; None unless this node manages."""
+        """The current tenure; None unless this node manages."""
         return self._tenure
 
     @property
     def known(self) -> Known | None:
-        """For a summary (``overview.py``); None unless this node manages."""
+        """The cluster state for a summary (``overview.py``); None unless this node manages."""
         return None if self._tenure is None else self._tenure.known
 
     def policy_changed(self) -> None:
@@ -154,7 +154,7 @@ class Manager:
         if self._tenure is not None:
             self._tenure.saw_policy()
 
-    # ── Standing ─────────────────────────────────────────────────────────────────────────────
+    # ── Candidacy ────────────────────────────────────────────────────────────────────────────────
 
     async def _stand(self) -> None:
         while True:
@@ -168,18 +168,18 @@ class Manager:
             except PenstockError as error:
                 log.warning("the cluster cannot be managed", extra={"why": str(error)})
             except Exception as error:
-                # Whatever is wrong here, another node may do better.
+                # Another node may succeed where this one failed.
                 log.error("the manager failed", exc_info=error)
                 await self._give_up()
             try:
-                # Without an answer the watch has nothing to tell: then it is tried again.
+                # If the store did not reply, the watch reports nothing either: retry.
                 async with asyncio.timeout(None if is_answered else RETRY_SECONDS):
                     await self._changed.wait()
             except TimeoutError:
                 pass
 
     async def _try_to_hold(self) -> bool:
-        """Whether somebody has it now."""
+        """Try to become manager. Returns whether there is a manager now."""
         lease = self._lease()
         if not lease:
             return False
@@ -197,7 +197,7 @@ class Manager:
         return self._holder is not None
 
     async def _manage(self, holder: Holder) -> None:
-        """Until somebody else does."""
+        """Manage until another node does."""
         log.info("this node manages the cluster", extra={"node": self._node})
         self._tenure = Tenure(
             self._store,
@@ -226,7 +226,7 @@ class Manager:
             log.info("this node manages the cluster no longer", extra={"node": self._node})
         await self._fill()
 
-    # ── Who manages ──────────────────────────────────────────────────────────────────────────
+    # ── The manager's entry ──────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(MANAGER_KEY)
@@ -250,7 +250,7 @@ class Manager:
                 self._holder = None
             elif self._holder is None:
                 self._holder = Holder(_node(change.value), change.version)
-            else:  # written again by whoever has it
+            else:  # rewritten by its holder
                 self._holder = self._holder._replace(node=_node(change.value))
         self._tell()
 
@@ -259,7 +259,7 @@ class Manager:
             self._tenure.depose()
         self._changed.set()
 
-    # ── Hearing ──────────────────────────────────────────────────────────────────────────────
+    # ── Notifications ────────────────────────────────────────────────────────────────────────────
 
     def _on_nodes(self) -> None:
         if self._tenure is not None:
@@ -275,7 +275,7 @@ class Manager:
 
 
 def _node(value: bytes) -> int:
-    """An entry that cannot be read is somebody's all the same."""
+    """Return the node of the entry; an unreadable entry still counts as held."""
     try:
         return decode_manager(MANAGER_KEY, value).node
     except Damaged:

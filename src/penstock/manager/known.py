@@ -1,9 +1,9 @@
-"""What a manager knows of its cluster, arranged for the questions it has: who is alive, who has
-what, what an operator wishes, and which partitions have to be looked at again because one of those
-has changed. Pure; whoever follows the store tells it.
+"""The state of the cluster as the manager sees it: live nodes, replicas, placement requests, and
+the partitions that must be checked because one of these has changed. Pure; filled by the code that
+watches the store.
 
-All of it was true once and may not be any more. That does no harm: what is decided by it is carried
-out only if it still holds (``decisions.py``).
+This state may be out of date. That is safe: a decision is written only if everything it relies on
+is unchanged (``decisions.py``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ from penstock.replication.row import PartitionRow, View
 
 
 class Wish(NamedTuple):
-    """Where a partition shall be."""
+    """A placement request: the replicas that a partition shall have."""
 
     version: int
     replicas: tuple[int, ...]
 
 
 def is_led(row: PartitionRow, incarnations: Mapping[int, int]) -> bool:
-    """Whether whoever was elected is still there, in the same life, and has everything."""
+    """Return whether the elected leader is intact, alive and not restarted."""
     leader = row.leader
     return leader in row.whole and incarnations.get(leader) == row.leader_incarnation
 
@@ -32,25 +32,25 @@ class Known:
         self.nodes: Mapping[int, NodeEntry] = {}
         self.incarnations: Mapping[int, int] = {}
         self.draining: frozenset[int] = frozenset()
-        self.avoided: frozenset[int] = frozenset()  # they shall lead nothing, if that can be
-        self.hosts: Sequence[Host] = ()  # every node that is alive, in the order of their numbers
+        self.avoided: frozenset[int] = frozenset()  # nodes that should not lead
+        self.hosts: Sequence[Host] = ()  # all live nodes, ordered by id
         self.hosts_for_new: Sequence[Host] = ()
         self.rows: dict[PartitionKey, View] = {}
         self.wishes: dict[PartitionKey, Wish] = {}
         self.loads = Loads()
-        # Dictionaries stand for sets that keep their order:
-        self.behind: dict[PartitionKey, None] = {}  # some replica does not have everything
-        self.unpreferred: dict[PartitionKey, None] = {}  # led by another than the first replica
-        self.waiting: dict[PartitionKey, None] = {}  # for a node to be created on
-        self.due: dict[PartitionKey, None] = {}  # to be looked at again
+        # Dictionaries serve as ordered sets:
+        self.behind: dict[PartitionKey, None] = {}  # some replica is not in sync or not intact
+        self.unpreferred: dict[PartitionKey, None] = {}  # the leader is not the first replica
+        self.waiting: dict[PartitionKey, None] = {}  # not created because no node is available
+        self.due: dict[PartitionKey, None] = {}  # to be checked
         self.is_plan_old = True  # whether anything has changed that placement depends on
         self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
-        self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows on their way into the store
+        self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
-    # ── What has been seen ───────────────────────────────────────────────────────────────────
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────────
 
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
-        """All that are alive."""
+        """Set all live nodes."""
         before, before_incarnations = self.nodes, self.incarnations
         self.nodes, self.incarnations = dict(nodes), dict(incarnations)
         self._arrange()
@@ -76,7 +76,7 @@ class Known:
         ]
         willing = [host for host in self.hosts if host.is_open]
         staying = [host for host in self.hosts if host.node not in self.draining]
-        # A partition on a node that is about to stop is still better than none.
+        # A partition on a node that is about to stop is better than none.
         self.hosts_for_new = willing or staying or self.hosts
 
     def _see_node(self, node: int) -> None:
@@ -124,10 +124,10 @@ class Known:
         self.is_plan_old = True
 
     def mark(self, keys: Iterable[PartitionKey]) -> None:
-        """Have these looked at again."""
+        """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
-    # ── Rows under way: the next new one should not go to the same nodes ─────────────────────
+    # ── Rows being written: they count as load for the next new row ──────────────────────────────
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
         self.land(key)
@@ -139,10 +139,10 @@ class Known:
         if replicas is not None:
             self.loads.remove(key.topic_id, replicas)
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────────
 
     def on(self, node: int) -> Iterable[PartitionKey]:
-        """Partitions whose rows name it."""
+        """Return the partitions whose rows name this node."""
         return self._on.get(node, {})
 
     def is_led(self, row: PartitionRow) -> bool:

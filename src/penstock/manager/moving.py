@@ -1,12 +1,12 @@
-"""Which partitions begin to move now, which get another order of preference, and which are handed
-back to their first replica. Pure, and of the whole cluster: there is only so much at a time.
+"""Decisions about the whole cluster, with limits on simultaneous changes: which partitions begin to
+move, which get another order of replicas, and which return to their preferred leader. Pure.
 
-A move that has begun stands in the store, as a wish beside the row: whoever manages next goes on
-with it and does not make up its mind anew. An operator's wish and a move that was planned here are
-the same from then on. It ends when the partition is there.
+A move that has begun is in the store, as a placement request beside the row: the next manager
+continues it and does not plan it again. Requests of operators and moves planned here are handled
+alike from then on. A request ends when the partition is where it was requested.
 
-Placing costs what the whole cluster holds. ``Situation`` is what it needs, taken at one moment, so
-that the work may be done elsewhere meanwhile.
+Planning takes time proportional to the size of the cluster. ``Situation`` is a snapshot of the
+planner's input, so that planning can run in a thread.
 """
 
 from collections import Counter
@@ -42,8 +42,8 @@ def situation(known: Known, topics: Topics, policy: Policy) -> Situation:
 def placed(
     known: Known, keys: Iterable[PartitionKey], topics: Topics, policy: Policy
 ) -> dict[PartitionKey, Placed]:
-    """A part of a situation, for whoever cannot wait for all of it. Rows that change between two
-    parts do no harm: what was planned by them is not begun (``beginnings``)."""
+    """Return a part of a situation, for callers that cannot block for all of it. Rows may change
+    between two parts: moves that were planned with old rows do not begin (``beginnings``)."""
     partitions = {}
     for key in keys:
         view = known.rows.get(key)
@@ -53,12 +53,12 @@ def placed(
 
 
 def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy: Policy) -> Placed:
-    """A partition that is on its way counts as if it had arrived, and one that is not whole is left
-    alone until it is: copying it elsewhere would only take longer."""
+    """A moving partition counts as if it had arrived. A partition that is not fully in sync is not
+    moved for balance: copying it elsewhere would only take longer."""
     row = view.row
     wish = known.wishes.get(key)
     if wish is not None:
-        # With too few it could not end: then somebody is added to it.
+        # A move to too few replicas could not end: then a replica is added.
         count = max(len(wish.replicas), row.in_sync_min)
         return Placed(wish.replicas, count, is_fixed=True, has=frozenset(row.replicas))
     topic = topics.find_id(key.topic_id)
@@ -70,19 +70,19 @@ def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy:
 
 
 def targets(now: Situation) -> Targets:
-    """Where partitions should go, those first that have to."""
+    """Return where partitions should go, the necessary moves first."""
     return plan(
         now.partitions,
         now.hosts,
         draining=now.draining,
         is_balancing=now.policy.is_balancing,
-        # More than may begin at once, because some of them will find their way taken.
+        # More than may begin at once, because some of them will be blocked by limits.
         steps_max=4 * max(now.policy.moves_max, now.policy.leader_changes_max),
     )
 
 
 def beginnings(known: Known, now: Situation, planned: Targets, policy: Policy) -> list[Decision]:
-    """Of operators' wishes and of what is planned, as much as there is room for."""
+    """Return as many requested and planned moves as the limits permit."""
     room = _Room(known, policy)
     found: list[Decision] = []
     for key, wish in known.wishes.items():
@@ -93,7 +93,7 @@ def beginnings(known: Known, now: Situation, planned: Targets, policy: Policy) -
             _append(found, _begin(known, key, view, wish.replicas, room))
     for key, target in planned.items():
         view = known.rows.get(key)
-        # What has gone another way since it was planned is planned again.
+        # A partition that has changed since it was planned is planned again.
         if view is not None and _heading(known, key, view) == now.partitions[key].replicas:
             _append(found, _toward(known, key, view, target, room))
     return found
@@ -116,7 +116,7 @@ def _toward(
     if not set(target) <= set(row.replicas):
         return _begin(known, key, view, target, room)
     if len(target) < len(row.replicas) or key in known.wishes:
-        # Everything wanted is there already: the wish alone makes the rest go.
+        # All target replicas are there: the placement request removes the superfluous ones.
         version = _version(known, key)
         return Decision(key, Why.BEGUN, view.version, wish=target, wish_version=version)
     if room.take_order():
@@ -128,7 +128,7 @@ def _toward(
 def _begin(
     known: Known, key: PartitionKey, view: View, target: tuple[int, ...], room: "_Room"
 ) -> Decision | None:
-    """Add whoever is missing, and write down where it goes to, unless it is there with that."""
+    """Add the missing replicas, and write a placement request unless nothing else remains to do."""
     row = view.row
     if not known.is_led(row):
         return None
@@ -145,7 +145,7 @@ def _begin(
         return begun
     begun = begun._replace(wish_version=_version(known, key))
     wish = known.wishes.get(key)
-    # A wish that says so already stays as it is: it may also say where the partition was.
+    # An equal request is not replaced: it may contain the original replicas.
     return begun if wish is not None and wish.replicas == target else begun._replace(wish=target)
 
 
@@ -155,7 +155,7 @@ def _version(known: Known, key: PartitionKey) -> int:
 
 
 class _Room:
-    """How much more may be copied, given what is being copied."""
+    """The remaining room under the limits, given the copies in progress."""
 
     def __init__(self, known: Known, policy: Policy) -> None:
         self._policy = policy
@@ -164,7 +164,7 @@ class _Room:
         self._orders = 0
         for key in known.behind:
             row = known.rows[key].row
-            # Whoever is not there copies nothing, and must not keep others from it.
+            # A node that is not alive copies nothing, and must not use up the limit.
             coming = [n for n in row.replicas if n not in row.whole and n in known.nodes]
             self._pairs.update((row.leader, node) for node in coming)
             if coming and key in known.wishes:
@@ -187,14 +187,14 @@ class _Room:
 
 
 def preferred(known: Known, *, count_max: int) -> list[Decision]:
-    """Partitions whose first replica could lead and does not."""
+    """Return elections for partitions whose first replica could lead and does not."""
     found: list[Decision] = []
     for key in known.unpreferred:
         if len(found) >= count_max:
             break
         view = known.rows[key]
         first = view.row.replicas[0]
-        # What moves gets its leader with that, and what has none by an election of its own.
+        # Moves end with an election, and leaderless partitions get a separate one.
         if first in known.avoided or key in known.wishes or not known.is_led(view.row):
             continue
         change = election.elect(view, known.incarnations)

@@ -1,6 +1,5 @@
-"""How a cluster is doing, in numbers and in the partitions an operator wants named. Pure: of what a
-manager knows, or of what was just read from the store (``reading.py``).
-"""
+"""A summary of a cluster: counts, and the names of affected partitions. Pure; computed from a
+manager's state or from one read of the store (``reading.py``)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -13,11 +12,11 @@ from penstock.metadata.cluster_entries import PartitionKey
 from penstock.model.topic import Topic
 from penstock.replication.row import PartitionRow
 
-NAMED_MAX: Final = 100  # of the partitions of one kind; the count says how many there are
+NAMED_MAX: Final = 100  # names per kind; the count includes partitions that are not named
 
 
 class Named(msgspec.Struct, frozen=True):
-    """So many, and which they are, as far as a person would read."""
+    """The number of partitions, and the names of the first ones."""
 
     count: int = 0
     partitions: tuple[PartitionKey, ...] = ()
@@ -29,21 +28,21 @@ class NodeSummary(msgspec.Struct, frozen=True):
     is_leaving: bool
     is_draining: bool
     replicas: int
-    leaders: int  # partitions it leads now
-    preferred: int  # partitions it should lead
+    leaders: int  # partitions that the node leads now
+    preferred: int  # partitions that the node should lead
     behind: int  # replicas that are not up to date
 
 
 class Overview(msgspec.Struct, frozen=True):
     partitions: int
     nodes: tuple[NodeSummary, ...]
-    under_replicated: Named  # a replica is missing, behind or not alive
-    below_minimum: Named  # too few are left for anything to be sent
+    under_replicated: Named  # a replica is missing, lagging or not alive
+    below_minimum: Named  # too few replicas are in sync to accept messages
     leaderless: Named
-    lost: Named  # nobody is known to have everything
+    lost: Named  # no replica is known to be intact
     moving: Named
-    missing: Named  # partitions of topics that have not been created yet
-    orphaned: Named  # there is neither a topic nor a tombstone for them
+    missing: Named  # partitions of topics, not created yet
+    orphaned: Named  # have neither a topic nor a tombstone
 
 
 def overview(known: Known, topics: Topics, all_topics: Iterable[Topic], policy: Policy) -> Overview:
@@ -79,7 +78,7 @@ def overview(known: Known, topics: Topics, all_topics: Iterable[Topic], policy: 
 
 
 def _alive(known: Known, row: PartitionRow) -> int:
-    """How many that have everything are there."""
+    """Return the number of live intact replicas."""
     return sum(node in known.nodes for node in row.whole)
 
 
@@ -91,7 +90,7 @@ def _missing(known: Known, all_topics: Iterable[Topic]) -> Iterable[PartitionKey
 
 
 def _count(counts: dict[int, list[int]], row: PartitionRow) -> None:
-    """Replicas, leaders, preferred and behind of each node."""
+    """Count the replicas, leaders, preferred leaders and lagging replicas of each node."""
     for node in row.replicas:
         of_node = counts.setdefault(node, [0, 0, 0, 0])
         of_node[0] += 1
@@ -131,11 +130,11 @@ class _Names:
 
 
 class StopRisk(msgspec.Struct, frozen=True):
-    """What would become of partitions if this node stopped now."""
+    """Numbers of partitions that would be affected if this node stopped now."""
 
-    unavailable: int  # nobody else who is there has everything
-    unsendable: int  # others have it, but too few for anything to be sent
-    # Nobody else ever has them, as their topics want it: waiting does not help these.
+    unavailable: int  # no other live node has an intact replica
+    unsendable: int  # other nodes do, but too few to accept messages
+    # Partitions with one replica, as their topics are set: waiting does not help them.
     only_here: int
 
 
@@ -155,11 +154,11 @@ def risk_of_stopping(known: Known, node: int) -> StopRisk:
 
 
 def is_safe_to_stop(known: Known, node: int) -> bool:
-    """Whether every partition that is elsewhere too goes on without this node."""
+    """Return whether all partitions with other replicas stay available without this node."""
     risk = risk_of_stopping(known, node)
     return not risk.unavailable and not risk.unsendable
 
 
 def is_empty(known: Known, node: int) -> bool:
-    """Whether a drain is through: no row names it any more."""
+    """Return whether a drain is finished: no row names the node any more."""
     return next(iter(known.on(node)), None) is None

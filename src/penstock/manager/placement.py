@@ -1,17 +1,16 @@
-"""Where replicas belong. Pure: plain values in, plain values out, the same for the same.
+"""Placement of replicas on nodes. Pure and deterministic.
 
-A partition's first replica is the one that should lead it, so the order is part of the answer.
-Three things are evened out, in this order, and a later one never undoes an earlier one: the racks
-of one partition, the replicas of nodes, the leaders of nodes. Every single step makes one of those
-better and none worse: that is why planning on top of a plan changes nothing, and why nothing ever
-swings between two places.
+A partition's first replica is its preferred leader, so the order of replicas matters. Three things
+are balanced, in this order, and a later one never undoes an earlier one: the racks of each
+partition, the replicas per node, the leaders per node. Every step improves one of these and worsens
+none. Therefore planning again after a plan changes nothing, and no replica moves back and forth.
 
-A node that is not there keeps what it has: it is probably being restarted, and copying its data
-elsewhere would be wasted by the time it is done. Whoever knows that it will not come back drains
-it. How many moves run at a time, and what each of them does to a row, is for ``moving.py``.
+A node that is not alive keeps its replicas: it is probably restarting, and copying its data would
+be wasted work by then. An operator who knows that the node will not return drains it. ``moving.py``
+decides how many moves run at a time and how each of them changes a row.
 
-New partitions are spread topic by topic: a busy topic that one node leads alone has no more than
-that node's cores, however even the nodes are as a whole.
+New partitions are spread per topic: if one node led all of a busy topic, the topic would be limited
+to the cores of that node, however balanced the nodes are in total.
 """
 
 from collections import Counter, deque
@@ -25,33 +24,33 @@ T = TypeVar("T")
 
 
 class Host(NamedTuple):
-    """A node that is alive."""
+    """A live node."""
 
     node: int
     rack: str = ""
-    is_open: bool = True  # takes and gives replicas: it is neither leaving nor to be drained
+    is_open: bool = True  # can give and take replicas: neither leaving nor draining
 
 
 class Placed(NamedTuple):
-    """Where a partition is, or is on its way to."""
+    """The present or future replicas of a partition."""
 
     replicas: tuple[int, ...]
-    wanted: int  # how many replicas there shall be
-    is_fixed: bool = False  # not to be moved for the sake of balance now
-    weak: frozenset[int] = frozenset()  # of the replicas, those not up to date or not alive
-    has: frozenset[int] = frozenset()  # nodes that have it all the same, until it has moved
+    wanted: int  # requested number of replicas
+    is_fixed: bool = False  # not to be moved for balance now
+    weak: frozenset[int] = frozenset()  # replicas that are not up to date or not alive
+    has: frozenset[int] = frozenset()  # nodes that have a replica until the partition has moved
 
 
 class Loads:
-    """How much is on which node, by the rows' own order of preference."""
+    """The load of each node, by the rows' order of preference."""
 
     def __init__(self) -> None:
         self.replicas: Counter[int] = Counter()
         self.leaders: Counter[int] = Counter()
-        # Who stands behind whom: when a node falls, its partitions scatter over all the others
-        # only if not all of them have the same one next in line.
+        # Pairs of first and second replica: when a node fails, its partitions spread over all
+        # other nodes only if they do not all have the same second replica.
         self.seconds: Counter[tuple[int, int]] = Counter()
-        self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders: by topic id and node
+        self.of_topics: Counter[tuple[str, int]] = Counter()  # leaders, by topic id and node
 
     def add(self, topic_id: str, replicas: Sequence[int]) -> None:
         self.replicas.update(replicas)
@@ -69,8 +68,8 @@ class Loads:
             _decrease(self.seconds, (replicas[0], replicas[1]))
 
     def leading(self, topic_id: str, nodes: Sequence[int]) -> int:
-        """Who should lead one more partition of a topic: whoever leads the least of it, and of
-        those the one that has the least of everything."""
+        """Return the node that should lead one more partition of a topic: the one that leads the
+        fewest of the topic, and among equals the one with the least load."""
         return min(
             nodes,
             key=lambda node: (
@@ -82,7 +81,7 @@ class Loads:
         )
 
     def order(self, first: int, nodes: Sequence[int]) -> tuple[int, ...]:
-        """The same nodes, behind the first the one that is least often next to it."""
+        """Return the nodes with ``first`` first, then the one that is least often second to it."""
         others = sorted(node for node in nodes if node != first)
         if others:
             second = min(others, key=lambda node: (self.seconds[first, node], node))
@@ -99,15 +98,15 @@ def _decrease(counts: Counter[T], key: T) -> None:
 
 
 def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) -> tuple[int, ...]:
-    """Replicas for a new partition: as many as asked for, or as there are hosts for. The leader is
-    chosen first, or nodes that are never the emptiest would never be chosen to lead a topic."""
+    """Return the replicas of a new partition: ``count``, or as many as there are hosts. The leader
+    is chosen first; otherwise nodes that never have the least load would never lead a topic."""
     if not hosts or count < 1:
         return ()
     racks = _Racks(hosts)
     first = loads.leading(topic_id, [host.node for host in hosts])
     chosen = [first]
-    # Those that lead more of the topic follow rather than those whose turn to lead is yet to come:
-    # these are then the emptiest when it comes, and neither evenness costs the other.
+    # Nodes that lead more of the topic are preferred as followers over nodes that are yet to lead:
+    # these then have the least load at their turn, so leaders and replicas are both balanced.
     hosts = sorted(hosts, key=lambda host: (-loads.of_topics[topic_id, host.node], host.node))
     while len(chosen) < min(count, len(hosts)):
         chosen.append(_least(hosts, racks, loads.replicas, chosen))
@@ -115,7 +114,7 @@ def choose(hosts: Sequence[Host], loads: Loads, topic_id: str, *, count: int) ->
 
 
 class _Racks:
-    """A node that names no rack, or is not there to name it, is a rack of its own."""
+    """The racks of nodes. A node without a known rack counts as a separate rack."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._of = {host.node: host.rack for host in hosts if host.rack}
@@ -127,12 +126,12 @@ class _Racks:
         return self._of.get(node, node)
 
     def shared(self, node: int, others: Iterable[int]) -> int:
-        """How many of the others are in its rack."""
+        """Return how many of the others are in the node's rack."""
         rack = self.of(node)
         return sum(self.of(other) == rack for other in others)
 
     def fewest(self, others: Iterable[int], racks: Collection[str | int]) -> int:
-        """How many of the others are in that of these racks that has the fewest of them."""
+        """Return the lowest number of the others per rack, among these racks."""
         counts = Counter(self.of(other) for other in others)
         return 0 if len(racks) > len(counts) else min(counts[rack] for rack in racks)
 
@@ -145,8 +144,8 @@ def _least(
     *,
     has: frozenset[int] = frozenset(),
 ) -> int:
-    """Of the hosts that are none of the others, the best one to join them: rather one that has it
-    anyway, and among equals the first."""
+    """Return the best host to join the others: fewest in its rack, then one that already has the
+    partition, then the least load, then the first."""
     return min(
         (host.node for host in hosts if host.node not in others),
         key=lambda node: (racks.shared(node, others), node not in has, counts.get(node, 0)),
@@ -161,11 +160,11 @@ def plan(
     is_balancing: bool = True,
     steps_max: int | None = None,
 ) -> dict[PartitionKey, tuple[int, ...]]:
-    """Where partitions should be that are elsewhere, or are too few. With ``steps_max`` each kind
-    of change stops after so many: the rest is planned when those have been carried out."""
+    """Return the new replicas of partitions that should move or have too few. With ``steps_max``,
+    each kind of change stops after that many steps: the rest is planned after they are done."""
     work = _Plan(partitions, hosts, draining, steps_max=steps_max)
     is_repaired = work.repair()
-    # Balance is not looked for before repairs are through: they change what it would look at.
+    # Balancing waits until repairs are done, because they change the load.
     if is_balancing and is_repaired:
         work.spread_racks()
         work.even_replicas()
@@ -190,8 +189,8 @@ class _Plan:
         self._open_racks = {self._racks.of(each.node) for each in self._open}
         self._draining = draining
         self._steps_max = steps_max
-        # Of open nodes only: what is on others neither comes nor goes. Dictionaries as sets that
-        # keep their order, so that every manager plans the same.
+        # Open nodes only: replicas on other nodes do not move. Dictionaries serve as ordered sets,
+        # so that every manager makes the same plan.
         self._on: dict[int, dict[PartitionKey, None]] = {each.node: {} for each in self._open}
         self._led: Counter[tuple[str, int]] = Counter()  # by topic id and node
         for key in self._keys:
@@ -225,10 +224,10 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    # ── As many as wanted, and none on nodes that are to be empty ────────────────────────────
+    # ── Repair: the requested number of replicas, and none on draining nodes ─────────────────────
 
     def repair(self) -> bool:
-        """Whether that is all."""
+        """Repair all partitions. False if ``steps_max`` was reached."""
         steps = 0
         for key in self._keys:
             place = self._repaired(key)
@@ -274,8 +273,8 @@ class _Plan:
     def _substituted(
         self, replicas: Sequence[int], kept: Sequence[int], chosen: Sequence[int], wanted: int
     ) -> tuple[int, ...]:
-        """Whoever comes takes the place of whoever goes. Without enough nodes to come, as many of
-        those that should go stay, behind the others: fewer copies would be worse."""
+        """Replace leaving replicas by new ones at the same position. If there are too few new
+        nodes, some draining ones stay, at the end: fewer replicas would be worse."""
         draining = [node for node in replicas if node in self._draining]
         staying = draining[: max(0, wanted - len(kept) - len(chosen))]
         coming = deque(chosen)
@@ -303,10 +302,10 @@ class _Plan:
                     return
 
     def _spread(self, key: PartitionKey) -> tuple[int, ...] | None:
-        """With one replica in a rack that has fewer of them. None when that is nowhere."""
+        """Return the replicas with one moved to a rack that has fewer of them, or None."""
         place = self._places[key]
         if len({self._racks.of(node) for node in place}) == len(place):
-            return None  # nearly always, and then no host has to be looked at
+            return None  # the usual case: no host has to be examined
         giving = [node for node in place if node in self._on]
         giving.sort(key=lambda node: (-self._racks.shared(node, place), -self._load(node), node))
         for node in giving:
@@ -333,8 +332,8 @@ class _Plan:
             steps += 1
 
     def _even_one(self) -> bool:
-        """From the fullest node to the emptiest; if nothing can go that way, from and to others
-        that are more than one apart."""
+        """Move one replica from the fullest node to the emptiest; if none can move, between other
+        nodes whose loads differ by more than one."""
         order = sorted(self._on, key=lambda node: (self._load(node), node))
         for giving in reversed(order):
             for taking in order:
@@ -347,8 +346,8 @@ class _Plan:
         return False
 
     def _movable(self, giving: int, taking: int) -> PartitionKey | None:
-        """Rather one that the giving node does not lead: then nobody's leader changes. Else one of
-        the topic that it leads most of, beside the taking one."""
+        """Return a partition that can move, if possible one that the giving node does not lead, so
+        that no leader changes; otherwise one of the topic that it leads more of than ``taking``."""
         led: PartitionKey | None = None
         led_more = 0
         for key in self._on[giving]:
@@ -368,9 +367,9 @@ class _Plan:
     # ── Leaders ──────────────────────────────────────────────────────────────────────────────
 
     def even_leaders(self) -> None:
-        """By handing leaders on along a chain of nodes, from one that leads too many to one that
-        leads too few: a direct exchange is not always there."""
-        # What the first node leads and the second one has too.
+        """Balance leaders: change leaders along a chain of nodes, from a node that leads too many
+        partitions to one that leads too few. A direct exchange is not always possible."""
+        # Partitions that the first node leads and of which the second has a replica.
         shared: dict[int, dict[int, dict[PartitionKey, None]]] = {node: {} for node in self._on}
         led = dict.fromkeys(self._on, 0)
         for key in self._keys:
@@ -412,12 +411,12 @@ class _Plan:
     def _chain(
         self, shared: Mapping[int, Mapping[int, Mapping[PartitionKey, None]]], led: dict[int, int]
     ) -> list[int] | None:
-        """The shortest one from the node that leads most to the one in reach that leads least."""
+        """Return the shortest chain from a node with most leaders to one with fewest, or None."""
         least_of_all = min(led.values(), default=0)
-        in_vain: set[int] = set()  # whoever is in reach of one without a chain has none either
+        in_vain: set[int] = set()  # no chain: nodes reachable from one of these have none either
         for giving in sorted(led, key=lambda node: (-led[node], node)):
             if led[giving] - least_of_all < 2:
-                return None  # nor from any after it: what is even is not searched, node by node
+                return None  # nor from any later node: a balanced cluster is not searched
             if giving in in_vain:
                 continue
             came_from = {giving: giving}
@@ -425,7 +424,7 @@ class _Plan:
             while reached:
                 node = reached.popleft()
                 if led[node] == least_of_all:
-                    break  # nobody in reach leads less
+                    break  # no node leads fewer
                 for after in sorted(shared[node]):
                     if shared[node][after] and after not in came_from:
                         came_from[after] = node

@@ -1,7 +1,7 @@
-"""The whole cluster read from the store once, for whoever asks about it and does not manage: a
+"""One read of the whole cluster state from the store, for callers that do not manage the cluster: a
 command of an operator, or a node that is about to stop.
 
-What cannot be read is left out and named, so that one bad entry does not hide all the others.
+Unreadable entries are left out and logged, so that one bad entry does not hide the others.
 """
 
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 async def read_nodes(store: Store) -> tuple[Mapping[int, NodeEntry], Mapping[int, int]]:
-    """Those that are alive, and their incarnations."""
+    """Return the live nodes and their incarnations."""
     entries, _ = await store.list(NODES_PREFIX)
     nodes: dict[int, NodeEntry] = {}
     incarnations: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""What Kafka's admin requests ask about one partition: where it is moving, how a move is cancelled,
-who leads it after an election. Pure; ``wishes.py`` carries the changes out.
+"""Kafka's admin requests for one partition: reassignments, their cancellation, and elections.
+Pure; ``wishes.py`` writes the changes.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from penstock.replication.row import Change, PartitionRow, View
 
 
 class Reassignment(NamedTuple):
-    """A move in the terms of Kafka: all replicas while it lasts, those that come, those that go."""
+    """A move in Kafka's terms: all replicas while it lasts, replicas added, replicas removed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -23,7 +23,7 @@ class Reassignment(NamedTuple):
 
     @property
     def original(self) -> tuple[int, ...]:
-        """The replicas without those that come: where a cancelled move ends."""
+        """The replicas without those being added: where a cancelled move ends."""
         return tuple(node for node in self.replicas if node not in self.adding) or self.replicas
 
 
@@ -35,8 +35,8 @@ class Refused(Enum):
 
 
 def reassignment(row: PartitionRow, wish: PlaceWish) -> Reassignment:
-    """Return the move from the row's replicas to those wished for. A wish of the manager's own does
-    not say where the partition was: then a replica counts as new until it is in sync."""
+    """Return the move from the row's replicas to the requested ones. A request made by the manager
+    does not contain the original replicas: then a replica counts as new until it is in sync."""
     wanted = frozenset(wish.replicas)
     old = frozenset(wish.before) or row.whole
     replicas = (*row.replicas, *(node for node in wish.replicas if node not in row.replicas))
@@ -46,8 +46,8 @@ def reassignment(row: PartitionRow, wish: PlaceWish) -> Reassignment:
 
 
 def cancelled(view: View, wish: PlaceWish) -> Change | None:
-    """Return the change that drops what a move has added. None if there is nothing to drop, or if
-    the partition cannot do without: a new replica leads, or too few of the others are in sync."""
+    """Return the change that removes the replicas that a move has added. None if there are none, or
+    if they are needed: a new replica leads, or too few of the original ones are in sync."""
     row, original = view.row, reassignment(view.row, wish).original
     kept = row.whole.intersection(original)
     if row.replicas == original or row.leader not in kept or len(kept) < row.in_sync_min:
@@ -62,7 +62,7 @@ def cancelled(view: View, wish: PlaceWish) -> Change | None:
 def preferred_leader(
     view: View, incarnations: Mapping[int, int], avoided: frozenset[int]
 ) -> Change | Refused:
-    """``avoided``: nodes that are about to stop or being drained, which lead nothing."""
+    """Return the election of the first replica. ``avoided``: nodes that stop or are drained."""
     row, first = view.row, view.row.replicas[0]
     if row.leader == first and is_led(row, incarnations):
         return Refused.NOT_NEEDED
@@ -74,8 +74,8 @@ def preferred_leader(
 
 
 def unclean_leader(view: View, incarnations: Mapping[int, int]) -> Change | Refused:
-    """A replica that has everything leads if one is alive. Otherwise the first one that is alive,
-    of those in sync before the others: what it does not have is lost."""
+    """Return the election of an intact replica if one is alive. Otherwise elect the first live one,
+    in-sync replicas first: records that it does not have are lost."""
     row = view.row
     if is_led(row, incarnations):
         return Refused.NOT_NEEDED

@@ -1,14 +1,13 @@
-"""The time in which this node manages its cluster: see what has changed, decide, have it carried
-out. Begun and ended by ``in_cluster.py``.
+"""The work of the node that manages the cluster: watch changes, decide, have decisions written.
+Started and stopped by ``in_cluster.py``.
 
-    rows, nodes  ┐                                ┌► due (of one partition) ─┐
-    wishes       ├► known: what to look at again ─┤                          ├► carrying
-    topics       ┘                                └► plan (of all of them) ──┘
+    rows, nodes         ┐                              ┌► due (one partition) ──┐
+    placement requests  ├► known: partitions to check ─┤                        ├► carrying
+    topics              ┘                              └► plan (all partitions) ┘
 
-Nothing is asked again and again. Each change of what is known names the partitions to be looked at.
-Placement looks at all of them and may wait: it comes when nodes have settled, takes a thread of its
-own while it thinks, and a small part of the time. A slow round over everything catches what would
-otherwise be left lying.
+Nothing is polled. Each change of the known state marks the partitions to check. Placement looks at
+all partitions and is not urgent: it runs when nodes have settled, in a thread, for a small part of
+the time. A slow round over all partitions catches what was missed.
 """
 
 import asyncio
@@ -44,12 +43,10 @@ from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.replication.row import View
 
-KEYS_PER_TURN: Final = (
-    5 * DECISIONS_PER_TXN_MAX
-)  # looked at before others have their turn of the loop
-KEYS_PER_SLICE: Final = 1_000  # noted for a plan before others have theirs: some milliseconds
-KEYS_PER_ROUND: Final = 5_000  # of the slow round over everything
-PLAN_SHARE: Final = 20  # planning takes at most one part in so many of the time
+KEYS_PER_TURN: Final = 5 * DECISIONS_PER_TXN_MAX  # checked before other tasks of the loop run
+KEYS_PER_SLICE: Final = 1_000  # noted for a plan before other tasks run: some milliseconds
+KEYS_PER_ROUND: Final = 5_000  # per part of the slow round over all partitions
+PLAN_SHARE: Final = 20  # after planning, a pause of this many times its duration
 
 UNREADABLE: Final = PlaceWish(())
 
@@ -57,13 +54,13 @@ log = logging.getLogger(__name__)
 
 
 class Times(msgspec.Struct, frozen=True):
-    """How patient a manager is."""
+    """Delays and intervals of the manager."""
 
-    settle_ms: int = 3_000  # how long nodes neither come nor go before partitions move
-    settle_ms_max: int = 30_000  # those that keep coming and going delay it no longer than this
+    settle_ms: int = 3_000  # time without node changes before partitions move
+    settle_ms_max: int = 30_000  # limit of the delay if nodes keep changing
     plan_ms_min: int = 1_000  # between two plans
-    refused_ms: int = 250  # until what was refused is looked at again, if nothing is heard of it
-    failed_ms: int = 1_000  # the same after the store or a node could not be asked
+    refused_ms: int = 250  # until a refused decision is checked again, unless its row changes
+    failed_ms: int = 1_000  # until the next check after the store or a node failed
     ask_ms: int = 5_000
     round_ms: int = 10_000  # between two parts of the slow round
 
@@ -88,15 +85,15 @@ class Tenure:
     ) -> None:
         self.known = Known()
         self.began_ms = clock.mono_ms()
-        self.passes = 0  # looks at what is due
-        self.leaderless: set[PartitionKey] = set()  # as of the last look at each
+        self.passes = 0  # checks of due partitions
+        self.leaderless: set[PartitionKey] = set()  # as of the last check of each partition
         self._view = view
         self._catalog = catalog
         self._policy = policy
         self._times = times
         self._clock = clock
         self._counts = counts
-        self._told = Counter(counts)  # what the log has heard of
+        self._told = Counter(counts)  # counts that have been logged
         self._carrier = Carrier(
             store,
             manager_created=manager_created,
@@ -113,8 +110,8 @@ class Tenure:
             store, PLACES_PREFIX, decode=_decode_place, on_change=self._on_place_change
         )
         self._draining: set[int] = set()
-        # Decisions under way, by partition: the revision that has to be seen before it is looked at
-        # again, or 0 as long as the store has not answered.
+        # Decisions in progress, by partition: the revision that must be seen before the partition
+        # is checked again, or 0 until the store has replied.
         self._sent: dict[PartitionKey, int] = {}
         self._sent_before: dict[PartitionKey, int] = {}  # at the last slow round
         self._refused = _Later(self._look_again, times.refused_ms)
@@ -132,7 +129,7 @@ class Tenure:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Returns when somebody else manages. Raises what the store raises at the start."""
+        """Manage until deposed. Raises the errors of the store at the start."""
         try:
             await self._drains.start()
             await self._places.start()
@@ -159,7 +156,7 @@ class Tenure:
         await self._drains.stop()
 
     async def _look_around(self) -> None:
-        """Nodes first: without them everything would look abandoned."""
+        """Load the state, nodes first: without them all partitions would look leaderless."""
         self.saw_nodes()
         for at, key in enumerate(list(self._view.rows)):
             self.saw_row(key, self._view.rows.get(key))
@@ -193,16 +190,16 @@ class Tenure:
         del self._round[-KEYS_PER_ROUND:]
         for key, revision in self._sent_before.items():
             if revision and self._sent.get(key) == revision:
-                del self._sent[key]  # the watch is not going to show it any more
+                del self._sent[key]  # the watch will not report it any more
                 self.known.mark((key,))
         self._sent_before = dict(self._sent)
 
     def depose(self) -> None:
-        """Another one manages, or nobody."""
+        """End the tenure: another node manages, or none."""
         self._is_deposed = True
         self._wake.set()
 
-    # ── What is seen ─────────────────────────────────────────────────────────────────────────
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────────
 
     def saw_nodes(self) -> None:
         now_ms = self._clock.mono_ms()
@@ -223,7 +220,7 @@ class Tenure:
         self._wake.set()
 
     def saw_topic(self, before: Topic | None, after: Topic | None) -> None:
-        """Also for a tombstone, as ``before``."""
+        """Called also for a tombstone, as ``before``."""
         topic = after or before
         if topic is not None:
             self.known.mark(_keys_of(topic))
@@ -231,7 +228,7 @@ class Tenure:
             self._wake.set()
 
     def saw_policy(self) -> None:
-        """Every partition may need other settings."""
+        """Check all partitions: each may need other settings."""
         self._look_again(self.known.rows)
 
     def _on_drain_change(self, key: str, _before: bool | None, after: bool | None) -> None:
@@ -273,7 +270,7 @@ class Tenure:
         self.known.mark(keys)
         self._wake.set()
 
-    # ── Of one partition ─────────────────────────────────────────────────────────────────────
+    # ── Decisions for one partition ──────────────────────────────────────────────────────────────
 
     async def _decide(self) -> None:
         known = self.known
@@ -284,7 +281,7 @@ class Tenure:
                 del known.due[key]
                 self._note_leader(key)
                 if key in self._sent:
-                    continue  # it is looked at again when that has come to an end
+                    continue  # checked again when the pending decision has ended
                 found = due(known, key, self._catalog, self._policy, self._asking.standings)
                 if isinstance(found, Ask):
                     self._asking.want(key, found.nodes)
@@ -314,7 +311,7 @@ class Tenure:
             self._done(decision, revision)
         elif revision:
             self._await(decision, revision)
-            self.known.mark((key,))  # the watch may have shown it before this
+            self.known.mark((key,))  # the watch may have reported it already
         else:
             self.known.land(key)
             self.known.is_plan_old = True
@@ -338,7 +335,7 @@ class Tenure:
         self.known.mark((key,))
 
     def _await(self, decision: Decision, revision: int) -> None:
-        """What is known to have happened is looked at when the watch has shown it."""
+        """Check the partition again only when the watch has reported this revision."""
         view = self.known.rows.get(decision.key)
         if view is None:
             is_seen = decision.why is not Why.CREATED
@@ -347,7 +344,7 @@ class Tenure:
         if not is_seen:
             self._sent[decision.key] = revision
 
-    # ── Of all partitions ────────────────────────────────────────────────────────────────────
+    # ── Planning for all partitions ──────────────────────────────────────────────────────────────
 
     def _next_plan_ms(self) -> int:
         return max(self._plan_at_ms, self._settled_at_ms)
@@ -369,7 +366,7 @@ class Tenure:
         policy = self._policy
         begun_ms = self._clock.mono_ms()
         now = await self._situation()
-        # In a thread: it may take longer than clients of this node should wait.
+        # In a thread, because it may take longer than clients of this node should wait.
         planned = await asyncio.to_thread(moving.targets, now)
         await self._carrier.room()
         decisions = moving.beginnings(self.known, now, planned, policy)
@@ -382,8 +379,8 @@ class Tenure:
         self._plan_at_ms = ended_ms + pause_ms
 
     async def _situation(self) -> moving.Situation:
-        """Part by part: of a million partitions it takes longer than this node's lease, which is
-        kept by the same loop."""
+        """Collect the situation in parts: for a million partitions this takes longer than the lease
+        of this node, which the same loop renews."""
         known = self.known
         partitions: dict[PartitionKey, Placed] = {}
         keys = list(known.rows)
@@ -394,7 +391,7 @@ class Tenure:
         return moving.Situation(partitions, list(known.hosts), known.draining, self._policy)
 
     def _tell(self) -> None:
-        """One line for all that has happened since the last one, once it has come to rest."""
+        """Log one line for all decisions since the last one, once none is in progress."""
         if not self._sent and self._told != self._counts:
             done = {
                 f"{why.value}_count": count for why, count in (self._counts - self._told).items()
@@ -404,7 +401,7 @@ class Tenure:
 
 
 class _Later:
-    """Partitions to be looked at again after a while, all with one timer."""
+    """Partitions to be checked again after a delay, all with one timer."""
 
     def __init__(self, look: Callable[[Iterable[PartitionKey]], None], delay_ms: int) -> None:
         self._look = look

@@ -1,10 +1,9 @@
-"""What an operator may ask of a cluster: to empty a node, to put a partition somewhere, to have
-leaders where they belong, and, by name and one partition at a time, to let somebody lead who may
-lack what was committed.
+"""Requests of operators: drain a node, move a partition, elect preferred leaders, and, for one
+named partition at a time, elect a leader that may lack committed records.
 
-The first two are written down, and the manager sees to them in its own time, across restarts. The
-last two are changes of rows like the manager's own: carried out if everything is still as it was
-looked at, and otherwise looked at again.
+The first two are stored, and the manager performs them over time, across restarts. The last two
+change rows as the manager does: a change is written if the row is unchanged since it was read, and
+retried otherwise.
 """
 
 import asyncio
@@ -40,13 +39,13 @@ from penstock.model.errors import (
 from penstock.replication import election
 from penstock.replication.row import Change, View
 
-TRIES_MAX: Final = 8  # of a change that others keep overtaking
+TRIES_MAX: Final = 8  # attempts of a change that conflicts with others
 CHANGES_AT_ONCE: Final = 32
 
 
 async def drain(store: Store, node: int) -> None:
-    """Nothing shall be on this node any more. It may be gone for good: that is how its replicas are
-    replaced. Raises NotFound for a node that neither is there nor has anything."""
+    """Request that no replica is on this node. The node may be gone forever: its replicas are then
+    replaced. Raises NotFound if the node is not alive and has no replicas."""
     known = await read_known(store)
     if node not in known.nodes and not any(known.on(node)):
         raise NotFound(f"There is no node {node}.")
@@ -58,8 +57,8 @@ async def undrain(store: Store, node: int) -> None:
 
 
 async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> None:
-    """Have a partition on these nodes, the first of which leads it. That ends when it is there.
-    Raises NotFound, InvalidRequest."""
+    """Request that a partition be on these nodes, led by the first. The request ends when it is
+    done. Raises NotFound, InvalidRequest."""
     view = _view(await _row(store, key))
     nodes, _ = await read_nodes(store)
     if not replicas or len(set(replicas)) != len(replicas):
@@ -73,22 +72,22 @@ async def place(store: Store, key: PartitionKey, replicas: Sequence[int]) -> Non
             raise InvalidRequest(f"There is no node {node}.")
     before = await _before(store, key, view)
     wish = PlaceWish(tuple(replicas), before)
-    # The row's version is not compared: it may change for many reasons that do not matter here.
+    # The row's version is not compared: most changes of a row do not matter here.
     await store.put(place_key(key), encode_entry(wish))
 
 
 async def _before(store: Store, key: PartitionKey, view: View) -> tuple[int, ...]:
-    """Where a partition is, without the move that may be under way."""
+    """Return the replicas of a partition, without those that a move in progress adds."""
     entry = await store.get(place_key(key))
     if entry is not None:
-        with contextlib.suppress(Damaged):  # a wish that nobody can read moves nothing
+        with contextlib.suppress(Damaged):  # an unreadable request moves nothing
             return reassignment(view.row, decode_wish(entry.key, entry.value)).original
     return view.row.replicas
 
 
 async def cancel_place(store: Store, key: PartitionKey) -> Sequence[int]:
-    """End a move: the partition is again where it was before. Returns its replicas. Raises NotFound
-    if it is not moving."""
+    """End a move: the partition returns to its original replicas, which are returned. Raises
+    NotFound if it is not moving."""
     for _ in range(TRIES_MAX):
         view = _view(await _row(store, key))
         entry = await store.get(place_key(key))
@@ -116,10 +115,10 @@ async def cancel_place(store: Store, key: PartitionKey) -> Sequence[int]:
 async def create(
     store: Store, topic_id: str, places: Mapping[int, Sequence[int]], *, in_sync_min: int
 ) -> None:
-    """Create partitions on given nodes, before the topic that has them is created or grown: the
-    manager then creates only those that are missing. A partition that is there already, because an
-    earlier request failed half-way, may stay if it is on these nodes. Raises InvalidRequest for a
-    node that is not alive, and Conflict."""
+    """Create partitions on given nodes, before their topic is created or grown: the manager then
+    creates only missing partitions. A partition that exists already, because an earlier request
+    failed half-way, is accepted if it is on these nodes. Raises InvalidRequest for a node that is
+    not alive, and Conflict."""
     nodes, incarnations = await read_nodes(store)
     for node in sorted({node for replicas in places.values() for node in replicas}):
         if node not in nodes:
@@ -137,7 +136,7 @@ async def create(
         for key, replicas in keys.items()
     ]
     widest = max(map(len, places.values()), default=1)
-    count = CHANGES_PER_TXN_MAX // (1 + widest)  # each compares its row and all of its nodes
+    count = CHANGES_PER_TXN_MAX // (1 + widest)  # each change compares its row and all of its nodes
     for start in range(0, len(changes), count):
         some = changes[start : start + count]
         counted_on = dict(pair for _, change in some for pair in change.incarnations.items())
@@ -149,7 +148,7 @@ async def create(
 
 
 async def discard(store: Store, topic_id: str) -> None:
-    """Remove what ``create`` made for a topic that was not created after all."""
+    """Remove the rows that ``create`` made for a topic that was not created."""
     entries, _ = await store.list(f"{PARTITIONS_PREFIX}{topic_id}/")
     for entry in entries:
         with contextlib.suppress(VersionConflict):
@@ -159,7 +158,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` finds for the newest row. Returns None if it leads now.
+    """Elect the leader that ``choose`` returns for the newest row. Returns None if it leads now.
     Raises NotFound."""
     for _ in range(TRIES_MAX):
         chosen = choose(_view(await _row(store, key)))
@@ -174,7 +173,7 @@ async def elect(
 
 
 async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
-    """This node leads, and whatever it does not have is lost. Raises NotFound, InvalidRequest."""
+    """Make a node the leader; records it lacks are lost. Raises NotFound, InvalidRequest."""
     for _ in range(TRIES_MAX):
         view = _view(await _row(store, key))
         nodes, incarnations = await read_nodes(store)
@@ -193,8 +192,8 @@ async def elect_uncleanly(store: Store, key: PartitionKey, node: int) -> None:
 
 
 async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = None) -> int:
-    """Have the first replica lead wherever it can, at once; of all partitions, or of these. Returns
-    how many leaders changed."""
+    """Elect the first replica wherever it can lead, of all partitions or of these. Returns the
+    number of leaders changed."""
     known = await read_known(store)
     chosen = [
         decision
@@ -208,7 +207,7 @@ async def elect_preferred(store: Store, keys: Collection[PartitionKey] | None = 
             try:
                 await _swap(store, key, change)
             except VersionConflict:
-                return False  # somebody was faster, and knew more
+                return False  # a newer change was written first
             return True
 
     changed = await asyncio.gather(
