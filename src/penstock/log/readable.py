@@ -43,7 +43,7 @@ class ReadableLog:
         self._damage = list(damage)
         self.stored_low_watermark = 0  # value of the file; 0: there is no file
 
-    # ── State ────────────────────────────────────────────────────────────────────────────────────
+    # ── State ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def start_offset(self) -> int:
@@ -165,7 +165,7 @@ class ReadableLog:
             self._segments.touch(segment, self._dirty)
         return found
 
-    # ── Checkpoints, low watermark, memory ───────────────────────────────────────────────────────
+    # ── Checkpoints, low watermark, memory ───────────────────────────────────────────────────
 
     def write_checkpoint(self, name: str, data: bytes) -> None:
         """Write a checkpoint, durably. Safe in a thread, one at a time per name."""

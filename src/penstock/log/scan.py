@@ -208,7 +208,7 @@ class Scanner:
         scan.offset = fields[0] + fields[6] + 1
         scan.position = end
 
-    # ── After a bad batch ────────────────────────────────────────────────────────────────────────
+    # ── After a bad batch ────────────────────────────────────────────────────────────────────
 
     def _step_over(self, reason: str) -> bool:
         """Find the next whole batch and report the damage before it. False if none follows."""

@@ -154,7 +154,7 @@ class Manager:
         if self._tenure is not None:
             self._tenure.saw_policy()
 
-    # ── Candidacy ────────────────────────────────────────────────────────────────────────────────
+    # ── Candidacy ────────────────────────────────────────────────────────────────────────────
 
     async def _stand(self) -> None:
         while True:
@@ -259,7 +259,7 @@ class Manager:
             self._tenure.depose()
         self._changed.set()
 
-    # ── Notifications ────────────────────────────────────────────────────────────────────────────
+    # ── Notifications ────────────────────────────────────────────────────────────────────────
 
     def _on_nodes(self) -> None:
         if self._tenure is not None:

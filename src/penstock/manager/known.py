@@ -47,7 +47,7 @@ class Known:
         self._on: dict[int, dict[PartitionKey, None]] = {}  # rows by the nodes they name
         self._coming: dict[PartitionKey, tuple[int, ...]] = {}  # rows being written to the store
 
-    # ── Updates ──────────────────────────────────────────────────────────────────────────────────
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────
 
     def see_nodes(self, nodes: Mapping[int, NodeEntry], incarnations: Mapping[int, int]) -> None:
         """Set all live nodes."""
@@ -127,7 +127,7 @@ class Known:
         """Mark partitions to be checked."""
         self.due.update(dict.fromkeys(keys))
 
-    # ── Rows being written: they count as load for the next new row ──────────────────────────────
+    # ── Rows being written: they count as load for the next new row ──────────────────────────
 
     def launch(self, key: PartitionKey, replicas: tuple[int, ...]) -> None:
         self.land(key)
@@ -139,7 +139,7 @@ class Known:
         if replicas is not None:
             self.loads.remove(key.topic_id, replicas)
 
-    # ── Queries ──────────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
 
     def on(self, node: int) -> Iterable[PartitionKey]:
         """Return the partitions whose rows name this node."""

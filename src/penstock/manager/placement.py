@@ -224,7 +224,7 @@ class _Plan:
         self._led[key.topic_id, place[0]] += 1
         self._places[key] = place
 
-    # ── Repair: the requested number of replicas, and none on draining nodes ─────────────────────
+    # ── Repair: the requested number of replicas, and none on draining nodes ─────────────────
 
     def repair(self) -> bool:
         """Repair all partitions. False if ``steps_max`` was reached."""

@@ -199,7 +199,7 @@ class Tenure:
         self._is_deposed = True
         self._wake.set()
 
-    # ── Updates ──────────────────────────────────────────────────────────────────────────────────
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────
 
     def saw_nodes(self) -> None:
         now_ms = self._clock.mono_ms()
@@ -270,7 +270,7 @@ class Tenure:
         self.known.mark(keys)
         self._wake.set()
 
-    # ── Decisions for one partition ──────────────────────────────────────────────────────────────
+    # ── Decisions for one partition ──────────────────────────────────────────────────────────
 
     async def _decide(self) -> None:
         known = self.known
@@ -344,7 +344,7 @@ class Tenure:
         if not is_seen:
             self._sent[decision.key] = revision
 
-    # ── Planning for all partitions ──────────────────────────────────────────────────────────────
+    # ── Planning for all partitions ──────────────────────────────────────────────────────────
 
     def _next_plan_ms(self) -> int:
         return max(self._plan_at_ms, self._settled_at_ms)

@@ -4,7 +4,7 @@
 
 An entry is written once and never changed, and its key follows from its value: adding a rule that
 exists changes nothing, and changes of different rules never conflict. Every node has all rules in
-memory, indexed per tenant (``model/acls.py``), and a watch keeps them fresh.
+memory, indexed per tenant (``model/acls.py``); a watch updates them.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ class AclRules:
         self._indexes: dict[str, AclIndex] = {}  # by account; none of them is empty
 
     async def start(self) -> None:
-        """Returns when all rules are in memory. Raises StoreUnusable."""
+        """Load all rules into memory. Raises StoreUnusable."""
         await self._cache.start()
 
     async def stop(self) -> None:
@@ -66,7 +66,7 @@ class AclRules:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return self._cache.trouble
 
     def of(self, account: str) -> AclIndex | None:
@@ -92,7 +92,7 @@ class AclRules:
         await self.remove(account, list(self.of(account) or ()))
 
     def _check_room(self, account: str, added: int) -> None:
-        """Memory is counted, not the store: nodes that add at the same time may exceed a bound."""
+        """Counts rules in memory, not in the store: nodes that add at once may exceed a bound."""
         used = len(self.of(account) or ())
         if added and used + added > ACLS_PER_TENANT_MAX:
             raise QuotaExceeded(
@@ -107,8 +107,8 @@ class AclRules:
 
     async def _write(self, account: str, rules: Sequence[Acl], *, is_put: bool) -> None:
         """Put or delete entries in one transaction. The transaction compares the versions of all
-        entries, also of those that need no change, because memory may be behind the store. To put
-        or delete an entry again changes nothing, so after a conflict or an unknown outcome the
+        entries, also of those that need no change, because memory may lag behind the store. To
+        repeat a put or delete changes nothing, so after a conflict or an unknown outcome the
         entries are read, and the transaction is tried again."""
         entries = {acl_key(account, rule): rule for rule in rules}
         versions = {key: self._cache.version(key) for key in entries}

@@ -1,9 +1,9 @@
-"""One prefix of the store, whole, decoded, in memory, and kept fresh by a watch.
+"""A cache of one prefix of the store: all values, decoded, in memory, updated by a watch.
 
-A reader never waits: reading is a dict lookup. A writer puts to the store first and then hands
-the result to ``apply``, so that it sees its own change when its call returns and not when the
-watch comes round. The watch then brings the same change again, which is known by its version and
-ignored: an object is replaced only by a newer one.
+A reader never waits: reading is a dict lookup. A writer writes to the store first and then passes
+the result to ``apply``, so that it sees its own change when its call returns, before the watch
+reports it. The watch then reports the same change again; ``apply`` ignores it by its version, since
+a value is replaced only by a newer one.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,16 +32,16 @@ class Cache(Generic[T]):
         self._on_change = on_change
         self._values: dict[str, T] = {}
         self._versions: dict[str, int] = {}
-        # Deletes of ours that the watch has yet to pass: until then their versions stay known,
-        # so that an older put still on its way cannot bring the value back.
+        # Deletes by this node that the watch has not reported yet: their versions are kept until
+        # then, so that an older put that arrives late cannot bring the value back.
         self._deletes: dict[str, int] = {}
-        self._revision = 0  # what the watch has passed
+        self._revision = 0  # the last one that the watch has reported
         self._following = Following(
             store, prefix, fill=self._fill, take=self._take, revision=lambda: self._revision
         )
 
     async def start(self) -> None:
-        """Returns when the whole prefix is in memory. Raises StoreUnusable."""
+        """Load the whole prefix into memory. Raises StoreUnusable."""
         await self._following.start()
 
     async def stop(self) -> None:
@@ -49,14 +49,14 @@ class Cache(Generic[T]):
 
     @property
     def trouble(self) -> str | None:
-        """Why the memory may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return self._following.trouble
 
     def get(self, key: str) -> T | None:
         return self._values.get(key)
 
     def version(self, key: str) -> int:
-        """Of a value that is there; 0 otherwise."""
+        """Return the version of an existing value, otherwise 0."""
         return self._versions.get(key, 0) if key in self._values else 0
 
     def values(self) -> Collection[T]:
@@ -66,7 +66,7 @@ class Cache(Generic[T]):
         return len(self._values)
 
     def apply(self, key: str, value: T | None, *, version: int) -> None:
-        """Take over a change (None: a delete), unless this or a newer one is known already."""
+        """Apply a change (None: a delete), unless this or a newer one is known."""
         if version <= self._versions.get(key, 0):
             return
         before = self._values.get(key)
@@ -80,7 +80,7 @@ class Cache(Generic[T]):
             self._on_change(key, before, value)
 
     async def refresh(self, key: str) -> T | None:
-        """Read one value from the store itself, after a conflict said that memory is behind."""
+        """Read one value from the store, after a conflict showed that memory lags behind it."""
         entry = await self._store.get(key)
         if entry is None:
             return None
@@ -93,7 +93,7 @@ class Cache(Generic[T]):
         for entry in entries:
             self._apply_entry(entry)
         for key in [key for key in self._values if key not in listed]:
-            # What we wrote behind that revision is rightly not listed.
+            # Values that this node wrote after that revision are not listed.
             if self._versions[key] < revision:
                 self.apply(key, None, version=revision)
         self._pass(revision)

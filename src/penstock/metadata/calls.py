@@ -1,11 +1,11 @@
-"""The metadata role's calls: the store's own verbs, limited to what the catalog keeps there.
+"""The calls of the metadata role: the operations of the store, for the keys that are served.
 
-Frontends change topics by compare-and-swap, for functions cannot travel: read a value with its
-version, change it at home, put it back over that version, and again when someone was faster. So a
-few verbs serve every change there will ever be, and the rules of a topic's settings stay where they
-are. A watch is a question that waits: who watches asks again from where the last answer ended, so
-that a slow watcher is held in nobody's memory but its own. Leases are the store's: whoever took one
-may keep it alive through any node.
+Frontends change entries by compare-and-swap, because functions cannot be sent: read a value with
+its version, change it locally, put it if the version is unchanged, and retry otherwise. So a few
+calls are enough for every change, and the rules for a topic's settings stay with the caller. A
+watch is a long poll: a watcher requests changes from where the last reply ended, so a slow watcher
+uses no memory of the service. Leases belong to the store: the holder of a lease may keep it alive
+through any node.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ Lease = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Misdirected(Overloaded):
-    """A question that was forwarded to a node which does not have the answer either: the two
-    see different members just now. It is not forwarded again."""
+    """A forwarded request reached a node that does not hold the entry either, because the two nodes
+    see different members at the moment. It is not forwarded again."""
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True):
     key: str
-    min_revision: int = 0  # the answer must be at least of this revision
-    is_fresh: bool = False  # from the store itself
+    min_revision: int = 0  # the reply must be of at least this revision
+    is_fresh: bool = False  # read from the store itself
     is_forwarded: bool = False
 
 
 class Got(msgspec.Struct, frozen=True, array_like=True):
     entry: Entry | None
-    revision: int  # at which this was so
+    revision: int  # at which this was true
 
 
 class ListPage(msgspec.Struct, frozen=True, array_like=True):
@@ -43,19 +43,19 @@ class ListPage(msgspec.Struct, frozen=True, array_like=True):
     count_max: int = 1_000
     bytes_max: int = 4_194_304
     min_revision: int = 0
-    ring: str = ""  # forwarded: only the part of the node asked, on the ring of this fingerprint
+    ring: str = ""  # forwarded: return only the receiver's part of the ring with this fingerprint
 
 
 class Listed(msgspec.Struct, frozen=True, array_like=True):
-    entries: Sequence[Entry]  # by key; never empty unless it is the end
+    entries: Sequence[Entry]  # by key; empty only at the end
     is_end: bool
-    revision: int  # of the oldest part of it: what has changed since is in the watch from there
-    entry_count: int  # of all there are, here or elsewhere
+    revision: int  # of the oldest part: later changes are in the watch from there
+    entry_count: int  # of all entries, held here or by other nodes
 
 
 class FindId(msgspec.Struct, frozen=True, array_like=True):
     topic_id: str
-    ring: str = ""  # forwarded: as in a page
+    ring: str = ""  # forwarded: as in ListPage
 
 
 class Txn(msgspec.Struct, frozen=True, array_like=True):
@@ -63,7 +63,7 @@ class Txn(msgspec.Struct, frozen=True, array_like=True):
     puts: Sequence[tuple[str, bytes]] = ()
     deletes: Sequence[str] = ()
     compare_created: Sequence[tuple[str, int]] = ()
-    lease: Lease = 0  # that all puts hang on
+    lease: Lease = 0  # of all puts
 
 
 class Written(msgspec.Struct, frozen=True, array_like=True):
@@ -77,10 +77,10 @@ class Watch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Watched(msgspec.Struct, frozen=True, array_like=True):
-    changes: Sequence[Change]  # oldest first, those of one revision together
-    next_revision: int  # to ask from next
+    changes: Sequence[Change]  # oldest first, all changes of a revision together
+    next_revision: int  # for the next request
     entry_count: int
-    stale_ms: int = 0  # for how long the answering node has not heard from the store
+    stale_ms: int = 0  # time since the replying node last heard from the store
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ LIST: Final = Call(0x0102, "metadata.list", ListPage, Listed, is_idempotent=True
 FIND_ID: Final = Call(0x0103, "metadata.find_id", FindId, Got, is_idempotent=True, errors=_ERRORS)
 TXN: Final = Call(0x0104, "metadata.txn", Txn, Written, is_idempotent=False, errors=_ERRORS)
 WATCH: Final = Call(0x0105, "metadata.watch", Watch, Watched, is_idempotent=True, errors=_ERRORS)
-# A lease that nobody has heard of ends by itself: one more of them is harmless.
+# A lease whose reply was lost ends by itself, so a second grant is harmless.
 GRANT: Final = Call(0x0106, "metadata.grant", Grant, Granted, is_idempotent=True, errors=_ERRORS)
 KEEP_ALIVE: Final = Call(
     0x0107, "metadata.keep_alive", KeepAlive, KeptAlive, is_idempotent=True, errors=_ERRORS

@@ -1,14 +1,14 @@
-"""Topics by name, by id and by ARN, all in memory: the ``model.ports.Catalog`` of this node.
+"""The ``model.ports.Catalog`` of this node: topics by name, id and ARN, all in memory.
 
 Keys in the store:
 
     /topics/{account}/{region}/{name}   the topic as JSON
-    /tombs/{topic_id}                   the same with ``deleted_at_ms``: this topic's data may go
+    /tombs/{topic_id}                   the same with ``deleted_at_ms``: its data may be removed
 
-A delete removes the one and writes the other in a single transaction. A broker removes data on
-the tombstone and never because a topic is missing: a catalog that is behind, or was restored from
-a backup, must not cost anybody a log. A tombstone goes when the data behind it is gone and it is
-old enough; who knows the clock and the disk calls ``sweep``.
+A delete removes the topic and writes the tombstone in one transaction. A broker removes data only
+because of a tombstone, never because a topic is missing: a catalog that lags or was restored from a
+backup must not cause data loss. A tombstone is removed when its data is gone and it is old enough;
+``sweep`` is called by the code that knows the clock and the disk.
 """
 
 import logging
@@ -33,9 +33,9 @@ TOPICS_PREFIX = "/topics/"
 TOMBS_PREFIX = "/tombs/"
 
 TOPICS_MAX = 100_000  # about 2 KB each in memory
-TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any guard on a name, so that a guard survives
-TOMBSTONES_MAX = 10_000  # beyond it the oldest go early; only their names' guard is lost
-TRIES_MAX = 32  # of a change that others keep overtaking
+TOMBSTONE_MS = 5 * DELETED_NAME_MS  # longer than any name guard, so that guards survive a restart
+TOMBSTONES_MAX = 10_000  # above it the oldest are removed early; only their name guard is lost
+TRIES_MAX = 32  # attempts at a change that conflicts with others
 
 NameKey = tuple[str, str, str]
 Listener = Callable[[Topic | None, Topic | None], None]
@@ -74,7 +74,7 @@ class StoredCatalog:
         self._recreate_guard_ms = recreate_guard_ms
         self._topics_max = topics_max
         self._partitions_max = partitions_max
-        self.partition_count = 0  # of all topics; a share has no log of its own
+        self.partition_count = 0  # of all topics; shares have no log
         self._topics = Cache(store, TOPICS_PREFIX, decode=_decode, on_change=self._on_topic_change)
         self._tombs = Cache(store, TOMBS_PREFIX, decode=_decode, on_change=self._on_tomb_change)
         # Views of the topics:
@@ -83,14 +83,14 @@ class StoredCatalog:
         self._by_arn: dict[str, Topic] = {}
         self._by_source: dict[str, dict[str, Topic]] = {}  # shares by id, by their topic's id
         self._names: dict[tuple[str, str], list[str]] = {}  # sorted
-        # View of the tombstones: the newest one of each name that is still guarded.
+        # View of the tombstones: the newest one of each guarded name.
         self._deleted: dict[NameKey, Topic] = {}
         self._listeners: list[Listener] = []
         self._tomb_listeners: list[Callable[[Topic], None]] = []
 
     async def start(self) -> None:
-        """Returns when all topics are in memory."""
-        # Tombstones first: who sees a topic missing can always look whether it was deleted.
+        """Load all topics into memory."""
+        # Tombstones first: if a topic is missing, it can be checked whether it was deleted.
         await self._tombs.start()
         await self._topics.start()
 
@@ -100,7 +100,7 @@ class StoredCatalog:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store (for the health endpoint), or None."""
+        """Why memory may lag behind the store (for the health endpoint), or None."""
         return self._topics.trouble or self._tombs.trouble
 
     # ── Reading: from memory ─────────────────────────────────────────────────────────────────
@@ -115,7 +115,7 @@ class StoredCatalog:
         return self._by_id.get(topic_id)
 
     def shares_of(self, topic_id: str) -> Sequence[Topic]:
-        """The named lease cursors over a topic."""
+        """Return the shares of a topic."""
         return list(self._by_source.get(topic_id, {}).values())
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
@@ -132,28 +132,28 @@ class StoredCatalog:
         return list(self._by_id.values())
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
-        """Whether the name's guard still holds. A clock set back does not prolong it."""
+        """Return whether the name is still guarded. A clock set back does not prolong the guard."""
         tomb = self._deleted.get((account, region, name))
         if tomb is None or tomb.deleted_at_ms is None:
             return False
         return 0 <= now_ms - tomb.deleted_at_ms < self._recreate_guard_ms
 
     def tombstone(self, topic_id: str) -> Topic | None:
-        """The deleted topic of this id: its data may be removed."""
+        """Return the deleted topic with this id, whose data may be removed, or None."""
         return self._tombs.get(tomb_key(topic_id))
 
     def tombstones(self) -> Sequence[Topic]:
         return list(self._tombs.values())
 
     def forget_deleted(self) -> None:
-        """Free all guarded names at once. The tombstones stay: they still order data removed."""
+        """Free all guarded names at once. The tombstones stay: their data must still be removed."""
         self._deleted.clear()
 
     def on_change(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
     def on_tombstone(self, listener: Callable[[Topic], None]) -> None:
-        """Called once for each topic whose data may be removed from now on."""
+        """Call ``listener`` once for each topic whose data may be removed from now on."""
         self._tomb_listeners.append(listener)
 
     # ── Changing: the store first ────────────────────────────────────────────────────────────
@@ -168,7 +168,7 @@ class StoredCatalog:
             try:
                 version = await self._store.put(key, _encode(topic), if_version=0)
             except VersionConflict as exc:
-                # Learn who has the name, so that the caller can compare; or it has just gone.
+                # Read the topic of this name, so that the caller can compare; it may be gone.
                 if await self._topics.refresh(key) is not None:
                     raise TopicExists(f"The queue {topic.name} exists already.") from exc
             else:
@@ -197,7 +197,7 @@ class StoredCatalog:
         raise Throttled(f"The queue {name} is being changed elsewhere.")
 
     async def delete(self, account: str, region: str, name: str, *, now_ms: int) -> Topic:
-        """Returns the topic as its tombstone has it."""
+        """Delete a topic and return its tombstone."""
         key = topic_key(account, region, name)
         for _ in range(TRIES_MAX):
             topic, version = await self._newest(key, name)
@@ -220,7 +220,7 @@ class StoredCatalog:
         self, *, now_ms: int, is_gone: Callable[[str], bool], kept_ms: int = TOMBSTONE_MS
     ) -> int:
         """Remove tombstones that are old, or too many, and whose data ``is_gone`` (by topic id).
-        Returns how many went. Called now and then by whoever removes the data."""
+        Returns their number. Called periodically by the code that removes data."""
         tombs = sorted(self._tombs.values(), key=lambda tomb: tomb.deleted_at_ms or 0)
         surplus = len(tombs) - TOMBSTONES_MAX
         keys = [
@@ -247,17 +247,17 @@ class StoredCatalog:
     async def _newest(self, key: str, name: str) -> tuple[Topic, int]:
         topic = self._topics.get(key)
         if topic is None:
-            # Perhaps another node made it a moment ago and the watch is still on its way.
+            # Another node may have created the topic just now, before the watch reports it.
             topic = await self._topics.refresh(key)
         if topic is None:
             raise TopicNotFound(name)
         return topic, self._topics.version(key)
 
-    # ── Following: own changes and those of others, each once ────────────────────────────────
+    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _on_topic_change(self, key: str, before: Topic | None, after: Topic | None) -> None:
         if before is not None and after is not None and before.topic_id != after.topic_id:
-            # Deleted and made anew while we were not looking: listeners hear of both.
+            # Deleted and created again between two updates: report both to listeners.
             self._on_topic_change(key, before, None)
             before = None
         if before is not None:
@@ -268,7 +268,7 @@ class StoredCatalog:
             try:
                 listener(before, after)
             except Exception:
-                # The change is durable and in force: one deaf listener must not stop the others.
+                # The change is durable and in force: a failing listener must not stop the others.
                 log.exception("catalog listener failed")
 
     def _on_tomb_change(self, _key: str, before: Topic | None, after: Topic | None) -> None:

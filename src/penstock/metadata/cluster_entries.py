@@ -1,13 +1,13 @@
-"""What a cluster keeps in the store about itself: its nodes, who has which partition, who manages,
-and what an operator wishes. Keys and values, and nothing that happens to them.
+"""Keys and values of a cluster's entries in the store: nodes, partition rows, the manager, the
+feature level, and requests of operators.
 
-    /nodes/<id>                    a node that is alive; goes with its lease. The revision in which
-                                   it came to be is the node's incarnation
+    /nodes/<id>                    a live node; removed when its lease ends. The create revision of
+                                   the entry is the node's incarnation
     /partitions/<topic id>/<n>     a partition's row (``replication/row.py``)
-    /manager                       whoever manages at the moment; goes with its lease
+    /manager                       the present manager; removed when its lease ends
     /level                         the feature level in force (``cluster_level.py``)
-    /wishes/drains/<id>            nothing shall be on this node any more
-    /wishes/places/<topic id>/<n>  where a partition shall be
+    /wishes/drains/<id>            request to move all replicas away from this node
+    /wishes/places/<topic id>/<n>  placement request: the replicas that a partition shall have
 """
 
 from typing import Final
@@ -41,23 +41,23 @@ class PartitionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the others need to know of a node."""
+    """The description of a node for other nodes."""
 
     node: int  # never given to another machine
     name: str
-    internal: str  # host:port, for calls of other nodes
-    http: str = ""  # url, for clients
-    kafka: str = ""  # host:port, as clients are told
-    folder_id: str = ""  # of the data: a node whose disk was replaced has another
+    internal: str  # host:port for calls of other nodes
+    http: str = ""  # URL for clients
+    kafka: str = ""  # host:port for clients
+    folder_id: str = ""  # id of the data folder: changes when the disk is replaced
     version: str = ""
-    feature_level: int = 0  # the highest it speaks
-    is_leaving: bool = False  # about to stop: it shall lead nothing
+    feature_level: int = 0  # the highest that it supports
+    is_leaving: bool = False  # about to stop: it should not lead
     rack: str = ""
-    feature_level_min: int = 0  # the lowest
+    feature_level_min: int = 0  # the lowest that it supports
 
     @property
     def levels(self) -> Levels:
-        """One from before there were levels says nothing, or 1."""
+        """The supported levels. Nodes from before feature levels send 0 or 1."""
         return Levels(
             max(self.feature_level_min, LEVEL_FIRST), max(self.feature_level, LEVEL_FIRST)
         )
@@ -69,12 +69,12 @@ class ManagerEntry(msgspec.Struct, frozen=True):
 
 class PlaceWish(msgspec.Struct, frozen=True, omit_defaults=True):
     replicas: tuple[int, ...]
-    before: tuple[int, ...] = ()  # replicas when a move was asked for; empty: the manager's own
+    before: tuple[int, ...] = ()  # replicas before an operator's request; empty: the manager's
 
 
 class LevelEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     level: int = LEVEL_FIRST  # in force
-    wanted: int = 0  # an operator's wish, until it is in force; 0: there is none
+    wanted: int = 0  # requested by an operator, until it is in force; 0: none
 
 
 def node_key(node: int) -> str:
@@ -94,7 +94,7 @@ def place_key(key: PartitionKey) -> str:
 
 
 def node_of(key: str) -> int:
-    """Of a key below ``/nodes/`` or ``/wishes/drains/``. Raises Damaged."""
+    """Return the node that the key of a node or drain request names. Raises Damaged."""
     try:
         return int(key.rpartition("/")[2])
     except ValueError:
@@ -102,7 +102,7 @@ def node_of(key: str) -> int:
 
 
 def partition_of(key: str) -> PartitionKey:
-    """Of a key below ``/partitions/`` or ``/wishes/places/``. Raises Damaged."""
+    """Return the partition that the key of a row or placement request names. Raises Damaged."""
     rest, _, index = key.rpartition("/")
     try:
         return PartitionKey(rest.rpartition("/")[2], int(index))

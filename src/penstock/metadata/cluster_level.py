@@ -1,12 +1,12 @@
-"""The feature level that a cluster is at (``model/levels.py``), as one node knows it.
+"""The feature level of a cluster (``model/levels.py``), as known to one node.
 
-    level 1 ──► an operator wants 2 ──► every node that registers from now on must speak 2 as well
-                                   └──► the manager has seen that all who were there do ──► level 2
+    level 1 ──► an operator requests 2 ──► each node that registers from now on must support 2
+                                      └──► the manager sees that all earlier nodes do ──► level 2
 
-A registration compares the entry it was admitted by, so it is either older than the wish, and then
-among the nodes that the manager looks at, or it speaks what is wanted: nobody slips in between. In
-a store that knows of no cluster yet the first node begins with the highest level it speaks. A store
-without an entry but with a cluster in it is from before there were levels.
+A registration compares the level entry. So it is either older than the request, and then the
+manager checks that node, or its node supports the requested level: no node can slip through. In a
+store without a cluster the first node starts with the highest level it supports. A store with a
+cluster but without a level entry is from before feature levels.
 """
 
 import logging
@@ -33,12 +33,12 @@ NO_ENTRY = LevelEntry()
 
 
 class LevelRefused(PenstockError):
-    """This node does not speak what its cluster speaks."""
+    """This node does not support the level of its cluster."""
 
 
 class ClusterLevel:
     def __init__(self, store: Store, levels: Levels | None = None) -> None:
-        """``levels``: those that this node speaks."""
+        """``levels``: the levels that this node supports."""
         self.levels = levels or Levels()
         self.entry = NO_ENTRY
         self.version = 0  # of the entry
@@ -50,14 +50,14 @@ class ClusterLevel:
         )
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Returns what ends it."""
+        """Call ``listener`` after each change. Returns a function that removes the listener."""
         self._on_change.append(listener)
         return lambda: self._on_change.remove(listener)
 
     @property
     def in_force(self) -> int:
-        """What may be said and written. Never more than all nodes understand: whoever has not
-        heard of a higher level yet goes on as before."""
+        """The level that may be used in messages and data. All nodes understand it: a node that has
+        not yet seen a higher level simply continues with the lower one."""
         return self.entry.level
 
     @property
@@ -71,7 +71,7 @@ class ClusterLevel:
     # ── Life ─────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Returns when the level is known. Raises LevelRefused, and what the store raises."""
+        """Load the level. Raises LevelRefused, and the errors of the store."""
         await self._following.start()
         try:
             if not self.version:
@@ -93,23 +93,22 @@ class ClusterLevel:
         try:
             await self._store.put(LEVEL_KEY, entry, if_version=0)
         except (VersionConflict, OutcomeUnknown):
-            pass  # another node was faster, or nobody knows: what counts is what is there now
+            pass  # the entry was written by another node, or perhaps by this one: read it
         await self._fill()
 
-    # ── Who may be in the cluster ────────────────────────────────────────────────────────────
+    # ── Admission of nodes ───────────────────────────────────────────────────────────────────
 
     async def refresh(self) -> None:
-        """As the store has it now."""
         await self._fill()
 
     async def admit(self) -> tuple[str, int]:
-        """What the registration of this node has to compare. Raises LevelRefused."""
+        """Return the entry that this node's registration must compare. Raises LevelRefused."""
         await self._fill()
         self.check()
         return LEVEL_KEY, self.version
 
     def check(self) -> None:
-        """Raises LevelRefused."""
+        """Raises LevelRefused if this node does not support the present and the requested level."""
         level, wanted = self.entry.level, self.entry.wanted or self.entry.level
         if level in self.levels and wanted in self.levels:
             return
@@ -121,7 +120,7 @@ class ClusterLevel:
         )
 
     def check_hello(self, hello: Hello) -> None:
-        """Raises HelloRefused for a node that does not speak the level in force."""
+        """Raises HelloRefused for a node that does not support the level in force."""
         levels = Levels(hello.level_min, hello.level_max)
         if self.in_force not in levels:
             raise HelloRefused(
@@ -129,7 +128,7 @@ class ClusterLevel:
                 f" {self.in_force}."
             )
 
-    # ── What is in the store ─────────────────────────────────────────────────────────────────
+    # ── Updates ──────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(LEVEL_KEY)
@@ -151,7 +150,7 @@ class ClusterLevel:
                 continue
             if change.kind is ChangeKind.DELETE:
                 log.error("the cluster's feature level was removed from the store")
-                continue  # nobody does that; what was in force stays so
+                continue  # no node does that; the level in force stays
             try:
                 self._see(decode_level(LEVEL_KEY, change.value), change.version)
             except Damaged as error:
@@ -159,7 +158,7 @@ class ClusterLevel:
 
     def _see(self, entry: LevelEntry, version: int) -> None:
         if entry.level < self.entry.level:
-            # A store that was set back. What was written at the higher level is there all the same.
+            # The store was set back, but data written at the higher level still exists.
             log.error(
                 "the feature level in the store is lower than it was",
                 extra={"feature_level": entry.level, "before": self.entry.level},

@@ -1,8 +1,8 @@
-"""The cluster as one node knows it: which nodes are alive, and what the rows of partitions say.
+"""The cluster as known to one node: live nodes and partition rows.
 
-From memory, kept fresh by two watches. What is here was true once and may not be any more; whoever
-acts on it says so when it changes something (``propose``), and the store refuses what has been
-overtaken. Views never go back in revision (R4): a row read before another is never shown after it.
+Held in memory and updated by two watches, so it may be out of date. A change based on it is
+compared by the store (``propose``), which refuses it if the row has changed since. The revision of
+a view never decreases (R4): an older row never replaces a newer one.
 """
 
 import logging
@@ -36,7 +36,7 @@ OnRow = Callable[[PartitionKey, View | None], None]
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """An entry that cannot be read is passed over: the others are as they are."""
+    """Skip an entry that cannot be read, so that the others are still used."""
     try:
         yield
     except Damaged as error:
@@ -70,7 +70,7 @@ class ClusterView:
         )
 
     async def start(self) -> None:
-        """Returns when everything is in memory. Listeners are added before."""
+        """Load everything into memory. Add listeners before."""
         await self._nodes.start()
         await self._rows.start()
 
@@ -82,7 +82,7 @@ class ClusterView:
         self._on_nodes.append(listener)
 
     def on_row(self, listener: OnRow) -> None:
-        """Called with each newer view of a row; None when it is gone."""
+        """Call ``listener`` with each newer view of a row, None if the row was deleted."""
         self._on_row.append(listener)
 
     @property
@@ -91,7 +91,7 @@ class ClusterView:
 
     @property
     def revision(self) -> int:
-        """Of the store, as far as it was heard of here."""
+        """The newest known revision of the store."""
         return max(self._nodes_revision, self._rows_revision)
 
     @property
@@ -122,7 +122,7 @@ class ClusterView:
                     self.incarnations.pop(node, None)
                 else:
                     self.nodes[node] = decode_node(change.key, change.value)
-                    # The key has not been there, or keeps the revision in which it came to be.
+                    # A new key, or one that keeps its create revision.
                     self.incarnations.setdefault(node, change.version)
             self._nodes_revision = max(self._nodes_revision, change.version)
         self._tell_nodes()
@@ -137,7 +137,7 @@ class ClusterView:
         await self.refresh_rows()
 
     async def refresh_rows(self) -> int:
-        """Read all of them again. Returns the revision at which they were so."""
+        """Read all rows again. Returns the revision at which they were read."""
         entries, revision = await self._store.list(PARTITIONS_PREFIX)
         found = set()
         for entry in entries:
@@ -183,8 +183,8 @@ class ClusterView:
             listener(key, None)
 
     async def propose(self, key: PartitionKey, change: Change) -> None:
-        """Have the store carry out a change. Raises VersionConflict when something it counts on is
-        not so any more, and OutcomeUnknown when nobody knows: a later view tells (R1, R2)."""
+        """Write a change to the store. Raises VersionConflict if anything that it compares has
+        changed, and OutcomeUnknown if the outcome is unknown: a later view shows it (R1, R2)."""
         version = await self._store.txn(
             compare=((partition_key(key), change.version),),
             compare_created=[(node_key(node), made) for node, made in change.incarnations.items()],

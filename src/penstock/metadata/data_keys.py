@@ -1,22 +1,22 @@
-"""Data keys: what the messages of an encrypted topic are sealed with.
+"""Data keys, which encrypt the messages of encrypted topics.
 
 Keys in the store:
 
-    /datakeys/{topic_id}/{key id}   the key, wrapped by the key ring, and how much of it is used up
+    /datakeys/{topic_id}/{key id}   the key, wrapped by the key ring, and how much of it is used
 
-A topic has one key that seals and some older ones that still open. Another takes over after a day,
-after 2^31 messages (nonces are random, and beyond that two of them might be the same), or when the
-queue names another KMS key. How many messages a key has sealed is counted in blocks: before using a
-key a node reserves a block of it in the store. So the count holds over restarts and for several
-nodes at once, and the store is written once a day or once in sixteen million messages.
+A topic has one key that encrypts, and older keys that still decrypt. A new key takes over after a
+day, after 2^31 messages (nonces are random; with more messages two might be equal), or when the
+queue names another KMS key. Messages per key are counted in blocks: before a node uses a key, it
+reserves a block in the store. So the count survives restarts and covers several nodes, and the
+store is written once a day or once per sixteen million messages.
 
-A key goes when nothing sealed with it can be left: its last block, the topic's retention, and then
-some, for a message lives on as a dead letter and may be moved back and die again. The keys of a
-deleted topic stay as long, for the same reason.
+A key is removed when no message encrypted with it can exist: after its last block, the topic's
+retention and a further period, because a message lives on as a dead letter and may be moved back
+and die again. The keys of a deleted topic are kept for that period too.
 
-Reading is from memory, as everything of the metadata: a frontend asks for ``take`` and ``find`` on
-the path of a message, and waits for the store (``reserve``, ``learn``) only when there is no key
-yet, or a message comes with one that another node has just made.
+Reads are served from memory, as for all metadata: a frontend calls ``take`` and ``find`` for each
+message, and waits for the store (``reserve``, ``learn``) only if there is no key yet, or if the key
+was just made by another node.
 """
 
 import asyncio
@@ -44,20 +44,20 @@ KEY_ID_BYTES: Final = 8
 TOPIC_ID_BYTES: Final = 16
 
 DAY_MS: Final = 24 * 3_600_000
-USES_MAX: Final = 2**31  # half of what is allowed for random nonces of 96 bits
-BLOCK_USES: Final = 2**24  # more than there can be records in one batch
+USES_MAX: Final = 2**31  # half of the limit for random nonces of 96 bits
+BLOCK_USES: Final = 2**24  # more than the records of one batch
 RESERVED_MS: Final = DAY_MS  # a block is used within this time or not at all
 KEY_AGE_MS_MAX: Final = DAY_MS - 2 * 3_600_000  # when a block ends, its key is old as well
-# Fourteen days are the longest that a queue keeps anything: once as a dead letter, and once more
-# for those that were moved back and died again.
+# Fourteen days are the longest retention of a queue: once as a dead letter, and once more for
+# messages that were moved back and died again.
 COPIES_MS: Final = 28 * DAY_MS
-# Beyond it a topic goes on with the key it has, as far as that may be used: ten years of days.
+# Ten years of daily keys. Above it a topic continues with its present key, up to USES_MAX.
 KEYS_PER_TOPIC_MAX: Final = 4_096
 READY_MAX: Final = 4_096  # keys that are unwrapped in memory
 SWEEP_INTERVAL_MS: Final = 3_600_000
-RENEW_BEFORE_MS: Final = 3_600_000  # how long before its end a block is replaced by the next
+RENEW_BEFORE_MS: Final = 3_600_000  # time before its end at which a block is replaced
 RETRY_MS: Final = 60_000
-TRIES_MAX: Final = 32  # of a change that others keep overtaking
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with others
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class DataKeyEntry(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     account: str
     wrapped: bytes
     created_at_ms: int
-    reserved: int = 0  # uses, in whole blocks
+    reserved: int = 0  # messages, in whole blocks
     reserved_at_ms: int = 0
-    label: str = ""  # of the KMS key that the queue named, hashed
+    label: str = ""  # hash of the KMS key that the queue named
     orphaned_at_ms: int = 0  # when its topic was found to be gone
 
 
@@ -77,7 +77,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class DataKey:
-    """One key, unwrapped. Shows nothing of itself."""
+    """One unwrapped key. Its ``repr`` does not show the secret."""
 
     __slots__ = ("decrypt", "encrypt", "owner", "place")
 
@@ -93,12 +93,12 @@ class DataKey:
 
 
 class _Block:
-    """What this node may still seal with a key."""
+    """The uses of a key that are left to this node."""
 
     __slots__ = ("key", "label", "left", "renew_at_ms", "until_ms")
 
     def __init__(self, key: DataKey, label: str, now_ms: int) -> None:
-        """``now_ms`` is of the monotonic clock."""
+        """``now_ms``: monotonic."""
         self.key = key
         self.label = label
         self.left = BLOCK_USES
@@ -138,8 +138,8 @@ class DataKeys:
         clock: Clock,
         entropy: Callable[[int], bytes],
     ) -> None:
-        """``entropy`` gives that many random bytes, from the kernel."""
-        # How long any node may keep records of a topic. Set when the nodes' configs are known.
+        """``entropy(n)`` returns n random bytes from the kernel."""
+        # The longest retention of a topic on any node. Set when the nodes' configs are known.
         self.retention_ms_of: Callable[[Topic], int | None] = retention_ms_of
         self._store = store
         self._ring = ring
@@ -149,16 +149,16 @@ class DataKeys:
         self._entries = Cache(
             store, DATA_KEYS_PREFIX, decode=decode_data_key, on_change=self._on_entry_change
         )
-        self._ids: dict[str, set[str]] = {}  # of keys, by topic id
-        self._ready: dict[bytes, DataKey] = {}  # by place; oldest first
+        self._ids: dict[str, set[str]] = {}  # key ids, by topic id
+        self._ready: dict[bytes, DataKey] = {}  # by topic id and key id; oldest first
         self._unreadable: set[str] = set()  # entries that the key ring cannot unwrap
         self._blocks: dict[str, _Block] = {}  # by topic id
-        self._reserving: dict[str, asyncio.Task[None]] = {}  # one for all who wait for it
+        self._reserving: dict[str, asyncio.Task[None]] = {}  # one per topic, shared by all requests
         self._swept_at_ms = 0
 
     async def start(self) -> None:
-        """Returns when all of them are in memory. That one cannot be unwrapped ends nothing: its
-        messages wait until the right master key is there."""
+        """Load all keys into memory. A key that cannot be unwrapped is not fatal: its messages wait
+        until the right master key is configured."""
         await self._entries.start()
         for topic_id in self._ids:
             for at, entry in self._of_topic(topic_id):
@@ -173,7 +173,7 @@ class DataKeys:
 
     @property
     def trouble(self) -> str | None:
-        """For the health endpoint, or None."""
+        """The reason for the health endpoint, or None."""
         if self._unreadable:
             return (
                 f"{len(self._unreadable)} data keys cannot be unwrapped: their messages cannot be"
@@ -181,20 +181,20 @@ class DataKeys:
             )
         return self._entries.trouble
 
-    # ── Opening ──────────────────────────────────────────────────────────────────────────────
+    # ── Decryption ───────────────────────────────────────────────────────────────────────────
 
     def has(self, topic_id: str) -> bool:
-        """Whether anything in the topic may have been sealed with a key of its own."""
+        """Return whether messages of the topic may be encrypted with a data key."""
         return topic_id in self._ids
 
     def find(self, place: bytes) -> DataKey | None:
-        """By topic id and key id, from memory."""
+        """Return the key with this topic id and key id, from memory."""
         return self._ready.get(place) or self._unwrapped(
             place[:TOPIC_ID_BYTES].hex(), place[TOPIC_ID_BYTES:].hex()
         )
 
     async def learn(self, place: bytes) -> DataKey | None:
-        """From the store itself: another node may have made it a moment ago."""
+        """Return a key from the store: another node may have made it just now."""
         await self._entries.refresh(_at(place))
         return self.find(place)
 
@@ -223,10 +223,10 @@ class DataKeys:
         self._ready[key.place] = key
         return key
 
-    # ── Sealing ──────────────────────────────────────────────────────────────────────────────
+    # ── Encryption ───────────────────────────────────────────────────────────────────────────
 
     def take(self, topic: Topic, count: int) -> DataKey | None:
-        """The key to seal so many messages with; None: it has to be reserved."""
+        """Return the key to encrypt ``count`` messages. None: call ``reserve``."""
         block = self._blocks.get(topic.topic_id)
         if block is None or block.left < count:
             return None
@@ -234,32 +234,32 @@ class DataKeys:
         if now_ms >= block.until_ms or block.label != _label_of(topic):
             return None
         if now_ms >= block.renew_at_ms:
-            # While there is still time: a store that is away for a moment stops nobody.
+            # Early enough that a short outage of the store delays no request.
             block.renew_at_ms = now_ms + RETRY_MS
             self._begin(topic)
         block.left -= count
         return block.key
 
     async def reserve(self, topic: Topic, count: int) -> DataKey:
-        """As ``take``, when there is nothing to take from. Raises what the store raises."""
+        """Reserve a block and take a key from it. Raises the errors of the store."""
         assert count <= BLOCK_USES
         for _ in range(TRIES_MAX):
             key = self.take(topic, count)
             if key is not None:
                 return key
-            # Not cancelled with the request that happened to start it.
+            # The reservation must not be cancelled with the request that started it.
             await asyncio.shield(self._begin(topic))
         raise Throttled(f"The data key of {topic.name} is used up faster than it can be renewed.")
 
     async def rotate(self, topic: Topic) -> None:
-        """The next message gets a new key. Older messages stay as they are."""
+        """Make a new key for later messages. Earlier messages are not changed."""
         if len(self._ids.get(topic.topic_id, ())) >= KEYS_PER_TOPIC_MAX:
             raise Overloaded(f"{topic.name} has {KEYS_PER_TOPIC_MAX} data keys, which is the most.")
         label = _label_of(topic)
         self._hold(topic, label, await self._create(topic, label))
 
     def _begin(self, topic: Topic) -> "asyncio.Task[None]":
-        """Reserve, once for all who wait for it."""
+        """Start a reservation, or return the one in progress."""
         task = self._reserving.get(topic.topic_id)
         if task is None:
             task = asyncio.create_task(self._reserve(topic), name="reserve a data key")
@@ -295,7 +295,7 @@ class DataKeys:
         raise Throttled(f"The data key of {topic.name} is being renewed elsewhere.")
 
     def _usable(self, topic: Topic, label: str) -> str | None:
-        """The newest key that may seal another block."""
+        """Return the newest key that may encrypt another block, or None."""
         found = [
             (entry.created_at_ms, at, entry)
             for at, entry in self._of_topic(topic.topic_id)
@@ -311,7 +311,7 @@ class DataKeys:
         return None
 
     async def _create(self, topic: Topic, label: str) -> DataKey:
-        """A new one, durable before anything is sealed with it, its first block reserved."""
+        """Make a key with its first block reserved; it is durable before it is used."""
         topic_id, now_ms = topic.topic_id, self._clock.wall_ms()
         key_id = self._entropy(KEY_ID_BYTES).hex()
         at = data_key_key(topic_id, key_id)
@@ -331,11 +331,11 @@ class DataKeys:
     def _hold(self, topic: Topic, label: str, key: DataKey) -> None:
         self._blocks[topic.topic_id] = _Block(key, label, self._clock.mono_ms())
 
-    # ── Going ────────────────────────────────────────────────────────────────────────────────
+    # ── Removal ──────────────────────────────────────────────────────────────────────────────
 
     async def sweep(self) -> int:
-        """Remove keys that nothing can be left of; returns how many. To be called now and then:
-        it looks once an hour."""
+        """Remove keys that no message can need any more, and return their number. May be called
+        often: it does something once an hour."""
         now_ms = self._clock.wall_ms()
         if 0 <= now_ms - self._swept_at_ms < SWEEP_INTERVAL_MS:
             return 0
@@ -353,10 +353,10 @@ class DataKeys:
         return gone
 
     def _aged(self, topic_id: str, entry: DataKeyEntry, now_ms: int) -> DataKeyEntry | None:
-        """What becomes of a key; None: it goes."""
+        """Return the entry as it should be now; None: remove the key."""
         topic = self._catalog.find_id(topic_id)
         if topic is None:
-            # Seen again an hour later at the least: a catalog that is behind costs nobody a key.
+            # Removal takes a second sweep at least, so a lagging catalog never costs a key.
             orphaned_at_ms = entry.orphaned_at_ms or now_ms
             if now_ms - orphaned_at_ms >= COPIES_MS:
                 return None
@@ -364,7 +364,7 @@ class DataKeys:
         retention_ms = self.retention_ms_of(topic)
         used_until_ms = max(entry.created_at_ms, entry.reserved_at_ms) + RESERVED_MS
         if retention_ms is not None:
-            # Records go with their segment, which may be filled for a while.
+            # Records are removed with their segment, which may be appended to for a while.
             kept_ms = retention_ms + SEGMENT_AGE_MS_MAX + COPIES_MS
             if now_ms - used_until_ms >= kept_ms:
                 return None
@@ -383,7 +383,7 @@ class DataKeys:
         try:
             version = await self._store.txn(compare=compare, puts=puts, deletes=deletes)
         except VersionConflict:
-            return 0  # one of them is in use after all; the next round looks again
+            return 0  # one of the keys has changed; the next round tries again
         for at, entry in changes:
             self._entries.apply(at, entry, version=version)
         return len(deletes)
@@ -391,8 +391,8 @@ class DataKeys:
     # ── Another master key ───────────────────────────────────────────────────────────────────
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Put every data key under the present master key; ``rewrap(wrapped, context)`` gives back
-        the same bytes where that is so already. Messages stay as they are."""
+        """Wrap every data key with the present master key. ``rewrap(wrapped, context)`` returns the
+        same bytes if that is already so. Messages are not changed."""
         count = unreadable = 0
         for at in [at for topic_id in self._ids for at, _ in self._of_topic(topic_id)]:
             try:
@@ -423,7 +423,7 @@ class DataKeys:
                 yield at, entry
 
     async def _put(self, at: str, entry: DataKeyEntry) -> bool:
-        """False when somebody was faster; memory then knows what they wrote."""
+        """Return False after a conflict; memory then has the newest entry."""
         try:
             version = await self._store.put(
                 at, _encode(entry), if_version=self._entries.version(at)
@@ -447,5 +447,5 @@ class DataKeys:
             self._unreadable.discard(at)
         elif before is None:
             self._ids.setdefault(topic_id, set()).add(key_id)
-            # A newer key than the one we seal with, perhaps another node's: go over to it.
+            # A newer key than the one in use, perhaps made by another node: switch to it.
             self._blocks.pop(topic_id, None)

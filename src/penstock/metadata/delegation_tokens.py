@@ -2,8 +2,8 @@
 
     /tokens/{token id}    the token as JSON, without its secret
 
-Every node has all tokens in memory, and a watch keeps them fresh. The secret of a token, its HMAC,
-is computed from the token id and a key that all nodes share.
+Every node has all tokens in memory, updated by a watch. The secret of a token, its HMAC, is
+computed from the token id and a key that all nodes share.
 """
 
 import hmac
@@ -60,7 +60,7 @@ class DelegationTokens:
         self._by_hmac: dict[bytes, DelegationToken] = {}
 
     async def start(self) -> None:
-        """Returns when all tokens are in memory. Raises StoreUnusable."""
+        """Load all tokens into memory. Raises StoreUnusable."""
         await self._cache.start()
 
     async def stop(self) -> None:
@@ -68,14 +68,14 @@ class DelegationTokens:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return self._cache.trouble
 
     def find(self, token_id: str) -> DelegationToken | None:
         return self._cache.get(token_key(token_id))
 
     def find_by_hmac(self, account: str, value: bytes) -> DelegationToken | None:
-        """Return the token of a tenant that has this HMAC."""
+        """Return the token of the tenant that has this HMAC, or None."""
         token = self._by_hmac.get(value)
         return token if token is not None and token.account == account else None
 
@@ -86,13 +86,13 @@ class DelegationTokens:
         return hmac.digest(self._secret, token_id.encode(), "sha512")
 
     async def create(self, token: DelegationToken) -> None:
-        """Raises QuotaExceeded if the tenant or the server has as many tokens as it may."""
+        """Store a new token. Raises QuotaExceeded if the tenant or the server has the maximum."""
         self._check_room(token.account)
         key = token_key(token.token_id)
         try:
             revision = await self._store.put(key, _encode(token), if_version=0)
         except OutcomeUnknown:
-            entry = await self._store.get(key)  # nobody else draws the same id
+            entry = await self._store.get(key)  # ids are random: no other node writes this key
             if entry is None:
                 raise
             revision = entry.version
@@ -100,7 +100,7 @@ class DelegationTokens:
 
     async def change(self, token_id: str, change: Change) -> DelegationToken | None:
         """Apply a pure function to the newest value and store its result; None deletes the token.
-        Return None for a token that does not exist. Raises what ``change`` raises, and Throttled if
+        Returns None if the token does not exist. Raises the errors of ``change``, and Throttled if
         changes of other nodes keep conflicting."""
         key = token_key(token_id)
         before, version = self._cache.get(key), self._cache.version(key)
@@ -141,7 +141,7 @@ class DelegationTokens:
         return await self._store.put(key, _encode(token), if_version=version)
 
     def _check_room(self, account: str) -> None:
-        """Memory is counted, not the store: nodes that add at the same time may exceed a bound."""
+        """Counts tokens in memory, not in the store: nodes that add at once may exceed a bound."""
         used = len(self.of(account))
         if used >= TOKENS_PER_TENANT_MAX:
             raise QuotaExceeded(

@@ -37,8 +37,8 @@ class DynamicConfigs:
         level: Callable[[], int] = lambda: LEVEL_MAX,
         topic_names: Mapping[str, str] = _NO_NAMES,
     ) -> None:
-        """``configs`` is not started yet. ``level``: the feature level in force. ``topic_names``:
-        the topic config that a config of brokers is the default of."""
+        """``configs`` must not be started yet. ``level``: the feature level in force.
+        ``topic_names``: the topic config for which a broker config is the default."""
         self.account = account
         self.stored = configs
         self.own: Configs = NO_CONFIGS  # set for this broker
@@ -53,7 +53,7 @@ class DynamicConfigs:
 
     @classmethod
     def detached(cls) -> Self:
-        """Without a store: nothing is set, and changes fail."""
+        """Return configs without a store: nothing is set, and changes fail."""
         return cls(ResourceConfigs(cast(Store, None)))
 
     @property
@@ -65,13 +65,13 @@ class DynamicConfigs:
         return self.stored.get(Resource(self.account, kind, name))
 
     async def change(self, kind: str, name: str, changes: Mapping[str, str | None]) -> None:
-        """Values have been checked. Raises as ``ResourceConfigs.change``."""
+        """Change configs whose values have been checked. Raises as ``ResourceConfigs.change``."""
         await self.stored.change(Resource(self.account, kind, name), changes)
 
     # ── Brokers ──────────────────────────────────────────────────────────────────────────────
 
     def value(self, name: str) -> str | None:
-        """The value that this node applies; None: not set, the node's own configuration applies."""
+        """Return the value that this node applies; None: not set, use the node's configuration."""
         value = self.own.get(name)
         return self.of_all.get(name) if value is None else value
 
@@ -80,7 +80,7 @@ class DynamicConfigs:
         self._listeners.append(listener)
 
     def retention_ms_max(self, topic: Topic) -> int | None:
-        """How long any node may keep records of a topic; None: for ever."""
+        """Return how long any node may keep records of a topic; None: forever."""
         longest_ms = 0
         for defaults in self._everywhere:
             retention_ms = settings_of(topic, defaults).retention_ms
@@ -107,6 +107,6 @@ class DynamicConfigs:
             listener()
 
     def _topic_configs(self, own: Configs) -> Configs:
-        """The defaults of topics on a broker that has these configs of its own."""
+        """Return the topic defaults on a broker that has these configs set for itself."""
         names, merged = self._topic_names, {**self.of_all, **own}
         return {names[name]: text for name, text in merged.items() if name in names}

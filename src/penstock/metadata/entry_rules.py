@@ -1,21 +1,21 @@
-"""What another node may write into the metadata: the rules every entry must keep, checked before
-the store is asked. Pure.
+"""Rules for entries that other nodes write into the metadata, checked before the store is called.
+Pure.
 
-A node that is wrong, old or taken over must not be able to leave behind what the others cannot
-read, nor change what it has not looked at: every value is what its key says, and every key that
-changes is compared. Three things follow others and need no comparison of their own: a tombstone
-its topic, a password and the end of a key the entry of their user, which names both. A topic goes
-only in exchange for its tombstone, for without one nobody would ever remove its data.
+A faulty, old or compromised node must not be able to write entries that other nodes cannot read,
+nor change entries that it has not read: every value must match its key, and every changed key must
+be compared. Three changes need no comparison of their key, because another key is compared: a
+tombstone (its topic), a password and the removal of a key (their user's entry, which names both). A
+topic is deleted only together with writing its tombstone; without one its data would never be
+removed.
 
-Having looked at a key is to know its version, or in which revision it came to be: nodes and
-managers count on the latter. Wishes and tasks are the last word of whoever says them and may be put
-over anything; a node's entry may be removed by anybody, for one that lives registers anew. What
-says that somebody is alive hangs on a lease, and what must outlive everybody, a partition's row or
-a wish, never does.
+A comparison is of the version or of the create revision; nodes and managers use the latter.
+Operators' requests and tasks may overwrite any value; a node's entry may be removed by any node,
+because a live node registers again. Entries that show that a process is alive must have a lease;
+entries that must survive, such as partition rows and requests, must not.
 
-A transaction keeps to one kind of things: topics, identities, data keys, producer ids, frontends,
-tasks that move dead letters, configs of resources, access rules, delegation tokens, or a cluster
-with its nodes, rows, manager and wishes.
+A transaction changes one family of entries: topics, identities, data keys, producer ids, frontends,
+tasks that move dead letters, configs of resources, access rules, delegation tokens, or the cluster
+with its nodes, rows, manager and requests.
 """
 
 import re
@@ -59,14 +59,14 @@ from penstock.replication.row import NOBODY, PartitionRow
 DATA_KEYS_MAX: Final = 1_000_000  # some 300 bytes each
 PRODUCER_ID_MAX: Final = 2**63 - 1
 ROWS_MAX: Final = 1_000_000  # some 150 bytes each
-MOVES_MAX: Final = 100_000  # a hundred of each of a thousand sources
-NODE_TEXT_CHARS_MAX: Final = 1_024  # of any one thing that a node says of itself
+MOVES_MAX: Final = 100_000  # a hundred for each of a thousand sources
+NODE_TEXT_CHARS_MAX: Final = 1_024  # of each text in a node's entry
 
 _DATA_KEY = re.compile(rf"{DATA_KEYS_PREFIX}[0-9a-f]{{32}}/[0-9a-f]{{16}}\Z")
 
 
 class Family(Enum):
-    """Things that change together."""
+    """Entries that may change in one transaction."""
 
     TOPICS = "topics"
     IDENTITIES = "identities"
@@ -82,12 +82,12 @@ class Family(Enum):
 
 class Rule(NamedTuple):
     family: Family
-    place: Callable[[str, bytes], str | None]  # where a value belongs; None: it can be anywhere
+    place: Callable[[str, bytes], str | None]  # returns the key of a value; None: any key
     entries_max: int
-    follows: str = ""  # the prefix of what may be compared in its place
-    is_put_unseen: bool = False  # by whoever has not looked at what is there
+    follows: str = ""  # prefix of the entries that may be compared instead
+    is_put_unseen: bool = False  # may be put without a comparison
     is_deleted_unseen: bool = False
-    is_leased: bool | None = None  # whether it has to hang on a lease; None: as its writer likes
+    is_leased: bool | None = None  # whether it must have a lease; None: optional
 
 
 class _Id(msgspec.Struct):
@@ -100,14 +100,14 @@ _decode_move = msgspec.json.Decoder(MoveTask).decode
 
 
 def topic_id_of(value: bytes) -> str:
-    """Without reading the rest; empty when it cannot be read."""
+    """Return the topic id without decoding the rest; empty if the value is unreadable."""
     try:
         return _decode_id(value).topic_id
     except (msgspec.DecodeError, ValueError):
         return ""
 
 
-# ── Where values belong ──────────────────────────────────────────────────────────────────────
+# ── Keys of values ───────────────────────────────────────────────────────────────────────────
 
 
 def _topic(key: str, value: bytes) -> Topic:
@@ -171,7 +171,7 @@ def _move_place(_key: str, value: bytes) -> str:
 
 
 def _configs_place(key: str, value: bytes) -> str:
-    """A name can be percent-encoded in several ways, and nodes look for one of them."""
+    """Nodes read only one of the possible percent-encodings of a name."""
     decode_configs(value)
     return config_key(resource_of(key))
 
@@ -184,7 +184,7 @@ def _token_place(_key: str, value: bytes) -> str:
     return token_key(decode_token(value).token_id)
 
 
-# ── Of a cluster ─────────────────────────────────────────────────────────────────────────────
+# ── Cluster entries ──────────────────────────────────────────────────────────────────────────
 
 
 def _check_node(key: str, *nodes: int) -> None:
@@ -224,7 +224,7 @@ def _is_counted(row: PartitionRow) -> bool:
 
 
 def _partition_place(key: str, key_of: Callable[[cluster.PartitionKey], str]) -> str:
-    """Written the one way that everybody looks for it."""
+    """Return the canonical key of a partition, the only one that nodes read."""
     place = cluster.partition_of(key)
     if place.index < 0 or not place.topic_id:
         raise InvalidRequest(f"{key} names no partition.")
@@ -259,10 +259,10 @@ def _wish_place(key: str, value: bytes) -> str:
     return _partition_place(key, cluster.place_key)
 
 
-# Every prefix that is served to other nodes, longest keys of it included.
+# All prefixes and single keys that are served to other nodes.
 RULES: Final[Mapping[str, Rule]] = {
     TOPICS_PREFIX: Rule(Family.TOPICS, _topic_place, TOPICS_MAX),
-    # Swept down to their bound; a little more may stand there meanwhile.
+    # Removed down to TOMBSTONES_MAX by sweeps; more may exist meanwhile.
     TOMBS_PREFIX: Rule(
         Family.TOPICS, _tomb_place, 4 * TOMBSTONES_MAX, TOPICS_PREFIX, is_deleted_unseen=True
     ),
@@ -312,11 +312,11 @@ RULES: Final[Mapping[str, Rule]] = {
         is_leased=False,
     ),
 }
-_WISHES: Final = "/wishes/"  # the one kind that is told apart by the second part of its keys
+_WISHES: Final = "/wishes/"  # the only family whose prefixes have two parts
 
 
 def prefix_of(key: str) -> str:
-    """Of those that are served. Raises InvalidRequest."""
+    """Return the served prefix of a key. Raises InvalidRequest."""
     end = key.find("/", len(_WISHES) if key.startswith(_WISHES) else 1) + 1
     prefix = key[:end] if end else key
     if prefix not in RULES:
@@ -332,7 +332,7 @@ def prefix_of(key: str) -> str:
 
 
 def check_txn(txn: Txn) -> Sequence[str]:
-    """The keys that may be new with it. Raises InvalidRequest."""
+    """Check a transaction and return the keys that it may create. Raises InvalidRequest."""
     keys = [*(key for key, _ in txn.puts), *txn.deletes]
     seen = [key for key, _ in (*txn.compare, *txn.compare_created)]
     if len(keys) > CHANGES_PER_TXN_MAX or len(seen) > CHANGES_PER_TXN_MAX:
@@ -351,7 +351,7 @@ def check_txn(txn: Txn) -> Sequence[str]:
 def _check_puts(
     puts: Sequence[tuple[str, bytes]], compared: Mapping[str, int], *, is_leased: bool
 ) -> set[str]:
-    """The keys of topics whose tombstones are put."""
+    """Return the keys of topics whose tombstones are put."""
     tombs: set[str] = set()
     for key, value in puts:
         prefix = prefix_of(key)

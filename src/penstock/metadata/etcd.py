@@ -1,13 +1,13 @@
-"""The store of a cluster: an etcd, one or several members, shared with whoever else uses it.
+"""The store of a cluster: an etcd of one or several members, perhaps shared with other users.
 
-Every key stands below this cluster's namespace, and revisions are the etcd's own: they also rise
-when others change something of theirs. Reads are linearizable. A call is tried on one member after
-the other until its time is over, but a transaction that has left this process is not tried again:
-if its answer is lost, OutcomeUnknown says so. It does not leave before a member has shown that it
-has a leader, so that the common failures stay certain ones.
+All keys are below the namespace of this cluster. Revisions are those of etcd: changes of other
+users increase them too. Reads are linearizable. A call is tried on one member after the other until
+its timeout, but a transaction that was sent is not retried: if its reply is lost, OutcomeUnknown is
+raised. A transaction is sent only to a member that has shown that it has a leader, so that most
+failures have a known outcome.
 
-What a connection is, and to whom, is in ``etcd_links.py``; watches in ``etcd_watch.py``; keeping
-leases alive in ``etcd_lease.py``; the bytes in ``etcd_wire.py``.
+``etcd_links.py`` contains connections, ``etcd_watch.py`` watches, ``etcd_lease.py`` keep-alives and
+``etcd_wire.py`` the encoding.
 """
 
 import asyncio
@@ -49,21 +49,21 @@ from penstock.metadata.store import (
 from penstock.model.errors import InvalidRequest, Throttled, VersionConflict
 from penstock.telemetry.metrics import Histogram
 
-CALLS_MAX: Final = 10_000  # under way at once; more would only time out in etcd's queue
-# Entries of one page. The first is small enough for the largest values; later ones are as large as
-# the page before lets expect, so that a catalog of small entries does not take a thousand calls.
+CALLS_MAX: Final = 10_000  # in progress at once; more would only time out in etcd's queue
+# Entries per page. The first page is small enough for the largest values; later ones are sized by
+# the page before, so that a catalog of small entries does not take a thousand calls.
 PAGE_ENTRIES_MIN: Final = 64
 PAGE_ENTRIES_MAX: Final = 4_096
 PAGE_BYTES: Final = 4 * 1_048_576
-LISTS_MAX: Final = 5  # of one prefix, whose revision is compacted away meanwhile
-ATTEMPTS: Final = 2  # that a question's time is for: half of it for the first member to answer
+LISTS_MAX: Final = 5  # attempts at a list whose revision keeps being compacted
+ATTEMPTS: Final = 2  # per timeout of a read: half of it for the first member to reply
 
 _NAMESPACE = re.compile(r"(/[A-Za-z0-9._-]{1,64}){1,4}\Z")
 _ENDPOINT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}\Z")
 
 
 class EtcdStore(SingleWrites):
-    """Implements ``store.Store``. Made by ``open``."""
+    """Implements ``store.Store``. Call ``open``."""
 
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config
@@ -72,7 +72,7 @@ class EtcdStore(SingleWrites):
         self._watches = Watches(config, chance=chance)
         self._keep_alives = KeepAlives(config, chance=chance)
         self._call_count = 0
-        # For the meter: how long calls took, however they ended.
+        # Durations of all calls, including failed ones, for metrics.
         self.durations = {method: Histogram() for method in Method}
         self._is_closed = False
 
@@ -80,8 +80,7 @@ class EtcdStore(SingleWrites):
     async def open(
         cls, config: EtcdConfig, *, chance: Callable[[], float] = random.random
     ) -> "EtcdStore":
-        """Raises StoreUnusable, or Unreachable when no member has answered in the time of a
-        call."""
+        """Connect. Raises StoreUnusable, or Unreachable if no member replied in time."""
         _check_config(config)
         store = cls(config, chance=chance)
         try:
@@ -93,12 +92,12 @@ class EtcdStore(SingleWrites):
 
     @property
     def trouble(self) -> str | None:
-        """Why etcd is not heard of, or None."""
+        """Why etcd is not reachable, or None."""
         return self._calls.trouble or self._watches.trouble
 
     @property
     def staleness_ms(self) -> int:
-        """For how long the watches may have missed changes, at most."""
+        """The longest time for which the watches may have missed changes."""
         return self._watches.staleness_ms
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────
@@ -123,7 +122,7 @@ class EtcdStore(SingleWrites):
         raise Throttled("etcd forgets faster than it can be read.")
 
     async def _list(self, start: bytes, end: bytes) -> tuple[Sequence[Stored], int]:
-        """Page by page, all at the revision of the first. Raises HistoryGone."""
+        """Read page by page, all at the revision of the first. Raises HistoryGone."""
         found: list[Stored] = []
         revision, limit = 0, PAGE_ENTRIES_MIN
         while True:
@@ -142,7 +141,7 @@ class EtcdStore(SingleWrites):
         try:
             return decode_range(await self._ask(Method.RANGE, request))
         except AnswerTooLarge:
-            # Values became large all of a sudden. Those of the smallest page always fit.
+            # The next values are larger than expected. The smallest page always fits.
             if limit == PAGE_ENTRIES_MIN:
                 raise
             request = encode_range(start, end, limit=PAGE_ENTRIES_MIN, revision=revision)
@@ -186,7 +185,7 @@ class EtcdStore(SingleWrites):
 
     async def grant(self, ttl_ms: int) -> int:
         check_ttl(ttl_ms)
-        # Asked again if the answer is lost: a lease that nobody has heard of ends by itself.
+        # Retried if the reply is lost: an unknown lease ends by itself.
         seconds = -(-ttl_ms // 1_000)
         lease = decode_grant(await self._ask(Method.GRANT, encode_grant(seconds)))
         if lease == 0:
@@ -203,7 +202,7 @@ class EtcdStore(SingleWrites):
             pass
 
     async def close(self) -> None:
-        """Calls under way are cut off."""
+        """Close all connections; calls in progress fail."""
         self._is_closed = True
         await self._watches.close()
         await self._keep_alives.close()
@@ -212,12 +211,11 @@ class EtcdStore(SingleWrites):
     # ── Calls ────────────────────────────────────────────────────────────────────────────────
 
     async def _ask(self, method: Method, request: bytes) -> bytes:
-        """Something that may be asked twice: of one member after the other until the time is
-        over."""
+        """Make a repeatable call, on one member after the other until the timeout."""
         return await self._call(method, request, is_repeatable=True)
 
     async def _ask_once(self, method: Method, request: bytes) -> bytes:
-        """Raises OutcomeUnknown if it was asked and the answer is lost."""
+        """Make a call once. Raises OutcomeUnknown if it was sent and the reply is lost."""
         return await self._call(method, request, is_repeatable=False)
 
     async def _call(self, method: Method, request: bytes, *, is_repeatable: bool) -> bytes:
@@ -257,7 +255,7 @@ class EtcdStore(SingleWrites):
         return (self._config.namespace + key).encode()
 
     def _range(self, prefix: str) -> tuple[bytes, bytes]:
-        # Not the namespace alone, which may be the beginning of another one.
+        # With a slash: the namespace alone may be the beginning of another one.
         return prefix_range(self._config.namespace + (prefix or "/"))
 
     def _entry(self, stored: Stored) -> Entry:
@@ -280,7 +278,7 @@ def _conflict_of(
     compare: Sequence[tuple[str, int]],
     compare_created: Sequence[tuple[str, int]],
 ) -> VersionConflict:
-    """Of the comparisons the first that fails, as the keys were at that moment."""
+    """Return the first comparison that failed, by the state of the keys at that moment."""
     found = iter(done.found)
     for key, version in compare:
         actual = next((one.version for one in next(found, ())), 0)
