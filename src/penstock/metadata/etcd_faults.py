@@ -1,9 +1,8 @@
-"""What an error of etcd, or of the way to it, means: whether asking another member helps, and
-whether a change that was asked for may have happened all the same.
+"""The meaning of errors of etcd and of the connection: whether another member may succeed, and
+whether a requested change may have happened.
 
-etcd tells its errors by their texts; the codes beside them are those of gRPC, whose library gives
-them for lost connections and the like as well. What is not known here is taken for the worst:
-nobody knows what happened.
+etcd identifies its errors by their texts. The codes are those of gRPC, whose library also uses them
+for lost connections and the like. An unknown error is treated as the worst case: unknown outcome.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,20 +17,20 @@ _OWN: Final = "etcdserver: "
 
 
 class Fault(NamedTuple):
-    error: PenstockError  # in one line
-    is_final: bool = False  # every member would say the same
-    is_unknown: bool = False  # it may have been carried out
+    error: PenstockError  # its text is one line
+    is_final: bool = False  # every member would reply the same
+    is_unknown: bool = False  # the request may have been carried out
 
 
 class HistoryGone(Compacted):
-    """A revision that was asked for is no longer kept; etcd does not say which ones are."""
+    """A requested revision is no longer kept; etcd does not report which ones are."""
 
     def __init__(self) -> None:
         super().__init__(1)
 
 
 class AnswerTooLarge(StoreUnreachable):
-    """For this side; a smaller question may be answered."""
+    """The reply is too large for this side; a smaller request may succeed."""
 
 
 _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
@@ -43,9 +42,9 @@ _FINAL: Final[Mapping[str, Callable[[str], PenstockError]]] = {
     "too many operations in txn request": lambda text: InvalidRequest(text),
     "duplicate key given in txn request": lambda text: InvalidRequest(text),
 }
-# Said before anything else is looked at, because every call asks for a member with a leader.
+# Checked by etcd before anything else, because every call requires a member with a leader.
 _NO_LEADER: Final = "no leader"
-# Who is refused is refused everywhere, and by a server that is no etcd nothing is carried out.
+# All members refuse such a call alike, and a server that is not etcd carries out nothing.
 _REFUSALS: Final = frozenset(
     {
         StatusCode.UNAUTHENTICATED,

@@ -1,8 +1,7 @@
-"""gRPC's library, as the etcd store uses it: without a log of its own.
+"""The gRPC library for the etcd store, with its logging disabled.
 
-It writes to stderr by itself whenever a connection fails, which is where a node's log lines go, in
-another form and with nothing in them that the errors here do not say. Whoever wants it all the same
-sets GRPC_VERBOSITY.
+It writes to stderr whenever a connection fails. The node's log goes to stderr too, and the errors
+raised here contain everything that gRPC would log. Set GRPC_VERBOSITY to enable it.
 """
 
 import os

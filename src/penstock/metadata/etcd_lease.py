@@ -1,14 +1,13 @@
-"""Keeping an etcd lease alive whatever becomes of single members.
+"""Keeping an etcd lease alive although single members fail.
 
-Each keep-alive is a question of its own, asked on the member that answered the last one; if that
-takes longer than it should, on the next one as well, and so on round and round, and the first
-answer counts. Round, because a member passes it on to its leader, and what went to one that has
-died since is not answered any more, while the next one goes to the new leader. Asking twice does no
-harm. A node must not be taken for dead because the member it asks is, so these connections carry
-nothing else, and there is one to each member.
+Each keep-alive is a separate request, first to the member that replied last. If there is no reply
+for a while, it is also sent to the next member, and so on in a cycle; the first reply counts. It is
+a cycle because a member forwards the request to its leader: a request to a leader that has died is
+never answered, while a later one reaches the new leader. Duplicates are harmless. A node must not
+be declared dead because one member is, so there is one connection to each member, for keep-alives
+only.
 
-When the next keep-alive is due, and what follows if none is answered, is the affair of
-``lease_clock.py``.
+``lease_clock.py`` decides when the next keep-alive is due, and what follows if none succeeds.
 """
 
 import asyncio
@@ -21,19 +20,19 @@ from penstock.metadata.etcd_wire import decode_keep_alive, encode_lease
 from penstock.metadata.store import LeaseGone, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError
 
-ROUND_SECONDS: Final = 0.1  # to breathe when everybody has refused, which may be at once
+ROUND_SECONDS: Final = 0.1  # pause when all members have refused, which may be at once
 
 
 class KeepAlives:
     def __init__(self, config: EtcdConfig, *, chance: Callable[[], float]) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._order = sorted(config.endpoints, key=lambda _one: chance())  # the next to ask first
+        self._order = sorted(config.endpoints, key=lambda _one: chance())  # the order of requests
         self._links: dict[str, Link] = {}
         self._is_closed = False
 
     async def keep_alive(self, lease: int) -> int:
-        """The ms it lasts from now. Raises LeaseGone, or Unreachable when no member answered."""
+        """Return the ms that the lease lasts. Raises LeaseGone, or Unreachable without a reply."""
         if self._is_closed:
             raise StoreUnusable("The metadata store is closed.")
         until = self._loop.time() + self._config.keep_alive_ms / 1_000
@@ -73,11 +72,11 @@ class KeepAlives:
         )
 
     async def _answer(self, task: asyncio.Task[bytes], endpoint: str) -> bytes | PenstockError:
-        """What a member said, or why it did not. Raises what every member would say."""
+        """Return a member's reply or error. Raises errors that every member would return."""
         try:
             return task.result()
         except Failed as failed:
-            # Whatever it was: the next time begins with a new connection.
+            # After any error the next request uses a new connection.
             link = self._links.pop(endpoint, None)
             if link is not None:
                 await link.channel.close()

@@ -1,12 +1,12 @@
-"""Ways to the members of an etcd cluster: one connection at a time, to whichever member answers.
+"""Connections to an etcd cluster: one at a time, to any member that replies.
 
-A member counts as there when it has answered a read, for which it needs a leader and that one a
-majority; a connection alone says little, for the kernel of a stopped process still takes them.
-Whoever finds a member wanting says so (``failed``), and the next one is looked for, those that
-failed longest ago first. All who wait for a connection wait for the same one.
+A member is usable when it has replied to a read, for which it needs a leader, and the leader a
+majority; an open connection proves little, because the kernel accepts connections for a stopped
+process. A caller that finds a member unusable reports it (``failed``); then another member is
+tried, those that failed longest ago first. All callers wait for the same connection attempt.
 
-Calls, watches and keep-alives each have ``Links`` of their own, and therefore connections of their
-own: a burst of changes for the watches must not hold up the keep-alive that keeps the node in.
+Calls, watches and keep-alives each use separate ``Links``, and so separate connections: a burst of
+watched changes must not delay the keep-alive that keeps the node in the cluster.
 """
 
 import asyncio
@@ -25,14 +25,13 @@ from penstock.metadata.store import StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError
 
 MIB: Final = 1_048_576
-# etcd sends what was asked for in one piece; a page of a list, and a watch's answer, fit several
-# times.
+# etcd sends a reply in one piece. A page of a list, or a reply of a watch, fits several times.
 ANSWER_BYTES_MAX: Final = 64 * MIB
-REQUEST_BYTES_MAX: Final = 2 * MIB  # etcd takes 1.5
+REQUEST_BYTES_MAX: Final = 2 * MIB  # etcd accepts 1.5
 ENDPOINTS_MAX: Final = 16
-PAUSE_SECONDS_MIN: Final = 0.05  # after all members were asked in vain
+PAUSE_SECONDS_MIN: Final = 0.05  # after all members failed
 PAUSE_SECONDS_MAX: Final = 1.0
-# A member that has lost its leader refuses these at once, instead of answering when it has one.
+# A member without a leader refuses such calls at once, instead of replying when it has one.
 WITH_LEADER: Final = (("hasleader", "true"),)
 
 LIBRARY_ERRORS: Final = (
@@ -47,22 +46,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    endpoints: tuple[str, ...]  # host:port of the members, some or all
-    namespace: str = "/penstock/main"  # before every key; none may lie within another's
-    ca_path: Path | None = None  # with it connections are encrypted, and members proven
-    cert_path: Path | None = None  # this node's own, for members that want to know who asks
+    endpoints: tuple[str, ...]  # host:port of some or all members
+    namespace: str = "/penstock/main"  # prefix of all keys; must not contain another namespace
+    ca_path: Path | None = None  # if set, connections are encrypted and members authenticated
+    cert_path: Path | None = None  # certificate of this node, for members that authenticate clients
     key_path: Path | None = None
-    # For any call. What is on its way to a leader that dies is not answered at all, so this is also
-    # how long its caller waits to hear that nobody knows.
+    # For any call. A request to a leader that dies gets no reply, so this is also the time until
+    # its caller learns that the outcome is unknown.
     call_ms: int = 3_000
-    connect_ms: int = 1_000  # for a member to say that it is there
-    keep_alive_ms: int = 2_000  # for one keep-alive, on whatever member
-    hedge_ms: int = 400  # then a keep-alive is tried on the next member as well
-    pulse_ms: int = 1_000  # after so long without a word a watch asks whether anybody is there
-    pulse_answer_ms: int = 2_000  # and after so long without an answer nobody is
+    connect_ms: int = 1_000  # for a member to reply to the first read
+    keep_alive_ms: int = 2_000  # for one keep-alive, on any member
+    hedge_ms: int = 400  # after this a keep-alive is sent to the next member as well
+    pulse_ms: int = 1_000  # after this silence a watch requests a sign of life
+    pulse_answer_ms: int = 2_000  # without a reply for this time, the member counts as lost
 
 
-# In quotes: the library's classes take no arguments when the program runs.
+# In quotes: at run time the library's classes are not generic.
 StreamMethod: TypeAlias = "aio.StreamStreamMultiCallable[bytes, bytes]"
 
 
@@ -74,7 +73,7 @@ class Method(StrEnum):
 
 
 class Failed(Exception):
-    """A call that has no answer."""
+    """A call without a reply."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault.error))
@@ -94,7 +93,7 @@ class Link:
         }
 
     async def ask(self, method: Method, request: bytes, *, seconds: float) -> bytes:
-        """Raises Failed."""
+        """Make one call. Raises Failed."""
         try:
             return await self._methods[method](request, timeout=seconds, metadata=WITH_LEADER)
         except LIBRARY_ERRORS as error:
@@ -104,8 +103,8 @@ class Link:
             raise failed from error
 
     async def keep_alive(self, request: bytes, *, seconds: float) -> bytes:
-        """A stream for one question: what has to be kept alive is asked for seldom, and so there is
-        nothing to be kept over the end of a connection. Raises Failed."""
+        """Send one keep-alive on a new stream. Keep-alives are rare, so there is no need to
+        preserve streams across connections. Raises Failed."""
         async with self.failing():
             stream = self._keep_alive(timeout=seconds, metadata=WITH_LEADER)
             try:
@@ -119,7 +118,7 @@ class Link:
 
     @asynccontextmanager
     async def failing(self) -> AsyncIterator[None]:
-        """What the library raises, as Failed."""
+        """Convert errors of the library to Failed."""
         try:
             yield
         except LIBRARY_ERRORS as error:
@@ -129,13 +128,13 @@ class Link:
             raise failed from error
 
     def _failed(self, error: BaseException) -> Failed | None:
-        """None: it is the caller that is cancelled."""
+        """Return the error; None if it is the caller that is cancelled."""
         if isinstance(error, aio.AioRpcError):
             return Failed(fault_of(error, self.endpoint))
-        # The channel was closed before, or the stream that is written to has ended.
+        # The channel was already closed, or the stream being written to has ended.
         if isinstance(error, aio.UsageError | asyncio.InvalidStateError):
             return Failed(Fault(StoreUnreachable(f"etcd at {self.endpoint}: given up")))
-        # The library says so, too, when the channel is closed under a call.
+        # The library also raises CancelledError if the channel is closed during a call.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             return None
@@ -148,26 +147,29 @@ class Link:
 
 
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
-    """Nothing is sent before the first call. Raises StoreUnusable."""
+    """Return a link; nothing is sent before the first call. Raises StoreUnusable."""
     options: list[tuple[str, Any]] = [
-        ("grpc.use_local_subchannel_pool", 1),  # or all channels to a member share a connection
+        (
+            "grpc.use_local_subchannel_pool",
+            1,
+        ),  # else all channels to a member share a connection
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
         ("grpc.service_config_disable_resolution", 1),
-        ("grpc.client_idle_timeout_ms", 2**31 - 1),  # a quiet connection is not a lost one
+        ("grpc.client_idle_timeout_ms", 2**31 - 1),  # never close idle connections
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", config.connect_ms),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # Below the calls, for a connection that is cut without a word. etcd hangs up on those who
-        # ping every five seconds.
+        # Detects connections that are cut silently. etcd disconnects clients that ping more often
+        # than every five seconds.
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 3_000),
     ]
     if config.ca_path is None:
         return Link(endpoint, aio.insecure_channel(endpoint, options=options))
-    # Read anew for each connection: certificates are replaced while a node runs.
+    # Read for each connection, because certificates are replaced while a node runs.
     credentials = ssl_channel_credentials(
         root_certificates=_file(config.ca_path),
         private_key=_file(config.key_path),
@@ -177,7 +179,7 @@ def open_link(endpoint: str, config: EtcdConfig) -> Link:
 
 
 async def abandon(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Ends tasks whose outcome nobody asks for any more, also if it is an error by now."""
+    """Cancel tasks whose results are no longer needed, and ignore their errors."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -197,19 +199,19 @@ class Links:
         self._config = config
         self._purpose = purpose
         self._loop = asyncio.get_running_loop()
-        # Drawn once, so that the nodes of a cluster do not all ask the same member.
+        # Random, so that the nodes of a cluster do not all use the same member.
         order = sorted(config.endpoints, key=lambda _one: chance())
         self._failed_at: dict[str, float] = dict.fromkeys(order, 0.0)
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link] | None = None
         self._closing: dict[asyncio.Task[None], Link] = {}
         self._is_closed = False
-        # A key that is never there, below the namespace: nobody may be allowed to read more.
+        # A key that never exists, within the namespace: this node may have no access outside it.
         self._probe = encode_range(f"{config.namespace}/".encode(), is_keys_only=True)
 
     async def ready(self, until: float) -> Link:
-        """A connection to a member that answers. Raises Unreachable when there is none at that
-        time of the loop's clock: then nothing was sent to anybody."""
+        """Return a connection to a member that replies. Raises Unreachable if there is none at time
+        ``until`` of the loop's clock: then nothing was sent."""
         link = self._link
         if link is not None and link.is_connected:
             return link
@@ -228,7 +230,7 @@ class Links:
         return connecting.result()
 
     def failed(self, link: Link, error: PenstockError) -> None:
-        """It is not used any more. What is under way on it may finish: it may be answered yet."""
+        """Stop using a link. Calls in progress on it may still finish."""
         if link is not self._link:
             return
         self._link = None
@@ -248,7 +250,7 @@ class Links:
             self._retire(link, grace=None)
         closing = dict(self._closing)
         for task, retired in closing.items():
-            task.cancel()  # it waits for calls under way, perhaps
+            task.cancel()  # it may be waiting for calls in progress
             await asyncio.wait((task,))
             await retired.channel.close()
 
@@ -271,9 +273,9 @@ class Links:
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
 
     async def _look(self, link: Link) -> str | None:
-        """What is wrong with a member, if anything. A read that is up to date: for some time after
-        their leader has died the others believe in it, and lose what they pass on to it. Raises
-        StoreUnusable if etcd refuses this node."""
+        """Return what is wrong with a member, or None. Checked by a linearizable read: for some
+        time after their leader has died, members still forward requests to it, which are lost.
+        Raises StoreUnusable if etcd refuses this node."""
         seconds = self._config.connect_ms / 1_000
         try:
             await link.ask(Method.RANGE, self._probe, seconds=seconds)
@@ -287,7 +289,7 @@ class Links:
         if self._connecting is connecting:
             self._connecting = None
         if connecting.cancelled() or connecting.exception() is not None:
-            return  # whoever waits for it is told
+            return  # waiting callers get the error
         link = connecting.result()
         if self._is_closed:
             self._retire(link, grace=None)

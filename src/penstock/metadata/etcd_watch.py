@@ -1,18 +1,17 @@
-"""Following keys of an etcd through the loss of members, without a gap.
+"""Watches of etcd keys that survive the loss of members, without a gap.
 
-Each watch has a stream of its own and remembers the revision it has to go on from; when the stream
-or the member is lost it begins again there, on whichever member answers. Three things about etcd
-decide how:
+Each watch has a separate stream and remembers its next revision; when the stream or the member is
+lost, the watch restarts there, on any member that replies. Three properties of etcd matter:
 
-- A watch may begin exactly where history was cut, and a delete of that revision is gone without a
-  word. So it is begun one revision early and what is too old is passed over: then etcd says that
-  it was cut.
-- A member that stops, or is cut off from the others, just falls silent. So after a moment of
-  silence the stream is asked for a sign of life. The revision that comes with it is not looked at:
-  versions before 3.4.25 and 3.5.8 give one that may be ahead of changes yet to be sent. What a
-  watch itself is told now and then is in order with its changes, and is believed.
-- What is much comes in fragments, which may part a revision: the last one of a fragment is kept
-  back until the rest is there.
+- A watch may start exactly where history was compacted, and then silently misses a delete of that
+  revision. So a watch starts one revision early and skips older changes: then etcd reports the
+  compaction.
+- A member that stops, or is cut off from the others, just becomes silent. So after a short silence
+  the stream is asked for a progress notification. Its revision is ignored: etcd before 3.4.25 and
+  3.5.8 may send one that is ahead of changes not sent yet. Periodic notifications of a watch are in
+  order with its changes, and are used.
+- A large reply comes in fragments, which may split a revision: the last revision of a fragment is
+  kept back until the rest has arrived.
 """
 
 import asyncio
@@ -28,16 +27,16 @@ from penstock.metadata.store import Compacted, StoreUnreachable, StoreUnusable
 from penstock.model.errors import PenstockError, Throttled
 from penstock.wire.internal.faults import Unreachable
 
-Event = tuple[bool, Stored]  # whether it is a put
+Event = tuple[bool, Stored]  # True: a put
 
-WATCHES_MAX: Final = 1_000  # a stream each; a node follows a dozen prefixes
+WATCHES_MAX: Final = 1_000  # each is a stream; a node watches a dozen prefixes
 RETRY_SECONDS_MIN: Final = 0.05
 RETRY_SECONDS_MAX: Final = 1.0
 _REFUSED: Final = ("permission denied", "auth token", "user name is empty")
 
 
 class _Watch:
-    """One watch: where it stands, and when it last heard anything."""
+    """One watch: its next revision, and when it last received anything."""
 
     def __init__(self, start: bytes, end: bytes, *, from_revision: int, now: float) -> None:
         self.start = start
@@ -51,7 +50,7 @@ class _Watch:
         return encode_watch(self.start, self.end, from_revision=max(1, self.from_revision - 1))
 
     def take(self, answer: WatchAnswer) -> Sequence[Event]:
-        """The changes that are whole with this answer, in order."""
+        """Return the changes that are complete with this reply, in order."""
         events = self._kept_back + [
             event for event in answer.events if event[1].version >= self.from_revision
         ]
@@ -83,14 +82,14 @@ class Watches:
 
     @property
     def staleness_ms(self) -> int:
-        """For how long a watch may have missed changes, at most."""
+        """The longest time for which a watch may have missed changes."""
         now = self._loop.time()
         return int(max((now - watch.heard_at for watch in self._watches), default=0.0) * 1_000)
 
     async def follow(
         self, start: bytes, end: bytes, *, from_revision: int
     ) -> AsyncGenerator[Sequence[Event], None]:
-        """Changes of keys from start to end, as ``store.Store.watch`` has it. Raises Compacted;
+        """Yield changes of keys from start to end, as ``store.Store.watch``. Raises Compacted;
         StoreUnusable if etcd refuses; Throttled."""
         if len(self._watches) >= WATCHES_MAX:
             raise Throttled("Too many watches are open.")
@@ -110,7 +109,7 @@ class Watches:
                         raise failed.fault.error from failed
                     self._links.failed(link, failed.fault.error)
                 except Unreachable:
-                    continue  # it has waited
+                    continue  # ``ready`` has waited
                 except StoreUnusable:
                     if self._closed.is_set():
                         return
@@ -121,14 +120,14 @@ class Watches:
             self._watches.discard(watch)
 
     async def _stream(self, link: Link, watch: _Watch) -> AsyncGenerator[Sequence[Event], None]:
-        """Until it breaks, which is Failed, or is closed here."""
+        """Yield changes until the stream breaks (Failed) or is closed here."""
         async with link.failing():
             stream = link.watch(metadata=WITH_LEADER)
             await stream.write(watch.begin())
         read: asyncio.Task[Any] | None = None
         try:
             while not self._closed.is_set():
-                # A read that is cancelled takes its stream with it: so it is left to itself.
+                # Cancelling a read would cancel its stream, so the read continues across timeouts.
                 read = read or self._loop.create_task(_read(link, stream), name="etcd watch")
                 if not await self._is_heard(link, stream, read):
                     text = f"etcd at {link.endpoint} has fallen silent"
@@ -147,8 +146,8 @@ class Watches:
                 await abandon((read,))
 
     async def _is_heard(self, link: Link, stream: Any, read: asyncio.Task[Any]) -> bool:
-        """Asked more than once: some versions leave a question without an answer while a watch
-        catches up."""
+        """Wait for a reply; False if the member is silent. Progress is requested repeatedly: some
+        versions do not reply while a watch catches up."""
         pulse = self._config.pulse_ms / 1_000
         until = self._loop.time() + pulse + self._config.pulse_answer_ms / 1_000
         while True:
@@ -165,7 +164,7 @@ class Watches:
                 return False
 
     async def _pause(self, seconds: float) -> None:
-        """So that all the nodes of a cluster do not come at once; ends with the store."""
+        """Wait a random time, so that nodes do not reconnect all at once; ends with the store."""
         try:
             async with asyncio.timeout(seconds * (0.5 + self._chance() / 2)):
                 await self._closed.wait()

@@ -1,15 +1,15 @@
-"""The few messages of etcd's API that the store needs, as bytes. Pure.
+"""Encoding and decoding of the few messages of etcd's API that the store needs. Pure.
 
-They are protocol buffers: fields, each a number with a kind of value, in any order, unknown ones to
-be passed over. Written by hand, for a dozen messages do not need a compiler, a run-time library and
-their versions: ``docs/adr/0023-etcd-client.md``. Field numbers are etcd's (``rpc.proto`` and
-``kv.proto`` of its version 3) and stand beside their names below; a field that has its default is
-not sent. Keys and values are bytes here; names and errors are given to them in ``etcd.py``.
+The messages are protocol buffers: fields of a number and a typed value, in any order; unknown
+fields are skipped. Written by hand, because a dozen messages do not justify a compiler and a
+run-time library with their versions: ``docs/adr/0023-etcd-client.md``. Field numbers are those of
+etcd 3 (``rpc.proto``, ``kv.proto``); a field with its default value is not sent. Keys and values
+are bytes here; ``etcd.py`` converts names and errors.
 
     field    = tag, value         tag = number << 3 | kind, a varint
-    kind 0   = varint             seven bits a byte, the lowest first; ten bytes if negative
+    kind 0   = varint             seven bits per byte, lowest first; ten bytes if negative
     kind 2   = length, bytes      strings, bytes, messages
-    kinds 1 and 5, eight and four bytes, are passed over: etcd has none that we read
+    kinds 1 and 5, eight and four bytes, are skipped: no field that is read here has them
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ _SHIFT_MAX: Final = 63  # a varint has at most ten bytes
 
 
 class Stored(NamedTuple):
-    """An entry, or of a delete its key and the revision of its end."""
+    """An entry; for a delete, its key and the revision of the delete."""
 
     key: bytes
     value: bytes
@@ -44,18 +44,18 @@ class Ranged(NamedTuple):
 class TxnDone(NamedTuple):
     revision: int
     is_done: bool
-    found: Sequence[Sequence[Stored]]  # if not: of each key that was compared, in their order
+    found: Sequence[Sequence[Stored]]  # if not done: the entries of each compared key, in order
 
 
 class WatchAnswer(NamedTuple):
     revision: int
-    watch_id: int  # negative: an answer to PROGRESS, of no watch
+    watch_id: int  # negative: a reply to PROGRESS, not of one watch
     is_created: bool
     is_cancelled: bool
-    compacted: int  # not 0: history up to here is gone, and with it the watch
-    reason: str  # of its end
-    is_fragment: bool  # the next answer goes on with it
-    events: Sequence[tuple[bool, Stored]]  # whether it is a put
+    compacted: int  # not 0: history up to here is gone, and the watch has ended
+    reason: str  # why the watch ended
+    is_fragment: bool  # continued in the next reply
+    events: Sequence[tuple[bool, Stored]]  # True: a put
 
 
 # ── Writing ──────────────────────────────────────────────────────────────────────────────────
@@ -92,7 +92,7 @@ def encode_range(
     revision: int = 0,
     is_keys_only: bool = False,
 ) -> bytes:
-    """Linearizable: ``serializable`` (7) is never set. Without ``end`` the one key."""
+    """Linearizable, because ``serializable`` (7) is never set. Without ``end``: one key."""
     return b"".join(
         (
             _bytes(1, start),
@@ -112,11 +112,11 @@ def encode_txn(
     deletes: Sequence[bytes],
     lease: int,
 ) -> bytes:
-    """If a comparison fails, all compared keys are read instead: to say which one it was."""
+    """If a comparison fails, all compared keys are read, to find out which one it was."""
     parts: list[bytes] = []
     for target, union, keys in ((2, 6, compare), (1, 5, compare_created)):  # MOD, CREATE
         for key, revision in keys:
-            # The result is EQUAL, its default. A revision of 0 is sent: it is one of a union.
+            # The result is EQUAL, the default. A revision of 0 must be sent: it is in a union.
             expected = varint(union << 3) + varint(revision)
             parts.append(_bytes(1, _int(2, target) + _bytes(3, key) + expected))
     for key, value in puts:
@@ -134,14 +134,14 @@ def encode_watch(start: bytes, end: bytes, *, from_revision: int) -> bytes:
             _bytes(1, start),
             _bytes(2, end),
             _int(3, from_revision),
-            _int(4, 1),  # progress_notify: now and then to be told how far it has come
-            _int(8, 1),  # fragment: not all at once if it is much
+            _int(4, 1),  # progress_notify: report the revision periodically
+            _int(8, 1),  # fragment: split large replies
         )
     )
     return _bytes(1, create)
 
 
-PROGRESS: Final = _bytes(3, b"")  # asks a watch's stream for a sign of life
+PROGRESS: Final = _bytes(3, b"")  # requests a sign of life from a watch's stream
 
 
 def encode_grant(ttl_seconds: int) -> bytes:
@@ -149,7 +149,7 @@ def encode_grant(ttl_seconds: int) -> bytes:
 
 
 def encode_lease(lease: int) -> bytes:
-    """To keep it alive or to revoke it."""
+    """Encode a request to keep a lease alive or to revoke it."""
     return _int(1, lease)
 
 
@@ -157,7 +157,7 @@ def encode_lease(lease: int) -> bytes:
 
 
 def _read(decode: Callable[P, T]) -> Callable[P, T]:
-    """Bytes that are no such message are no reason for a traceback."""
+    """Raise StoreUnusable for bytes that are not a valid message."""
 
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -169,7 +169,7 @@ def _read(decode: Callable[P, T]) -> Callable[P, T]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number and where it ends."""
+    """Return the number and the position after it."""
     byte = data[at]
     if byte < 0x80:
         return byte, at + 1
@@ -198,7 +198,7 @@ def _end(data: bytes, at: int, length: int) -> int:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Number, varint and bytes of every field; whichever of the two a field is not, is empty."""
+    """Yield number, varint and bytes of every field; one of the last two is 0 or empty."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -221,7 +221,7 @@ def _revision(header: bytes) -> int:
 
 
 def _stored(data: bytes) -> Stored:
-    """Without the generator: a catalog is read by the ten thousand."""
+    """Decode without the generator, for speed: catalogs have tens of thousands of entries."""
     key = value = b""
     version = created = 0
     at, end = 0, len(data)
@@ -247,7 +247,7 @@ def _stored(data: bytes) -> Stored:
 
 
 def _stored_of_another_version(data: bytes) -> Stored:
-    """With fields that this one does not know."""
+    """Decode an entry that has unknown fields."""
     key = value = b""
     revisions = {2: 0, 3: 0}
     for field, number, content in fields(data):
@@ -328,11 +328,11 @@ def _event(data: bytes) -> tuple[bool, Stored]:
 
 @_read
 def decode_grant(data: bytes) -> int:
-    """The lease."""
+    """Return the lease."""
     return next((_signed(number) for field, number, _ in fields(data) if field == 2), 0)
 
 
 @_read
 def decode_keep_alive(data: bytes) -> int:
-    """The seconds it lasts from now; none if it has ended."""
+    """Return the seconds that the lease lasts from now; 0 if it has ended."""
     return next((_signed(number) for field, number, _ in fields(data) if field == 3), 0)

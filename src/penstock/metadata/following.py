@@ -1,8 +1,8 @@
-"""Following one prefix of a store: read it whole, then take over what the watch brings, and read it
-whole again when the watch has missed something.
+"""Following one prefix of a store: read it whole, apply the changes of the watch, and read it whole
+again when the watch has missed changes.
 
-``cache.py`` keeps decoded values for its own node and ``mirror.py`` raw ones for others; how each
-of them takes an entry or a change over is its own affair, and this loop is the same for both.
+Used by ``cache.py``, which keeps decoded values for this node, and ``mirror.py``, which keeps raw
+values for other nodes; each of them applies entries and changes in its own way.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ class Following:
         take: Callable[[Sequence[Change]], None],
         revision: Callable[[], int],
     ) -> None:
-        """``fill`` reads everything, ``take`` takes over what has changed, ``revision`` is what
-        the two have passed."""
-        self.trouble: str | None = None  # why memory may be behind the store
-        self.troubled_at = 0.0  # by the loop's clock, since when
+        """``fill`` reads everything, ``take`` applies changes, ``revision`` returns the last
+        revision that the two have covered."""
+        self.trouble: str | None = None  # why memory may lag behind the store
+        self.troubled_at = 0.0  # start of the trouble, by the loop's clock
         self.resync_count = 0  # times everything was read again
         self._store = store
         self._prefix = prefix
@@ -42,7 +42,7 @@ class Following:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when everything is in memory. Raises what the store raises."""
+        """Load everything into memory. Raises the errors of the store."""
         assert self._task is None, "a prefix is followed once"
         await self._fill()
         self._task = asyncio.create_task(self._follow(), name=f"watch {self._prefix}")
@@ -77,7 +77,7 @@ class Following:
                 extra = {"prefix": self._prefix, "why": self.trouble}
                 if isinstance(error, PenstockError):
                     log.warning("metadata watch failed", extra=extra)
-                else:  # of whoever takes changes: without the watch this node would stand still
+                else:  # an error of ``take``: without the watch this node would receive no changes
                     log.exception("metadata watch failed", extra=extra)
                 await asyncio.sleep(retry_seconds)
                 retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)

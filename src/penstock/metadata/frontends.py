@@ -1,12 +1,11 @@
-"""Which frontends are alive, for limits and quotas that they divide among them.
+"""The number of live frontends, for limits and quotas that they divide among themselves.
 
-Each writes an entry of its own again every BEAT_SECONDS, and follows what all of them write. How
-long another has been silent is counted in one's own beats that have come round by the same way.
-So no clocks are compared, and while the metadata is away nobody's silence means anything: a limit
-is not doubled because a service has a pause.
+Each frontend rewrites its entry every BEAT_SECONDS, and watches the entries of all. The silence of
+another frontend is counted in own beats that the watch has reported. So no clocks are compared, and
+while the metadata is not reachable no frontend counts as silent: an outage does not double a limit.
 
-An id is drawn with every start: whoever was killed is missed after some beats, and its entry goes
-later. What is divided, and how, is for ``frontend`` to know.
+An id is random and new with every start. The entry of a killed frontend stops counting after some
+beats and is removed later. The ``frontend`` package knows what is divided, and how.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from penstock.metadata.store import Change, ChangeKind, Store
 from penstock.model.errors import InvalidRequest, PenstockError, VersionConflict
 
 PREFIX: Final = "/frontends/"
-# Each beat is a write that all of them hear of: so many make fifty of these a second.
+# Every beat is a write that all frontends are notified of: a hundred make fifty beats a second.
 FRONTENDS_MAX: Final = 100
 BEAT_SECONDS: Final = 2.0
-SILENT_BEATS_MAX: Final = 4  # who is silent for as long as that does not count any more
-FORGOTTEN_BEATS: Final = 60  # then its entry goes; whoever sees it first removes it
+SILENT_BEATS_MAX: Final = 4  # after this silence a frontend no longer counts
+FORGOTTEN_BEATS: Final = 60  # after this its entry is removed, by the first frontend that notices
 NODE_CHARS_MAX: Final = 255
 _KEY: Final = re.compile(rf"{PREFIX}[0-9a-f]{{32}}\Z")
 
@@ -33,7 +32,7 @@ log_ = logging.getLogger(__name__)
 
 
 def check_entry(key: str, value: bytes) -> None:
-    """The value is the name of the node, for people to read. Raises InvalidRequest."""
+    """Check an entry, whose value is the node's name, for people. Raises InvalidRequest."""
     if _KEY.match(key) is None:
         raise InvalidRequest(f"{key} names no frontend.")
     if not 1 <= len(value.decode()) <= NODE_CHARS_MAX:
@@ -53,8 +52,8 @@ class LiveFrontends:
         self._store = store
         self._key = PREFIX + entropy(16).hex()
         self._value = node[:NODE_CHARS_MAX].encode()
-        self._version = 0  # of the own entry
-        self._turn = 0  # how many of the own beats have come round
+        self._version = 0  # of this frontend's entry
+        self._turn = 0  # number of own beats that the watch has reported
         self._others: dict[str, _Heard] = {}  # by key
         self._revision = 0
         self._following = Following(
@@ -67,22 +66,22 @@ class LiveFrontends:
 
     @property
     def count(self) -> int:
-        """This one included."""
+        """The number of live frontends, including this one."""
         return self._count
 
     def on_change(self, listener: Callable[[int], None]) -> None:
-        """Called with the new count."""
+        """Call ``listener`` with each new count."""
         self._listeners.append(listener)
 
     async def start(self) -> None:
-        """Returns when the others are known, so before anybody is served. Raises what the store
-        raises."""
+        """Start to beat. The count is known when this returns, before any request is served. Raises
+        the errors of the store."""
         await self._following.start()
         await self._try_to_beat()
         self._task = asyncio.create_task(self._beat_forever(), name="frontend beat")
 
     async def stop(self) -> None:
-        """Says good-bye, so that the others need not wait until it is missed."""
+        """Stop and remove the entry, so that the others need not wait for the silence."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -92,7 +91,7 @@ class LiveFrontends:
             with suppress(PenstockError):
                 await self._store.delete(self._key, if_version=self._version)
 
-    # ── Hearing ──────────────────────────────────────────────────────────────────────────────
+    # ── Watching ─────────────────────────────────────────────────────────────────────────────
 
     async def _fill(self) -> None:
         entries, revision = await self._store.list(PREFIX)
@@ -101,7 +100,7 @@ class LiveFrontends:
             if entry.key == self._key:
                 continue
             known = before.get(entry.key)
-            # An entry that has not changed says nothing new of its writer.
+            # An unchanged entry is not a sign of life.
             is_same = known is not None and known.version == entry.version
             self._others[entry.key] = (
                 known if known is not None and is_same else _Heard(self._turn, entry.version)
@@ -114,7 +113,7 @@ class LiveFrontends:
             is_put = change.kind is ChangeKind.PUT
             if change.key == self._key:
                 self._turn += is_put
-                # A beat may be answered before an older one has come round.
+                # A beat's reply may arrive before the watch reports an older beat.
                 self._version = max(change.version, self._version) if is_put else 0
             elif is_put:
                 self._others[change.key] = _Heard(self._turn, change.version)
@@ -133,7 +132,7 @@ class LiveFrontends:
         for listener in self._listeners:
             listener(count)
 
-    # ── Being heard ──────────────────────────────────────────────────────────────────────────
+    # ── Beating ──────────────────────────────────────────────────────────────────────────────
 
     async def _beat_forever(self) -> None:
         while True:
@@ -151,10 +150,10 @@ class LiveFrontends:
             self._trouble = None
 
     async def beat(self) -> None:
-        """Say once that this one is there. Raises what the store raises."""
+        """Rewrite the own entry once. Raises the errors of the store."""
         try:
             version = await self._store.put(self._key, self._value, if_version=self._version)
-        except VersionConflict:  # the answer to the last one was lost, or it was forgotten
+        except VersionConflict:  # the last reply was lost, or the entry was removed
             entry = await self._store.get(self._key)
             version = await self._store.put(
                 self._key, self._value, if_version=entry.version if entry else 0
@@ -166,5 +165,5 @@ class LiveFrontends:
         before = self._turn - FORGOTTEN_BEATS
         for key, heard in tuple(self._others.items()):
             if heard.turn <= before:
-                with suppress(VersionConflict):  # somebody else has, or it is back
+                with suppress(VersionConflict):  # removed by another, or alive again
                     await self._store.delete(key, if_version=heard.version)

@@ -1,11 +1,10 @@
 """Tenants, users, keys and policies: the ``model.ports.Identities`` of this node, and the calls
 that change them.
 
-Reading is ``identity_memory.py``'s, a dict lookup. A change goes to the store first, compared with
-the version it was made from, again when somebody was faster, and is seen here when the call
-returns. Entries, names and bounds are in ``identity_entries.py``. Whether a tenant still has queues
-is for the caller to look at before it deletes one; who may call any of this is the admin API's to
-decide.
+Reads are in ``identity_memory.py``. A change is written to the store first, compared with the
+version it is based on and retried after a conflict; it is visible here when the call returns.
+Entries, names and bounds are in ``identity_entries.py``. Before deleting a tenant, the caller must
+check that the tenant has no queues; the admin API decides who may make these calls.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -32,15 +31,15 @@ from penstock.model.limits import MINUTE_MS
 from penstock.model.ports import KeyRing
 from penstock.wire.aws.access import Kind, compile_policy
 
-TRIES_MAX = 32  # of a change that others keep overtaking
+TRIES_MAX = 32  # attempts at a change that conflicts with others
 
 T = TypeVar("T")
 R = TypeVar("R")
-Step = Callable[[bool], Awaitable[R]]  # told whether memory has proved to be behind
+Step = Callable[[bool], Awaitable[R]]  # True: a conflict has shown that memory lags
 
 
 class NewKey(msgspec.Struct, frozen=True):
-    """The one moment at which a secret leaves: it is not shown again, nor in a ``repr``."""
+    """A new key with its secret, which is not shown again, nor in the ``repr``."""
 
     key: AccessKey
     secret: str
@@ -50,12 +49,12 @@ class NewKey(msgspec.Struct, frozen=True):
 
 
 class Resealed(msgspec.Struct, frozen=True):
-    count: int  # now under the present master key
-    unreadable: int  # wrapped by a master key that is not known here
+    count: int  # now wrapped by the present master key
+    unreadable: int  # wrapped by an unknown master key
 
 
 class Write(NamedTuple):
-    """One entry of a transaction, and what memory makes of it afterwards."""
+    """One entry of a transaction, and the function that updates memory afterwards."""
 
     at: str
     data: bytes | None  # None: a delete
@@ -76,12 +75,12 @@ class StoredIdentities(IdentityMemory):
     def __init__(self, store: Store, ring: KeyRing, *, entropy: Callable[[int], bytes]) -> None:
         super().__init__(store, ring)
         self._entropy = entropy
-        self._used: dict[str, int] = {}  # by key id: the minute to write down
+        self._used: dict[str, int] = {}  # by key id: the minute to store
 
     # ── Changing tenants ─────────────────────────────────────────────────────────────────────
 
     def free_account(self) -> str:
-        """An account that no tenant has."""
+        """Return an account that no tenant has."""
         while True:
             account = entries.new_account(self._entropy(8))
             if self.tenant(account) is None:
@@ -119,23 +118,23 @@ class StoredIdentities(IdentityMemory):
         return await _again(f"The tenant {account}", step)
 
     async def delete_tenant(self, account: str) -> None:
-        """With its access rules. Refused with Conflict while it has users; the caller has looked
-        for queues."""
+        """Delete a tenant and its access rules. Raises Conflict if the tenant has users. The caller
+        must have checked that it has no queues."""
         at = tenant_key(account)
 
         async def step(is_behind: bool) -> None:
             entry, version = await self._tenant_entry(account, is_behind)
             if entry.user_count:
                 raise Conflict(f"The tenant {account} still has {entry.user_count} users.")
-            # First: rules that a crash leaves behind would hold for the next tenant of the account.
+            # First: rules left by a crash would apply to the next tenant of the account.
             await self._acls.remove_all(account)
             await self._commit(((at, version),), (remove(self._tenants, at),))
 
         await _again(f"The tenant {account}", step)
 
     def _check_tenant_name(self, tenant: Tenant) -> None:
-        # By what is known here: two nodes at once could give a name twice. The account decides
-        # everything; a name is only how people call it.
+        # Checked in memory only: two nodes at once could use a name twice. That is acceptable,
+        # because tenants are identified by their account; names are for people.
         for other in self._tenants.values():
             if other.tenant.name == tenant.name and other.tenant.account != tenant.account:
                 raise Conflict(f"The tenant {other.tenant.account} has the name {tenant.name}.")
@@ -176,8 +175,7 @@ class StoredIdentities(IdentityMemory):
         return await _again(f"The user {user.name}", step)
 
     async def change_user(self, account: str, name: str, change: Callable[[User], User]) -> User:
-        """Apply a pure function to the newest value and store it, again when someone was
-        faster."""
+        """Apply a pure function to the newest value and store the result, retrying conflicts."""
         at = user_key(account, name)
 
         async def step(is_behind: bool) -> User:
@@ -208,7 +206,7 @@ class StoredIdentities(IdentityMemory):
         return await self.change_user(account, user, change)
 
     async def delete_user(self, account: str, name: str) -> None:
-        """With its keys and passwords, all at once."""
+        """Delete a user with its keys and passwords, in one transaction."""
         at, tenant_at = user_key(account, name), tenant_key(account)
 
         async def step(is_behind: bool) -> None:
@@ -229,8 +227,8 @@ class StoredIdentities(IdentityMemory):
     async def create_key(
         self, account: str, user: str, *, now_ms: int, key_id: str = "", secret: str = ""
     ) -> NewKey:
-        """Id and secret are drawn here, unless both are given. This is the only time the secret
-        can be seen."""
+        """Create a key, with a random id and secret unless both are given. The secret cannot be
+        read later."""
         assert bool(key_id) == bool(secret), "an id and a secret go together"
         is_drawn = not key_id
         if is_drawn:
@@ -262,7 +260,7 @@ class StoredIdentities(IdentityMemory):
         return await _again(f"The user {user}", step)
 
     async def rotate_key(self, key_id: str, *, now_ms: int) -> NewKey:
-        """Another key for the same user. The old one works on, until it is disabled."""
+        """Create another key for the same user. The old one works until it is disabled."""
         key = self._live_keys.get(key_id)
         if key is None:
             key, _ = await self._key_entry(key_id, True)
@@ -294,7 +292,7 @@ class StoredIdentities(IdentityMemory):
             self._used[key.key_id] = now_ms - now_ms % MINUTE_MS
 
     async def flush(self) -> int:
-        """Write down which keys were used; returns how many. To be called now and then: a key is
+        """Store which keys were used, and return their number. May be called often: a key is
         written at most once a minute."""
         used, self._used = self._used, {}
         ids = list(used)
@@ -312,7 +310,7 @@ class StoredIdentities(IdentityMemory):
         for key_id, at_ms in used.items():
             key = self._live_keys.get(key_id)
             if key is None or key.last_used_at_ms >= at_ms:
-                continue  # deleted since, or another node has written it
+                continue  # deleted, or written by another node
             at = key_key(key_id)
             compare.append((at, self._keys.version(at)))
             after = msgspec.structs.replace(key, last_used_at_ms=at_ms)
@@ -320,7 +318,7 @@ class StoredIdentities(IdentityMemory):
         try:
             await self._commit(compare, changes)
         except VersionConflict:
-            # One of them was changed elsewhere; by the next time the watch has brought it.
+            # One of the keys was changed elsewhere; the watch reports it before the next try.
             self._remember_used(used)
             return 0
         except BaseException:
@@ -369,7 +367,7 @@ class StoredIdentities(IdentityMemory):
     # ── Changing access rules ────────────────────────────────────────────────────────────────
 
     async def add_acls(self, account: str, rules: Collection[Acl]) -> None:
-        """Raises QuotaExceeded if there is no room for all of them, and then adds none."""
+        """Add access rules. Raises QuotaExceeded, and adds none, if not all of them fit."""
         await self._acls.add(account, rules)
 
     async def remove_acls(self, account: str, rules: Collection[Acl]) -> None:
@@ -378,8 +376,8 @@ class StoredIdentities(IdentityMemory):
     # ── Another master key ───────────────────────────────────────────────────────────────────
 
     async def reseal(self, rewrap: Callable[[bytes, bytes], bytes]) -> Resealed:
-        """Put every secret under the present master key; ``rewrap(wrapped, context)`` gives back
-        the same bytes where that is so already. Afterwards the old master key can go."""
+        """Wrap every secret with the present master key. ``rewrap(wrapped, context)`` returns the
+        same bytes if that is already so. Afterwards the old master key is not needed any more."""
         count = unreadable = 0
 
         def again(wrapped: bytes, *, context: bytes) -> bytes:
@@ -402,7 +400,7 @@ class StoredIdentities(IdentityMemory):
                 try:
                     await self._commit(((at, version),), (put(self._scrams, at, after),))
                 except VersionConflict:
-                    continue  # a newer password, under the present key
+                    continue  # a newer password, wrapped by the present key
                 count += 1
         return Resealed(count, unreadable)
 
@@ -421,7 +419,7 @@ class StoredIdentities(IdentityMemory):
     # ── One step of a change ─────────────────────────────────────────────────────────────────
 
     async def _commit(self, compare: Sequence[tuple[str, int]], writes: Sequence[Write]) -> None:
-        """All of them or VersionConflict; seen here when this returns."""
+        """Write all entries or raise VersionConflict; memory is updated when this returns."""
         if not writes:
             return
         version = await self._store.txn(
@@ -469,16 +467,16 @@ async def _again(what: str, step: Step[R]) -> R:
         except VersionConflict:
             continue
         except (Conflict, NotFound):
-            # By what is known here, and another node may have changed that a moment ago: nobody is
-            # told no before the store was asked.
+            # Decided by memory, which another node's change may have made out of date: never
+            # refuse a request before the store was read.
             if attempt > 0:
                 raise
     raise Throttled(f"{what} is being changed elsewhere.")
 
 
 async def _newest(cache: Cache[T], at: str, is_behind: bool, missing: str) -> tuple[T, int]:
-    """From memory the first time; from the store when memory has proved to be behind, or knows
-    nothing of what another node may have made a moment ago."""
+    """Return the newest value and its version: from memory, or from the store if memory lags or
+    does not have the value, which another node may just have created."""
     value = None if is_behind else cache.get(at)
     if value is None:
         value = await cache.refresh(at)

@@ -1,18 +1,18 @@
-"""What the store keeps of tenants, users, keys and passwords: where each entry lies, what names may
-look like, and how many of everything there may be.
+"""Entries of tenants, users, keys and passwords in the store: their keys, valid names and maximum
+numbers.
 
-    /tenants/{account}                     the tenant, and how many users it has
-    /users/{account}/{name}                the user, with the ids of its keys and its mechanisms
+    /tenants/{account}                     the tenant, and its number of users
+    /users/{account}/{name}                the user, with its key ids and mechanisms
     /keys/{key_id}                         the key, its secret sealed
-    /scram/{account}/{user}/{mechanism}    what checks a password, sealed
+    /scram/{account}/{user}/{mechanism}    the data to verify a password, sealed
 
-The count in a tenant and the ids in a user are what makes one compare-and-swap enough: whoever adds
-a user changes the tenant's entry, whoever adds a key changes the user's, so a bound cannot be
-overrun by two at once, and nothing can be added to what is being deleted. They also say which keys
-count: one that its user does not name is no key, however long a watch takes to bring its end.
+The count in a tenant and the ids in a user make one compare-and-swap sufficient: to add a user
+changes the tenant's entry, to add a key changes the user's. So two nodes at once cannot exceed a
+bound, and nothing can be added to an entry that is being deleted. They also define which keys are
+valid: a key that its user's entry does not name is invalid, even before a watch reports its end.
 
-Values are JSON. Secrets are sealed with the entry's own key as context: moved to another entry they
-cannot be opened. Nothing here touches the store; ``identities.py`` does.
+Values are JSON. Secrets are sealed with the entry's key as context: they cannot be opened in
+another entry. Nothing here calls the store; ``identities.py`` does.
 """
 
 import base64
@@ -33,14 +33,14 @@ SCRAM_PREFIX = "/scram/"
 
 TENANTS_MAX = 10_000
 USERS_PER_TENANT_MAX = 1_000
-USERS_MAX = 100_000  # over all tenants: everything here is in the memory of every node
+USERS_MAX = 100_000  # over all tenants: all of them are in the memory of every node
 KEYS_PER_USER_MAX = 4  # two in use, two being rotated
 POLICIES_PER_USER_MAX = 20
 POLICY_BYTES_MAX = 20 * KIB
-# The one policy that is a list of Kafka's access rules, a statement each.
+# The one policy that is a list of Kafka's access rules, one statement each.
 ACLS_POLICY = "kafka-acls"
 ACLS_BYTES_MAX = 128 * KIB
-# Of all policies of one user. As JSON in JSON a text can double, and must still fit one entry.
+# Of all policies of a user. A text can double as JSON in JSON, and must still fit one entry.
 POLICIES_BYTES_MAX = 200 * KIB
 OPERATION_RATES_MAX = 100  # more than there are actions
 
@@ -49,8 +49,8 @@ KEY_ID_ENTROPY_BYTES = 10  # sixteen characters of base32
 SECRET_ENTROPY_BYTES = 30  # forty characters of base64
 
 KEY_BYTES_BY_MECHANISM = {"SCRAM-SHA-256": 32, "SCRAM-SHA-512": 64}
-SALT_BYTES_MAX = 255  # clients choose it; an empty one is allowed, as in Kafka
-USER_NAME_CHARS_MAX = 200  # with the account in front, a login takes 256
+SALT_BYTES_MAX = 255  # chosen by clients; may be empty, as in Kafka
+USER_NAME_CHARS_MAX = 200  # with the account before it, a login has 256
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,62}[A-Za-z0-9._-])?\Z")
 _POLICY_NAME = re.compile(r"[A-Za-z0-9_+=,.@-]{1,128}\Z")
@@ -104,12 +104,12 @@ def new_secret(entropy: bytes) -> str:
 
 
 def new_account(entropy: bytes) -> str:
-    """Twelve digits, the first no zero: apart from the account of callers who have none."""
+    """Return twelve digits, the first not 0, unlike the account of unauthenticated callers."""
     span = 900_000_000_000
     return str(100_000_000_000 + int.from_bytes(entropy, "big") % span)
 
 
-# ── What may be stored ───────────────────────────────────────────────────────────────────────
+# ── Validation ───────────────────────────────────────────────────────────────────────────────
 
 
 def check_tenant(tenant: Tenant) -> None:
@@ -148,8 +148,8 @@ def _check_limits(limits: Limits) -> None:
 
 
 def check_user_name(name: str) -> None:
-    """Kafka's users have any name. Here ``/`` ends the account in front of a name, and ``*`` alone
-    stands for all users."""
+    """Kafka allows any user name. Here ``/`` separates the account from the name, and ``*`` means
+    all users."""
     is_short = 1 <= len(name) <= USER_NAME_CHARS_MAX
     if not is_short or not name.isprintable() or "/" in name or name == "*":
         raise InvalidRequest(
@@ -159,7 +159,7 @@ def check_user_name(name: str) -> None:
 
 
 def check_policies(user: User) -> None:
-    """Everything about a user's policies but what they say."""
+    """Check names, number and sizes of a user's policies, but not their content."""
     if len(user.policies) > POLICIES_PER_USER_MAX:
         raise InvalidRequest(f"A user has at most {POLICIES_PER_USER_MAX} policies.")
     total_bytes = 0

@@ -1,9 +1,9 @@
 """Tenants, users, keys, policies and access rules in the memory of this node: the reading half of
-identities.
+identities. ``identities.py`` contains the changes.
 
-Reading is a dict lookup. A watch per kind brings what other nodes changed and raises ``epoch``, so
-that decisions remembered elsewhere are void within the time a watch takes. What is sealed stays so
-here, too, and is opened for whoever asks. Changes are in ``identities.py``.
+Reading is a dict lookup. A watch per kind reports the changes of other nodes and raises ``epoch``,
+which invalidates authorization decisions cached elsewhere. Secrets stay sealed in memory and are
+opened for each use.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,13 +57,13 @@ class IdentityMemory:
         self._caches = (self._tenants, self._users, self._keys, self._scrams, self._acls)
         # Views of the entries:
         self._by_account: dict[str, dict[str, User]] = {}
-        self._live_keys: dict[str, AccessKey] = {}  # those that their user names
-        # By mechanism, account and iterations: the number of users.
+        self._live_keys: dict[str, AccessKey] = {}  # keys that their user's entry names
+        # The number of users, by mechanism, account and iterations.
         self._iteration_counts: dict[str, dict[str, dict[int, int]]] = {}
         self._epoch = 1
 
     async def start(self) -> None:
-        """Returns when everything is in memory."""
+        """Load everything into memory."""
         for cache in self._caches:
             await cache.start()
 
@@ -73,7 +73,7 @@ class IdentityMemory:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store (for the health endpoint), or None."""
+        """Why memory may lag behind the store (for the health endpoint), or None."""
         return next((cache.trouble for cache in self._caches if cache.trouble is not None), None)
 
     # ── Reading: from memory ─────────────────────────────────────────────────────────────────
@@ -101,14 +101,14 @@ class IdentityMemory:
 
     @property
     def has_users(self) -> bool:
-        """Whether there is any user of any tenant: a node without one has yet to be set up."""
+        """Whether any tenant has a user: a node without users has yet to be set up."""
         return len(self._users) > 0
 
     def key(self, key_id: str) -> AccessKey | None:
         return self._live_keys.get(key_id)
 
     def keys(self, account: str, user: str) -> Sequence[AccessKey]:
-        """Oldest first."""
+        """Return the keys of a user, oldest first."""
         entry = self._users.get(user_key(account, user))
         ids = () if entry is None else entry.key_ids
         return [self._live_keys[key_id] for key_id in ids if key_id in self._live_keys]
@@ -124,7 +124,7 @@ class IdentityMemory:
         return None if sealed is None else convert_scram(sealed, at, self._ring.unwrap)
 
     def mechanisms(self, account: str, user: str) -> Sequence[str]:
-        """Those for which the user has a password."""
+        """Return the mechanisms for which the user has a password."""
         entry = self._users.get(user_key(account, user))
         return () if entry is None else entry.mechanisms
 
@@ -134,13 +134,13 @@ class IdentityMemory:
     def acls(self, account: str) -> AclIndex | None:
         return self._acls.of(account)
 
-    # ── Following: own changes and those of others, each once ────────────────────────────────
+    # ── Updates: each change of this or another node, once ───────────────────────────────────
 
     def _on_tenant_change(
         self, _at: str, before: TenantEntry | None, after: TenantEntry | None
     ) -> None:
         if before is None or after is None or before.tenant != after.tenant:
-            self._epoch += 1  # another count of users changes nobody's rights
+            self._epoch += 1  # a change of the user count affects no permissions
 
     def _on_user_change(self, _at: str, before: UserEntry | None, after: UserEntry | None) -> None:
         self._epoch += 1
@@ -184,7 +184,7 @@ class IdentityMemory:
             del by_account[credential.account]
 
     def _look_at_key(self, key_id: str) -> None:
-        """A key counts while its user names it."""
+        """Add or remove a key: it is valid while its user's entry names it."""
         key = self._keys.get(key_key(key_id))
         entry = None if key is None else self._users.get(user_key(key.account, key.user))
         if key is not None and entry is not None and key_id in entry.key_ids:
@@ -200,7 +200,7 @@ def _is_same_but_used(before: AccessKey, after: AccessKey) -> bool:
 def convert_scram(
     credential: ScramCredential, at: str, convert: Callable[..., bytes]
 ) -> ScramCredential:
-    """With both keys sealed, opened or sealed anew, as ``convert(key, context=...)`` does."""
+    """Return the credential with both keys replaced by ``convert(key, context=...)``."""
     return msgspec.structs.replace(
         credential,
         stored_key=convert(credential.stored_key, context=f"{at}#stored".encode()),

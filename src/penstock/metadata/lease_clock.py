@@ -1,16 +1,15 @@
-"""A node's own lease in the store, and until when the node may take itself for its holder (R20).
+"""The lease of a node in the store, and until when the node may assume that it holds it (R20).
 
-The store counts from when it answered, the node from before it asked: so the node gives up first,
-however slow the answer was. The clock is the one that goes on while the machine sleeps, for the
-store's does too. Of the time that the store granted the node uses only a part, because two clocks
-do not run alike.
+The store counts from its reply, the node from before its request: so the node's time always ends
+first, however slow the reply was. The clock continues while the machine sleeps, because the store's
+does too. The node uses only a part of the granted time, because two clocks do not run at exactly
+the same speed.
 
-Whoever does something that only the holder may do looks at ``is_held`` at that moment, and not at
-whether this task has noticed anything. When the lease has ended in the store nothing is renewed any
-more: ``on_gone`` is called, and whoever wants another one starts again. A store may also end one
-too early (an etcd leader that was stopped for longer than the lease lasts, and wakes up): whoever
-sees by a watch that what hung on the lease is gone says so by ``ended``, which is sooner than the
-next keep-alive.
+Code that only the holder may run checks ``is_held`` at that moment; it does not rely on this task.
+When the lease has ended in the store, it is not renewed: ``on_gone`` is called, and the owner may
+start a new one. A store may also end a lease too early (an etcd leader that was stopped for longer
+than the lease and resumes): if a watch shows that entries of the lease are gone, call ``ended``,
+which is sooner than the next keep-alive.
 """
 
 import asyncio
@@ -31,11 +30,11 @@ def boot_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class LeaseClockConfig:
-    # Elections of etcd take keep-alives out for up to three seconds: shorter leases would end then.
+    # An etcd election can block keep-alives for up to three seconds: shorter leases would end then.
     ttl_ms: int = 6_000
     every_ms: int = 1_500
-    retry_ms: int = 100  # after one that was not answered
-    used_percent: int = 80  # of the time granted
+    retry_ms: int = 100  # after a failed keep-alive
+    used_percent: int = 80  # of the granted time
 
 
 class LeaseClock:
@@ -47,10 +46,10 @@ class LeaseClock:
         on_gone: Callable[[], None] = lambda: None,
         clock_ms: Callable[[], int] = boot_ms,
     ) -> None:
-        """``on_gone``: called once when the store says that the lease has ended."""
+        """``on_gone``: called once when the store reports that the lease has ended."""
         self.lease = 0
         self.deadline_ms = 0  # by ``clock_ms``
-        self.trouble: str | None = None  # why the last keep-alive was not answered
+        self.trouble: str | None = None  # why the last keep-alive failed
         self._store = store
         self._config = config or LeaseClockConfig()
         self._on_gone = on_gone
@@ -62,7 +61,7 @@ class LeaseClock:
         return self._clock_ms() < self.deadline_ms
 
     async def start(self) -> int:
-        """Takes a new lease and keeps it. Raises what the store raises."""
+        """Take a new lease and keep it alive. Raises the errors of the store."""
         assert self._task is None or self._task.done(), "one lease at a time"
         self.deadline_ms = 0
         sent_ms = self._clock_ms()
@@ -72,7 +71,7 @@ class LeaseClock:
         return self.lease
 
     async def stop(self) -> None:
-        """Gives the lease back. If the store cannot be asked it ends by itself."""
+        """Revoke the lease. If the store is not reachable, the lease ends by itself."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -86,7 +85,7 @@ class LeaseClock:
                 log.warning("lease not revoked", extra={"why": str(error)})
 
     def ended(self) -> None:
-        """Somebody has heard that the lease has ended: from now on it is not held."""
+        """Stop holding the lease, because it is known to have ended."""
         task, self._task = self._task, None
         if task is None or not self.lease:
             return

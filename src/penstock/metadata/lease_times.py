@@ -1,8 +1,8 @@
-"""Until when each lease lasts, for a store that has to see to it itself. Pure: the clock is an
-argument, and what hangs on a lease is the store's affair.
+"""End times of leases, for a store that must end leases itself. Pure: the clock is an argument, and
+the store handles the entries of a lease.
 
-Times are of a clock that only this process has, so they are kept in memory alone: a store that
-starts again gives every lease its full time anew. Who holds one could not keep it alive meanwhile.
+Times are of a clock of this process and are kept in memory only: a restarted store gives every
+lease its full time again, because holders could not keep leases alive meanwhile.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class LeaseTimes:
         self._ends_at_ms[lease] = now_ms + ttl_ms
 
     def renew(self, lease: int, *, now_ms: int) -> int:
-        """How long it lasts from now. Raises LeaseGone, also for one that nobody has collected."""
+        """Return how long the lease lasts. Raises LeaseGone if it has ended, removed or not."""
         ttl_ms = self._ttl_ms.get(lease)
         if ttl_ms is None or self._ends_at_ms[lease] <= now_ms:
             raise LeaseGone(lease)
@@ -31,7 +31,7 @@ class LeaseTimes:
         return ttl_ms
 
     def ended(self, *, now_ms: int) -> Sequence[int]:
-        """In the order in which they ended. They stay until they are forgotten."""
+        """Return the ended leases by end time. They stay until ``forget`` is called."""
         ended = [lease for lease, at_ms in self._ends_at_ms.items() if at_ms <= now_ms]
         return sorted(ended, key=self._ends_at_ms.__getitem__)
 

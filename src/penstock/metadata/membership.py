@@ -1,11 +1,10 @@
-"""A node's place among the living: an entry in the store that hangs on a lease.
+"""The registration of a node: an entry in the store that has a lease.
 
-The entry's create revision is the node's **incarnation**. A process that comes back is another one:
-nothing that was promised to the old one holds for it. How the entry is removed before the logs are
-looked at, and put back afterwards, is the order of R4 (``broker/replicators.py``).
+The entry's create revision is the node's **incarnation**. A restarted process has a new one:
+nothing that was granted to the old one applies to it. The order in which the entry is removed
+before the logs are opened, and written afterwards, is R4 (``broker/replicators.py``).
 
-Whether this node may still act as one that nobody has taken for dead goes by its own clock (R20,
-``lease_clock.py``).
+Whether this node may still act as a live node depends on its own clock (R20, ``lease_clock.py``).
 """
 
 import asyncio
@@ -22,14 +21,14 @@ from penstock.model.ports import Clock
 
 log_ = logging.getLogger(__name__)
 
-TTL_MS = 6_000  # etcd itself may be without a leader for 2.6 s: three seconds are too few
-BEATS = 4  # within that time
+TTL_MS = 6_000  # etcd may be without a leader for 2.6 s: three seconds are too few
+BEATS = 4  # keep-alives within that time
 RETRY_SECONDS = 0.3
-ENTER_TRIES_MAX = 5  # of a registration during which the conditions for it change
+ENTER_TRIES_MAX = 5  # attempts at a registration while its conditions change
 
 
 class NodeTaken(PenstockError):
-    """Somebody else goes by this node's number."""
+    """Another process uses this node's number."""
 
 
 class Membership:
@@ -43,9 +42,9 @@ class Membership:
         ttl_ms: int = TTL_MS,
         admit: Callable[[], Awaitable[tuple[str, int]]] | None = None,
     ) -> None:
-        """``on_lost`` is called when the lease has ended although the process has not. ``admit``
-        raises when this node may not be in the cluster; else it returns what has to be so still
-        when it enters (``cluster_level.py``)."""
+        """``on_lost`` is called when the lease has ended although the process is alive. ``admit``
+        raises if this node may not be in the cluster; else it returns a key and version that the
+        registration must compare (``cluster_level.py``)."""
         self.entry = entry
         self.incarnation = 0
         self._store = store
@@ -62,35 +61,35 @@ class Membership:
 
     @property
     def is_good(self) -> bool:
-        """Whether nobody can have taken this node for dead yet."""
+        """Whether no other node can have declared this node dead yet."""
         return self._held.is_held
 
     @property
     def lease_left_ms(self) -> int:
-        """Until it is not good any more, by this node's own clock."""
+        """The time until ``is_good`` ends, by this node's clock."""
         return max(0, self._held.deadline_ms - self._clock.mono_ms())
 
     @property
     def lease(self) -> int:
-        """For other entries that shall go with this node."""
+        """The lease, for other entries that shall disappear with this node."""
         return self._held.lease
 
     async def clear(self) -> int:
-        """Remove what an earlier process of this node left: from now on nobody can count on it.
-        Returns the revision as of which that is so. Raises NodeTaken."""
+        """Remove the entry of an earlier process of this node, so that no node relies on it any
+        more. Returns the revision of the removal. Raises NodeTaken."""
         key = node_key(self.entry.node)
         waited_until_ms = self._clock.mono_ms() + 2 * self._ttl_ms
         while True:
             found = await self._store.get(key)
             if found is None:
-                return await self._store.delete(key)  # changes nothing; tells the revision
+                return await self._store.delete(key)  # changes nothing; returns the revision
             other = decode_node(key, found.value)
             if other.folder_id == self.entry.folder_id:
                 try:
                     return await self._store.delete(key, if_version=found.version)
                 except VersionConflict:
                     continue
-            # Another data folder: of a node whose disk was replaced the entry ends with its lease.
+            # Another data folder: if the disk was replaced, the old entry ends with its lease.
             if self._clock.mono_ms() > waited_until_ms:
                 raise NodeTaken(
                     f"node {self.entry.node} is running already, as {other.name} at"
@@ -99,7 +98,7 @@ class Membership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def register(self) -> int:
-        """Returns the incarnation. Raises NodeTaken, and what ``admit`` raises."""
+        """Register and return the incarnation. Raises NodeTaken, and the errors of ``admit``."""
         lease = await self._held.start()
         try:
             self.incarnation = await self._enter(lease)
@@ -122,9 +121,9 @@ class Membership:
         raise Throttled("The conditions for being in this cluster keep changing.")
 
     def seen_gone(self, incarnation_now: int | None) -> None:
-        """What the store tells of this node's entry: if that is not the one it made, the lease has
-        ended, whatever this node's clock says. An etcd whose leader was stopped for long has been
-        seen to end leases too early."""
+        """Called with the incarnation of this node's entry in the store. If it is not the own one,
+        the lease has ended, whatever this node's clock shows: an etcd whose leader was stopped for
+        long may end leases too early."""
         if self.incarnation and incarnation_now != self.incarnation:
             self._held.ended()
 
@@ -133,7 +132,7 @@ class Membership:
         self._on_lost()
 
     async def change(self, **changes: object) -> None:
-        """Tell the others something new about this node."""
+        """Change this node's entry."""
         self.entry = msgspec.structs.replace(self.entry, **changes)
         key = node_key(self.entry.node)
         await self._store.txn(
@@ -143,5 +142,5 @@ class Membership:
         )
 
     async def stop(self) -> None:
-        """The node is gone when this returns, as far as the store can be reached."""
+        """Revoke the lease, which removes the entry, if the store can be reached."""
         await self._held.stop()

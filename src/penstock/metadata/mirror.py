@@ -1,13 +1,12 @@
-"""One prefix of the store as a metadata node keeps it for others: raw values, all of them or the
-part that is this node's, and the latest changes of all of them.
+"""A mirror of one prefix of the store that a metadata node keeps for other nodes: raw values, all
+of them or this node's part, and the latest changes of all values.
 
-Values are kept as they stand in the store: they are handed on and not looked at, which costs a
-third of the memory and none of the time of decoded ones. The latest changes are kept whole
-whatever part is held, so that any node can serve any watch; who asks for older ones is told to list
-again.
+Values are kept undecoded, because they are only passed on: this takes a third of the memory and no
+time. The latest changes are complete whatever part is held, so that any node can serve any watch; a
+request for older changes gets Compacted and must list again.
 
-``revision`` is what the watch has passed, ``known_revision`` what the held values stand for:
-reading the store anew may put them ahead of the watch, which then brings nothing new.
+``revision`` is the last one that the watch reported, ``known_revision`` the one that the held
+values reflect: a new read of the store may put them ahead of the watch.
 """
 
 import asyncio
@@ -22,16 +21,16 @@ from penstock.model.limits import MIB
 
 HISTORY_CHANGES_MAX = 8_192
 HISTORY_BYTES_MAX = 16 * MIB
-REPLY_CHANGES_MAX = 1_024  # of one watch's answer, and those of the last one's revision
+REPLY_CHANGES_MAX = 1_024  # of one reply, plus the rest of the last revision
 REPLY_BYTES_MAX = 4 * MIB
-SLICE = 2_000  # entries taken over without letting others run
-LOADS_MAX = 8  # in a row that came too late to be joined to the watch
+SLICE = 2_000  # entries processed before other tasks run
+LOADS_MAX = 8  # attempts at a read that is too old to be joined to the history
 
-Keeps = Callable[[int], bool]  # whether what stands at a place of the ring is this node's
+Keeps = Callable[[int], bool]  # whether this node holds the keys at this place of the ring
 
 
 class _Held:
-    """Entries by key, in key order, and by the label that their values carry."""
+    """Entries by key, in key order, and by the label in their values."""
 
     def __init__(self, label: Callable[[bytes], str] | None) -> None:
         self.entries: dict[str, Entry] = {}
@@ -69,9 +68,8 @@ class Mirror:
         on_gap: Callable[[], None] = lambda: None,
         history_changes_max: int = HISTORY_CHANGES_MAX,
     ) -> None:
-        """``label``: a second name that a value carries. ``on_change``: called with each change,
-        of what is held and of what is not, when it has been taken over; ``on_gap`` when there were
-        some of which nobody told."""
+        """``label`` returns a second name that a value contains. ``on_change`` is called with each
+        change, held or not, after it was applied; ``on_gap`` when changes were missed."""
         self.prefix = prefix
         self.revision = 0
         self._store = store
@@ -80,11 +78,11 @@ class Mirror:
         self._on_gap = on_gap
         self._held = _Held(label)
         self._keeps: Keeps | None = None  # None: everything
-        self._places: set[int] = set()  # of all keys there are, while not all are held
-        self._floor = 0  # what is held was read at this revision; older changes are in it
+        self._places: set[int] = set()  # ring places of all keys, unless all keys are held
+        self._floor = 0  # revision at which the held values were read; they include older changes
         self._history: list[Change] = []
         self._history_bytes = 0
-        self._history_start = 1  # from here on it is whole
+        self._history_start = 1  # the history is complete from here on
         self._history_changes_max = history_changes_max
         self._moved = asyncio.Event()
         self._is_stopped = False
@@ -94,20 +92,19 @@ class Mirror:
         )
 
     async def start(self) -> None:
-        """Returns when everything is in memory. Raises what the store raises; may be tried again
-        then."""
+        """Load everything into memory. Raises the errors of the store; may be retried then."""
         self._is_stopped = False
         await self._following.start()
 
     async def stop(self) -> None:
-        """Who waits for a change is answered that there is none."""
+        """Stop; pending waits end without a change."""
         self._is_stopped = True
         self._moved.set()
         await self._following.stop()
 
     @property
     def trouble(self) -> str | None:
-        """Why this may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return self._following.trouble
 
     @property
@@ -126,7 +123,7 @@ class Mirror:
 
     @property
     def entry_count(self) -> int:
-        """Of all there are, held or not."""
+        """The number of all entries, held or not."""
         return len(self._held.entries) if self._keeps is None else len(self._places)
 
     @property
@@ -134,7 +131,7 @@ class Mirror:
         return len(self._held.entries)
 
     def holds(self, key: str) -> bool:
-        """Whether ``get`` knows of this key, be it that there is none."""
+        """Return whether ``get`` is authoritative for this key, even if it returns None."""
         return self._keeps is None or self._keeps(place_of(key))
 
     def get(self, key: str) -> Entry | None:
@@ -147,7 +144,7 @@ class Mirror:
     def page(
         self, prefix: str, *, after: str, count_max: int, bytes_max: int
     ) -> tuple[Sequence[Entry], bool]:
-        """Held entries under a prefix behind a key, in order; whether they are the last."""
+        """Return held entries with a prefix after a key, and whether these are the last."""
         keys, entries = self._held.keys, self._held.entries
         at = bisect_left(keys, prefix)
         if after:
@@ -160,8 +157,8 @@ class Mirror:
         )
 
     def changes(self, from_revision: int) -> tuple[Sequence[Change], int]:
-        """From a revision on, as many as one answer takes, and the revision to ask for next.
-        Raises Compacted."""
+        """Return the changes from a revision on that fit one reply, and the next revision to
+        request. Raises Compacted."""
         if from_revision < self._history_start:
             raise Compacted(self._history_start)
         history = self._history
@@ -170,7 +167,7 @@ class Mirror:
         while end < len(history):
             is_new = end == start or history[end].version != history[end - 1].version
             if is_new and (end - start >= REPLY_CHANGES_MAX or size >= REPLY_BYTES_MAX):
-                break  # never within a revision
+                break  # never split a revision
             size += len(history[end].value)
             end += 1
         if end < len(history):
@@ -178,27 +175,27 @@ class Mirror:
         return history[start:], max(from_revision, self.revision + 1)
 
     async def wait(self, from_revision: int, *, seconds: float) -> None:
-        """Until the watch has passed a revision, or for so long."""
+        """Wait until the watch has reported a revision, or until the timeout."""
         try:
             async with asyncio.timeout(seconds):
                 while self.revision < from_revision and not self._is_stopped:
                     if from_revision < self._history_start:
-                        return  # that will never come: ``changes`` says so
+                        return  # it will never come: ``changes`` raises Compacted
                     await self._moved.wait()
         except TimeoutError:
             pass
 
-    # ── Which part is held ───────────────────────────────────────────────────────────────────
+    # ── The held part ────────────────────────────────────────────────────────────────────────
 
     async def hold(self, keeps: Keeps | None) -> None:
-        """Hold another part, or all (None). What was held is served until then. Who has everything
-        need not ask the store for a part of it."""
+        """Hold another part, or everything (None). The old part is served until then. A mirror that
+        holds everything does not read the store for a part."""
         async with self._loading:
             await self._load(keeps, is_at_hand=self._keeps is None)
 
     async def catch_up(self, revision: int, *, seconds: float) -> None:
-        """To a revision that somebody has seen: by the watch, which may only be a little late, or
-        from the store. The watch tells of changes alone, so it cannot say that there were none."""
+        """Catch up with a revision that another node has seen: by the watch, which may be a little
+        late, or else from the store, because the watch does not report that nothing has changed."""
         await self.wait(revision, seconds=seconds)
         async with self._loading:
             if self.known_revision < revision:
@@ -213,7 +210,7 @@ class Mirror:
                 entries, revision = await self._store.list(self.prefix)
             held, places = await self._sift(entries, keeps)
             if revision + 1 < self._history_start:
-                continue  # the watch has gone on by more than is remembered
+                continue  # the watch has advanced beyond the kept history
             self._held, self._places, self._keeps = held, places, keeps
             self._floor = revision
             for change in self._history[bisect_right(self._history, revision, key=_version) :]:
@@ -275,7 +272,7 @@ class Mirror:
         self._held.put(Entry(key, change.value, change.version, created))
 
     def _trim(self) -> None:
-        """A quarter more than promised may stand there, so that not every change moves a list."""
+        """Drop old history, which may exceed its bounds by a quarter to save trimming."""
         history = self._history
         many = self._history_changes_max * 5 // 4
         if len(history) <= many and self._history_bytes <= HISTORY_BYTES_MAX * 5 // 4:
@@ -297,8 +294,8 @@ class Mirror:
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """The first of entries in key order that are under a prefix, one at least; whether that is
-    all."""
+    """Return the first entries with a prefix, at least one, and whether there are no more. Entries
+    must be in key order."""
     page: list[Entry] = []
     size = 0
     for entry in entries:
