@@ -1,8 +1,8 @@
-"""Tasks that move dead letters back, as the store keeps them: a restart goes on with those that
-were running, and an operator can still see the last ones that ended.
+"""Tasks that move dead letters back, in the store: a restarted broker continues running tasks, and
+an operator can see the last ones that ended. The broker performs the tasks.
 
-What a task does is the broker's business. Here: one entry per task under ``/moves/{task_id}``, the
-newest hundred of each source, all in memory because ``Backend.moves`` answers at once.
+One entry per task under ``/moves/{task_id}``, the newest hundred of each source, all in memory
+because ``Backend.moves`` replies at once.
 """
 
 from collections.abc import Sequence
@@ -42,16 +42,16 @@ class MoveTasks:
         return self._tasks.get(move_key(task_id))
 
     def list(self, source_arn: str) -> Sequence[MoveTask]:
-        """Newest first, ended ones included."""
+        """Return the tasks of a source, newest first, including ended ones."""
         tasks = self._by_source.get(source_arn, {})
         return sorted(tasks.values(), key=lambda task: (-task.started_at_ms, task.task_id))
 
     def unfinished(self) -> Sequence[MoveTask]:
-        """What a starting broker has to go on with."""
+        """Return the tasks that a starting broker must continue."""
         return [task for task in self._tasks.values() if task.status in UNFINISHED]
 
     async def put(self, task: MoveTask) -> None:
-        """Store the task as it is now; beyond the bound the oldest ended ones of its source go."""
+        """Store a task; above the bound, the oldest ended tasks of its source are deleted."""
         key = move_key(task.task_id)
         version = await self._store.put(key, _encode(task))
         self._tasks.apply(key, task, version=version)

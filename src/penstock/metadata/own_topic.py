@@ -1,5 +1,4 @@
-"""A stream that the node makes for itself: nobody asked for it, and several nodes may be about to
-make it at once."""
+"""Creation of internal streams, which nodes make for themselves, perhaps several nodes at once."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -22,7 +21,7 @@ async def make_own_topic(
     clock: Clock,
     entropy: Callable[[int], bytes],
 ) -> Topic:
-    """``namespace``: account and region. Returns the one that is there, whoever made it."""
+    """Create a stream and return it, or return the existing one. ``namespace``: account, region."""
     account, region = namespace
     now_ms = clock.wall_ms()
     topic = Topic(
@@ -39,7 +38,7 @@ async def make_own_topic(
     )
     try:
         return await catalog.create(topic)
-    except TopicExists:  # another was faster
+    except TopicExists:  # created by another node
         found = catalog.find(account, region, name)
         if found is None:
             raise

@@ -1,5 +1,5 @@
-"""Producer ids, never the same one twice: blocks of them are reserved in the store and handed out
-from memory. A restart loses the rest of its block, of which there are plenty."""
+"""Unique producer ids: blocks of ids are reserved in the store and handed out from memory. A
+restart loses the rest of its block; ids are plentiful."""
 
 import asyncio
 
@@ -32,5 +32,5 @@ class StoredProducerIds:
                 KEY, str(start + BLOCK).encode(), if_version=0 if entry is None else entry.version
             )
         except VersionConflict:
-            return  # another node was faster: look again
+            return  # another node has reserved this block: retry
         self._next, self._end = start, start + BLOCK

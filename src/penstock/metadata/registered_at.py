@@ -1,9 +1,9 @@
-"""The store's revision at which this node registered last, kept in its data folder.
+"""The store's revision of this node's last registration, kept in its data folder.
 
-A store only ever gets on, so one that is behind that revision has been set back: restored from a
-backup, or begun anew. What its rows say of leaders and epochs was true before, and may be said once
-more about something else; single logs find that out only as long as they know later epochs than
-their rows (R4b). So a node does not enter such a cluster at all.
+A store's revision only increases, so a store with a lower one has been set back: restored from a
+backup, or created again. Its rows describe old leaders and epochs, and new ones may reuse the same
+epochs; a log detects that only while it has later epochs than its row (R4b). So a node does not
+enter such a cluster at all.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ FILE_NAME = "registered-at"
 
 
 class StoreSetBack(PenstockError):
-    """The store has forgotten what this node remembers."""
+    """The store is older than this node's last registration."""
 
 
 class RegisteredAt:
@@ -30,7 +30,7 @@ class RegisteredAt:
             self.revision = int(self._file.read_text("ascii"))
 
     def check(self, revision: int) -> None:
-        """``revision``: the store's, now. Raises StoreSetBack."""
+        """Compare with the present revision of the store. Raises StoreSetBack."""
         if revision < self.revision:
             raise StoreSetBack(
                 f"the metadata store is older than this node: it is at revision {revision}, and the"
@@ -39,7 +39,7 @@ class RegisteredAt:
             )
 
     def note(self, revision: int) -> None:
-        """Blocks. Without room on the disk the older one stays, which asks for less."""
+        """Store the revision; blocks. If that fails, the old one stays, which is less strict."""
         self.revision = revision
         try:
             replace_durably(DISK, self._file, f"{revision}\n".encode())

@@ -1,14 +1,13 @@
-"""The catalog of a frontend that has no store: ``model.ports.Catalog`` over the metadata role.
+"""The catalog of a frontend without a store: ``model.ports.Catalog`` over the metadata role.
 
-Inside is the same catalog that a node with a store has, over ``remote_store``: reading is a look-up
-in memory, one's own changes are seen when the call returns, others' when the watch brings them.
+It contains the catalog of a node with a store, over ``remote_store``: reading is a look-up in
+memory; own changes are visible when the call returns, others when the watch reports them.
 
-What is new is that memory may not know. A topic that is in memory is served, whether the service
-answers or not. One that is missing is absent for certain only while everything is in memory and the
-service was heard of lately; otherwise it has to be asked for, which takes a call and so an await:
-``resolve`` before ``find``. A ``find`` that nobody resolved for says Throttled and starts the
-question, so that the next attempt of the client finds the answer: never that there is no such queue
-when there may be one.
+In addition, memory may be incomplete. A topic in memory is served whether the service is reachable
+or not. A missing topic certainly does not exist only if everything is in memory and the service was
+heard from recently; otherwise the service must be called, which takes an await: ``resolve`` before
+``find``. A ``find`` without ``resolve`` raises Throttled and starts the call, so that the client's
+next attempt finds the result: it never reports that a queue does not exist when it may.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ from penstock.model.ports import Clock
 from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Caller
 
-ASKED_RETRY_MS = 50  # by then the answer should be here
+ASKED_RETRY_MS = 50  # the reply should have arrived by then
 
 _decode = msgspec.json.Decoder(Topic).decode
 
@@ -55,13 +54,13 @@ class RemoteCatalog:
             self._store, recreate_guard_ms=recreate_guard_ms, partitions_max=partitions_max
         )
         self._find = self._stored.find
-        # Asked for and not there, until when:
+        # Topics that were looked up and do not exist, with the time until which that is assumed:
         self._absent: dict[str, int] = {}  # by key
         self._absent_ids: dict[str, int] = {}
         self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
 
     async def start(self) -> None:
-        """Returns when memory is filled. Raises what the service, or the way to it, raises."""
+        """Load topics into memory. Raises the errors of the service and of the connection to it."""
         try:
             await self._stored.start()
         except BaseException:
@@ -79,28 +78,27 @@ class RemoteCatalog:
 
     @property
     def store(self) -> RemoteStore:
-        """For what else the metadata role keeps. Closed with the catalog."""
+        """The store, for other metadata. Closed with the catalog."""
         return self._store
 
     @property
     def stored(self) -> StoredCatalog:
-        """What is in memory, as a broker sees it: a topic that is not there is none of its own."""
+        """The topics in memory, for a broker: it has no partitions of other topics."""
         return self._stored
 
     @property
     def is_whole(self) -> bool:
-        """Whether every topic is in memory, not only those that were asked for."""
+        """Whether every topic is in memory, not only those that were requested."""
         return self._store.is_whole
 
     @property
     def staleness_ms(self) -> int:
-        """For how long memory may have missed changes. About the time of a watch when all is
-        well."""
+        """The time for which memory may have missed changes; normally about one watch period."""
         return self._store.staleness_ms
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind (for the health endpoint), or None."""
+        """Why memory may be out of date (for the health endpoint), or None."""
         if self._stored.trouble is not None:
             return self._stored.trouble
         staleness_ms = self._store.staleness_ms
@@ -137,13 +135,13 @@ class RemoteCatalog:
         return topic
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        """Raises Throttled when memory does not hold all of them: see ``list_topics``."""
+        """Raises Throttled if not all topics are in memory: see ``list_topics``."""
         if not self._store.is_whole:
             raise Throttled("There are too many queues to list them from memory.")
         return self._stored.topics(account, region, prefix)
 
     def all_topics(self) -> Sequence[Topic]:
-        """Those in memory."""
+        """Return the topics in memory."""
         return self._stored.all_topics()
 
     def recently_deleted(self, account: str, region: str, name: str, *, now_ms: int) -> bool:
@@ -153,8 +151,8 @@ class RemoteCatalog:
         return self._stored.tombstone(topic_id)
 
     def on_change(self, listener: Listener) -> None:
-        """One that is dropped from memory for want of room has not changed; when it is asked for
-        again, it is heard of as if it were new."""
+        """Call ``listener`` after each change. Evicting a topic from memory is not a change; when
+        the topic is read again, it is reported as new."""
 
         def heard(before: Topic | None, after: Topic | None) -> None:
             if not self._store.is_dropping:
@@ -162,19 +160,19 @@ class RemoteCatalog:
 
         self._stored.on_change(heard)
 
-    # ── Reading: asking where memory does not know ───────────────────────────────────────────
+    # ── Reading: calls for topics that are not in memory ─────────────────────────────────────
 
     async def resolve(self, account: str, region: str, name: str) -> Topic | None:
-        """As ``find``, and the service is asked when it is not in memory: once for all who want to
-        know, and not again for a while when there is none. Raises Unreachable or another
-        Overloaded when there is no answer."""
+        """Like ``find``, but call the service if the topic is not in memory: one call for all
+        callers, and none for a while if the topic does not exist. Raises Unreachable or another
+        Overloaded if there is no reply."""
         topic = self._find(account, region, name)
         if topic is not None or "/" in name:
             return topic
         key = topic_key(account, region, name)
         if self._is_absent(self._absent, key):
             return None
-        # Who is cancelled leaves the question to the others.
+        # A cancelled caller does not cancel the lookup for the others.
         return await asyncio.shield(self._start(key, account, region, name))
 
     async def resolve_id(self, topic_id: str) -> Topic | None:
@@ -186,7 +184,7 @@ class RemoteCatalog:
     async def list_topics(
         self, account: str, region: str, prefix: str = "", *, count_max: int = TOPICS_MAX
     ) -> Sequence[Topic]:
-        """As ``topics``, from the service when memory does not hold them all. Not kept."""
+        """Like ``topics``, from the service if not all topics are in memory. Not cached."""
         if self._store.is_whole:
             return self._stored.topics(account, region, prefix)[:count_max]
         start = f"{TOPICS_PREFIX}{account}/{region}/{prefix}"
@@ -224,21 +222,21 @@ class RemoteCatalog:
         return await self._stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
-        """Who changes a topic has most likely just made it, perhaps through another frontend: the
-        metadata nodes may not have heard of it, but the store has."""
+        """A topic to be changed may just have been created through another frontend: the metadata
+        nodes may not know it yet, but the store does."""
         if self._find(account, region, name) is None:
             self._store.doubt(topic_key(account, region, name))
 
-    # ── What is not in memory ────────────────────────────────────────────────────────────────
+    # ── Topics that are not in memory ────────────────────────────────────────────────────────
 
     @property
     def _knows_all(self) -> bool:
         return self._store.is_whole and self._store.staleness_ms <= self._config.stale_ms_max
 
     def _check_absent(self, account: str, region: str, name: str) -> None:
-        """Returns if there is certainly no such topic."""
+        """Return if the topic certainly does not exist. Raises Throttled otherwise."""
         if "/" in name or "/" in account or "/" in region:
-            return  # nothing is called that
+            return  # not a valid name
         key = topic_key(account, region, name)
         if self._is_absent(self._absent, key):
             return
@@ -259,21 +257,21 @@ class RemoteCatalog:
         return False
 
     def _note_absent(self, absent: dict[str, int], key: str) -> None:
-        absent.pop(key, None)  # to stand behind those that were noted before
+        absent.pop(key, None)  # insert it again as the newest
         absent[key] = self._clock.mono_ms() + self._config.negative_ms
         if len(absent) > self._config.negatives_max:
             del absent[next(iter(absent))]
 
     def _was_put(self, key: str) -> None:
         self._absent.pop(key, None)
-        self._absent_ids.clear()  # which one it has is not looked at
+        self._absent_ids.clear()  # the id of the new topic is not known here
 
     def _start(
         self, key: str, account: str, region: str, name: str
     ) -> "asyncio.Task[Topic | None]":
         async def look() -> Topic | None:
             try:
-                # A change that changes nothing: reads what is not in memory, and keeps it there.
+                # A change that changes nothing: it reads a topic into memory.
                 return await self._stored.change(account, region, name, _unchanged)
             except TopicNotFound:
                 self._note_absent(self._absent, key)
@@ -315,7 +313,7 @@ class RemoteCatalog:
     def _looked(self, key: str, task: "asyncio.Task[Topic | None]") -> None:
         del self._lookups[key]
         if not task.cancelled():
-            error = task.exception()  # heard, be it that nobody waits for it any more
+            error = task.exception()  # retrieved even if no caller waits for it any more
             if error is not None and not isinstance(error, PenstockError):
                 asyncio.get_running_loop().call_exception_handler(
                     {"message": "a topic could not be looked up", "exception": error}

@@ -1,19 +1,18 @@
-"""The store that other nodes are shown, by calls to the metadata role: a ``store.Store`` for a node
-that has none.
+"""A ``store.Store`` over calls to the metadata role, for a node without a store.
 
-A catalog over it keeps everything in memory as over any store, while everything is little enough
-for this node. Above that bound this store shows the catalog a part: the topics that were asked
-for. Its list holds only those, its watch tells of changes to those, and when they become too many
-the oldest go, as a delete that the watch makes up (``is_dropping`` tells it from a real one). The
-oldest and not the least used: to know the latter, every message would have to leave a trace.
+A catalog over this store keeps everything in memory, as over any store, up to a bound. Above the
+bound this store shows the catalog only the topics that were requested: its list contains only
+these, its watch reports only their changes, and when they become too many the oldest are evicted by
+artificial deletes of the watch (``is_dropping`` marks them). The oldest, not the least used: to
+know the latter, every message would have to update a record of use.
 
-A lost connection or a service that is away is nobody's business above: the watch goes on from where
-it was when the service is back, and says meanwhile since when it has heard nothing. Only history
-that is gone makes the catalog list again. After a moment of that all other calls are refused at
-once: the watches ask often enough, and nobody has to wait for a time-out to hear the same.
+Callers need not handle lost connections or outages of the service: the watch continues where it
+was when the service is back, and reports meanwhile since when it has heard nothing. Only a gap in
+the history makes the catalog list again. After a short outage all other calls are refused at once:
+the watches retry often enough, and callers need not wait for a timeout.
 
-Answers come by several ways, and a get may be overtaken by a change that the watch brings. Such a
-get is asked again, or the catalog would keep for good what had just been deleted.
+Replies and watched changes are not ordered: a change may overtake the reply to a get. Such a get is
+repeated; otherwise the catalog would keep a deleted entry forever.
 """
 
 import asyncio
@@ -58,38 +57,38 @@ from penstock.model.ports import Clock
 from penstock.wire.internal.calls import Caller
 from penstock.wire.internal.faults import DeadlineExceeded
 
-GETS_MAX = 8  # of one value that keeps changing under the question
+GETS_MAX = 8  # attempts at a value that keeps changing during the call
 DROPS_PER_TURN_MAX = 1_024
-DOUBTED_MAX = 10_000  # keys to be read from the store; each leaves with its answer
+DOUBTED_MAX = 10_000  # keys to be read from the store, until their next reply
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 1.0
-WHOLE_AGAIN = 0.8  # of the bound, so that a catalog about its size is not listed over and over
+WHOLE_AGAIN = 0.8  # of the bound, so that a catalog near it is not listed repeatedly
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteConfig:
-    entries_max: int = 50_000  # topics in memory; with more of them only those asked for are kept
+    entries_max: int = 50_000  # topics in memory; above it only requested topics are kept
     call_ms: int = 5_000
-    away_ms: int = 1_000  # after so long without any watch calls are refused at once
-    # Whether every get is answered by the store itself: for a node that hands answers on.
+    away_ms: int = 1_000  # calls are refused at once after an outage of this length
+    # Whether the store itself replies to every get: for a node that passes replies on.
     is_relay: bool = False
-    watch_ms: int = 2_000  # for a watch to be answered although nothing has changed
-    stale_ms_max: int = 10_000  # after so long without the service nothing is known to be absent
-    negative_ms: int = 1_000  # for how long an absent topic is not asked for again
+    watch_ms: int = 2_000  # until a watch without changes gets a reply
+    stale_ms_max: int = 10_000  # without the service for longer, no topic is known to be absent
+    negative_ms: int = 1_000  # time for which an absent topic is not looked up again
     negatives_max: int = 10_000
-    lookups_max: int = 1_024  # topics asked for at once
+    lookups_max: int = 1_024  # topics looked up at once
 
 
 class _Question:
-    """Gets of one key that are under way."""
+    """Gets of one key that are in progress."""
 
     __slots__ = ("count", "is_deleted", "version")
 
     def __init__(self) -> None:
         self.count = 0
-        self.version = 0  # of the newest change that has passed meanwhile
+        self.version = 0  # of the newest change reported meanwhile
         self.is_deleted = False  # by that change
 
 
@@ -105,32 +104,32 @@ class RemoteStore(SingleWrites):
         on_put: Callable[[str], None] = lambda _key: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """``on_put``: called with the key of every topic put anywhere, kept here or not."""
+        """``on_put``: called with the key of every topic put by any node, kept here or not."""
         self.is_whole = True  # every topic is in memory
-        self.is_dropping = False  # the deletes just told of are made up
-        self.trouble: str | None = None  # why nothing is heard from the service
+        self.is_dropping = False  # the deletes being reported are evictions
+        self.trouble: str | None = None  # why the service is not reachable
         self._caller = caller
         self._clock = clock
         self._config = config
         self._on_put = on_put
         self._chance = chance
         self._kept: dict[str, int] = {}  # topics in memory, oldest first: key to version
-        self._passed: dict[str, int] = {}  # by prefix: the revision that memory stands for
+        self._passed: dict[str, int] = {}  # by prefix: the revision that memory reflects
         self._heard_at_ms: dict[str, int] = {}  # by prefix
         self._questions: dict[str, _Question] = {}
-        self._doubted: set[str] = set()  # keys that a conflict says are newer than anyone told
+        self._doubted: set[str] = set()  # keys that are newer in the store, according to a conflict
         self._is_closed = False
         self._away_since_ms: int | None = None
-        self._is_far = False  # the node that answers has not heard from its store for long
+        self._is_far = False  # the replying node has not heard from its store for long
         self._on_back: list[Callable[[], None]] = []
 
     def on_back(self, listener: Callable[[], None]) -> None:
-        """Called when the service is heard of again, or it from its store."""
+        """Call ``listener`` when the service, or its store, is reachable again."""
         self._on_back.append(listener)
 
     @property
     def staleness_ms(self) -> int:
-        """For how long memory may have missed changes, at most."""
+        """The longest time for which memory may have missed changes."""
         now_ms = self._clock.mono_ms()
         return max((now_ms - heard for heard in self._heard_at_ms.values()), default=0)
 
@@ -145,7 +144,7 @@ class RemoteStore(SingleWrites):
         is_topic = key.startswith(TOPICS_PREFIX)
         if is_topic and key not in self._kept:
             self._check_room()
-            self._kept[key] = 0  # from now on its changes are let through
+            self._kept[key] = 0  # from now on the watch reports its changes
         question = self._questions.setdefault(key, _Question())
         question.count += 1
         entry: Entry | None = None
@@ -162,16 +161,16 @@ class RemoteStore(SingleWrites):
         return entry
 
     def _forget_absent(self, key: str, question: _Question) -> None:
-        # Not if the catalog has it: then its delete is on the way, and must be let through.
+        # Not if the catalog has the topic: its delete will be reported by the watch.
         if question.is_deleted or (self._kept.get(key) == 0 and question.version == 0):
             self._kept.pop(key, None)
 
     async def _get(self, key: str, question: _Question) -> Entry | None:
-        # Users, keys and their like are asked for when somebody has just made or changed one,
-        # perhaps through another node; that is seldom, and must be right.
+        # Users, keys and the like are read when they have just been created or changed, perhaps
+        # through another node; that is rare, and must be correct.
         is_always = self._config.is_relay or not key.startswith((TOPICS_PREFIX, TOMBS_PREFIX))
         for _ in range(GETS_MAX):
-            # A doubted key's mark stays until there was an answer.
+            # A doubted key stays marked until there is a reply.
             is_fresh = is_always or key in self._doubted or question.version > 0
             request = Get(key, min_revision=self._passed.get(_prefix(key), 0), is_fresh=is_fresh)
             got = await self._caller.call(GET, request, timeout_ms=self._config.call_ms)
@@ -181,7 +180,7 @@ class RemoteStore(SingleWrites):
         raise Throttled(f"{key} is being changed elsewhere.")
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
-        """All entries; of topics those that are kept when not all can be."""
+        """Return all entries; of topics only the kept ones if not all fit."""
         most = self._config.entries_max
         wanted_revision = max(min_revision, self._passed.get(prefix, 0))
         found: list[Entry] = []
@@ -213,7 +212,7 @@ class RemoteStore(SingleWrites):
         return found, revision
 
     def _keep_listed(self, found: Sequence[Entry], revision: int, *, is_whole: bool) -> None:
-        # What was written or asked for meanwhile is rightly not listed.
+        # Topics that were written or requested meanwhile are not listed.
         kept = {entry.key: entry.version for entry in found}
         for key, version in self._kept.items():
             if key not in kept and (version > revision or key in self._questions):
@@ -224,12 +223,12 @@ class RemoteStore(SingleWrites):
         self.is_whole = is_whole
 
     def doubt(self, key: str) -> None:
-        """The next answer for this key has to come from the store itself."""
+        """Make the next get of this key read the store itself."""
         if len(self._doubted) < DOUBTED_MAX:
             self._doubted.add(key)
 
     def _check_room(self) -> None:
-        # The watch drops the oldest, but only when it comes round.
+        # The watch evicts the oldest, but only with its next reply.
         if not self.is_whole and len(self._kept) >= self._config.entries_max * 5 // 4:
             raise Throttled("Too many topics are asked for at once.")
 
@@ -267,14 +266,14 @@ class RemoteStore(SingleWrites):
         return granted.lease
 
     async def keep_alive(self, lease: int) -> int:
-        # Asked even if the service seems away: much hangs on it, and it is asked for seldom.
+        # Sent even if the service seems unreachable: it is rare, and the lease depends on it.
         kept = await self._caller.call(
             KEEP_ALIVE, KeepAlive(lease), timeout_ms=self._config.call_ms
         )
         return kept.left_ms
 
     async def revoke(self, lease: int) -> None:
-        """Lists may still hold what hung on it until the watch has told of its end."""
+        """Revoke a lease. Lists may contain its entries until the watch has reported their end."""
         self._check_there()
         await self._caller.call(REVOKE, Revoke(lease), timeout_ms=self._config.call_ms)
 
@@ -285,7 +284,7 @@ class RemoteStore(SingleWrites):
     ) -> AsyncGenerator[Sequence[Change], None]:
         retry_seconds = RETRY_SECONDS_MIN
         watch_ms = self._config.watch_ms
-        # A made-up delete lets the catalog believe it is one further than anything was told.
+        # After an artificial delete the catalog's revision may be one ahead of the watch.
         from_revision = min(from_revision, self._passed.get(prefix, from_revision) + 1)
         while not self._is_closed:
             try:
@@ -310,7 +309,7 @@ class RemoteStore(SingleWrites):
                 yield changes
             if prefix == TOPICS_PREFIX:
                 if self._fits_again(watched):
-                    raise Compacted(from_revision)  # has everything listed
+                    raise Compacted(from_revision)  # makes the catalog list everything
                 dropped = self._drop(from_revision - 1)
                 if dropped:
                     self.is_dropping = True
@@ -351,9 +350,9 @@ class RemoteStore(SingleWrites):
         return not self.is_whole and watched.entry_count <= most
 
     def _drop(self, revision: int) -> Sequence[Change]:
-        """Deletes of the oldest that are too many. One is believed only if it is newer than what
-        it deletes: so it carries the revision that comes next, and what was written here and has
-        not come round by the watch stays for now."""
+        """Return artificial deletes of the oldest surplus topics. The catalog applies a delete only
+        if it is newer than the value, so it has the next revision; topics that were written here
+        and not yet reported by the watch are kept for now."""
         surplus = len(self._kept) - self._config.entries_max
         if self.is_whole or surplus <= 0:
             return ()
@@ -394,7 +393,7 @@ class RemoteStore(SingleWrites):
 
 
 def last_key(page: Listed) -> str:
-    """Where the next page begins. Raises StoreUnusable for a page that leads nowhere."""
+    """Return the key after which the next page begins. Raises StoreUnusable for an empty page."""
     if not page.entries:
         raise StoreUnusable("A page of the catalog was empty and not the last.")
     return page.entries[-1].key

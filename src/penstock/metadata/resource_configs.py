@@ -1,12 +1,12 @@
-"""Configs of named resources in the metadata store: of groups, brokers and client metrics; and
-quotas of clients.
+"""Configs of named resources (groups, brokers, client metrics) and client quotas, in the metadata
+store.
 
     /configs/{account}/{kind}/{name}    a JSON object of texts, never empty
 
 The name is percent-encoded, so any text is a valid name; the empty name is for the default of all
-resources of a kind. Every node keeps all configs in memory, and a watch keeps the memory fresh:
-reading is a dict lookup. A change is a compare-and-swap of one entry. The node that made the change
-sees it when the call returns, other nodes when the watch tells them.
+resources of a kind. Every node has all configs in memory, updated by a watch: reading is a dict
+lookup. A change is a compare-and-swap of one entry. The node that made the change sees it when the
+call returns, other nodes when the watch reports it.
 
 A new kind: add it to ``KINDS`` at a new feature level (``model/levels.py``), because the metadata
 service and other nodes reject kinds that they do not know.
@@ -28,11 +28,11 @@ from penstock.wire.internal.faults import OutcomeUnknown
 
 CONFIGS_PREFIX: Final = "/configs/"
 GROUP: Final = "group"
-BROKER: Final = "broker"  # from feature level 7 on, as the next two
+BROKER: Final = "broker"  # since feature level 7, like the next two
 CLIENT_METRICS: Final = "client-metrics"
 CLIENT_QUOTA: Final = "client-quota"
 KINDS: Final = frozenset((GROUP, BROKER, CLIENT_METRICS, CLIENT_QUOTA))
-TRIES_MAX: Final = 32  # of a change that other nodes keep overtaking
+TRIES_MAX: Final = 32  # attempts at a change that conflicts with others
 
 Configs = Mapping[str, str]
 Listener = Callable[[str, str, Configs], None]  # account, name, configs after the change
@@ -49,7 +49,7 @@ class Resource(NamedTuple):
 
 
 def config_key(resource: Resource) -> str:
-    """Raises InvalidRequest if the name is too long for a key of the store."""
+    """Return the key. Raises InvalidRequest if the name is too long for a key of the store."""
     account, kind, name = resource
     key = f"{CONFIGS_PREFIX}{account}/{kind}/{quote(name, safe='')}"
     if len(key) > KEY_BYTES_MAX:
@@ -70,7 +70,7 @@ def resource_of(key: str) -> Resource:
 
 
 def decode_configs(value: bytes) -> Configs:
-    """Raises ValueError for what a node never writes."""
+    """Raises ValueError for a value that a node never writes."""
     if len(value) > RESOURCE_CONFIGS_BYTES_MAX:
         raise ValueError(f"configs have at most {RESOURCE_CONFIGS_BYTES_MAX} bytes")
     configs = _decode(value)
@@ -89,7 +89,7 @@ class ResourceConfigs:
         self._listeners: dict[str, list[Listener]] = {}  # by kind
 
     async def start(self) -> None:
-        """Returns when all configs are in memory. Raises StoreUnusable."""
+        """Load all configs into memory. Raises StoreUnusable."""
         await self._cache.start()
 
     async def stop(self) -> None:
@@ -97,24 +97,24 @@ class ResourceConfigs:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return self._cache.trouble
 
     def get(self, resource: Resource) -> Configs:
-        """Return what is set for a resource, whether the resource exists or not."""
+        """Return the configs set for a resource, whether the resource exists or not."""
         if not self._cache:
             return NO_CONFIGS
         try:
             return self._cache.get(config_key(resource)) or NO_CONFIGS
         except InvalidRequest:
-            return NO_CONFIGS  # too long a name: nothing can be set for it
+            return NO_CONFIGS  # the name is too long: nothing can be set for it
 
     def names(self, account: str, kind: str) -> Collection[str]:
-        """Return the resources of a tenant for which anything is set."""
+        """Return the names of a tenant's resources that have configs."""
         return self._names.get((account, kind), ())
 
     def accounts(self, kind: str) -> Collection[str]:
-        """Return the tenants with resources of a kind for which anything is set."""
+        """Return the tenants with resources of a kind that have configs."""
         return [account for account, one in self._names if one == kind]
 
     def on_change(self, kind: str, listener: Listener) -> None:
@@ -122,19 +122,20 @@ class ResourceConfigs:
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded if the
-        store has as many entries as it may, and Throttled if other nodes keep overtaking."""
+        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded
+        at the maximum number of entries, and Throttled if changes of other nodes keep
+        conflicting."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:
-        """Set those names that have no value yet. Raises as ``change``."""
+        """Set only the names that have no value yet. Raises as ``change``."""
         await self._update(resource, lambda before: {**configs, **before})
 
     async def _update(
         self, resource: Resource, merge: Callable[[Configs], Mapping[str, str | None]]
     ) -> None:
-        """Doing it again is harmless: values are absolute. So an unknown outcome is settled by
-        reading the entry and writing over the version that was read."""
+        """Merge and write. A repeated write is harmless, because values are absolute: so after an
+        unknown outcome the entry is read, and written again over that version."""
         key = config_key(resource)
         before, version = self._cache.get(key) or NO_CONFIGS, self._cache.version(key)
         for _ in range(TRIES_MAX):
@@ -168,7 +169,7 @@ class ResourceConfigs:
         return await self._store.put(key, value, if_version=version)
 
     def _check_room(self, resource: Resource, version: int) -> None:
-        """By what memory knows: nodes that add at the same moment may exceed it by one each."""
+        """Counts entries in memory: nodes that add at once may exceed the bound by one each."""
         if not version and len(self._cache) >= RESOURCE_CONFIGS_MAX:
             raise QuotaExceeded(
                 f"{RESOURCE_CONFIGS_MAX:,} of {RESOURCE_CONFIGS_MAX:,} resources have configs:"

@@ -1,17 +1,17 @@
-"""Who keeps which entry: consistent hashing with virtual nodes. Pure.
+"""Distribution of entries over members: consistent hashing with virtual nodes. Pure.
 
-Keys and members stand on one circle of 2^64 places. A key belongs to the first member clockwise of
-it, so a member that comes or goes concerns only the keys between its own places and the places
-before them: about one in n, and none moves between two members that stay.
+Keys and members have positions ("places") on a circle of 2^64. A key belongs to the next member
+clockwise, so a member that joins or leaves affects only the keys between its places and the places
+before them: about one in n, and no key moves between two members that stay.
 
-A member stands at many places, so that the stretches between them even out: 128 virtual nodes of
-eight places each (one hash gives eight). The spread of a share is about one over the square root
-of their number, 3 % here; with 128 places alone it would be 9 %, and one member in thirty would be
-a fifth off. A member's weight scales its virtual nodes.
+A member has many places, so that the gaps between them even out: 128 virtual nodes of eight places
+each (one hash yields eight). The standard deviation of a member's part is about one over the square
+root of their number, 3 % here; with 128 places it would be 9 %, and one member in thirty would be
+off by a fifth. A member's weight scales its virtual nodes.
 
-Places come from BLAKE2b and from ids alone: every node and every version has the same ring,
-in whatever order it learned of the members. Changing anything here moves keys; two nodes that
-disagree notice by the ``fingerprint``.
+Places depend only on BLAKE2b and ids: every node and every version has the same ring, in whatever
+order it learned of the members. Changing anything here moves keys; two nodes that disagree notice
+it by the ``fingerprint``.
 """
 
 import struct
@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-VIRTUAL_NODES: Final = 128  # of a member of weight 1
+VIRTUAL_NODES: Final = 128  # of a member with weight 1
 PLACES_PER_VIRTUAL_NODE: Final = 8
 WEIGHT_MAX: Final = 64.0
 MEMBERS_MAX: Final = 1_024  # some eight million places
@@ -37,13 +37,13 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 def place_of(key: str) -> int:
-    """Where a key stands on the circle."""
+    """Return the place of a key on the circle."""
     (place,) = _PLACE.unpack(blake2b(key.encode(), digest_size=_PLACE.size).digest())
     return int(place)
 
 
 class Ring:
-    """Of at least one member. Never changes: other members make another ring."""
+    """An immutable ring of at least one member."""
 
     __slots__ = ("_owners", "_places", "fingerprint", "members")
 
@@ -57,7 +57,7 @@ class Ring:
             assert 0.0 < member.weight <= WEIGHT_MAX, "a weight is positive"
             count = max(1, round(virtual_nodes * member.weight))
             found += ((place, member.node_id) for place in _places_of(member.node_id, count))
-        found.sort()  # two members at one place: the id decides, the same everywhere
+        found.sort()  # two members at one place: ordered by id, the same on every node
         self._places = [place for place, _ in found]
         self._owners = [node_id for _, node_id in found]
         told = repr((virtual_nodes, [(one.node_id, one.weight) for one in self.members]))
@@ -71,7 +71,7 @@ class Ring:
         return self._owners[at if at < len(self._owners) else 0]
 
     def owners(self, key: str, count: int) -> Sequence[str]:
-        """The owner and those that would follow it, each once; all members if there are fewer."""
+        """Return the owner and the members after it, each once, at most ``count``."""
         wanted = min(count, len(self.members))
         at = bisect_right(self._places, place_of(key))
         owners = self._owners

@@ -1,19 +1,19 @@
-"""The metadata role: answers other nodes' questions about topics, identities and keys from memory,
-and passes their changes on to the store.
+"""The metadata role: serves topics, identities and keys to other nodes from memory, and passes
+their changes on to the store.
 
-Topics are many; everything else is held whole. While topics are few every metadata node holds all
-of them, and any of them answers anything. Above a bound a node holds what the ring gives it, and a
-bounded number of others' entries that it was asked for; a question about another's entry goes to
-its owner and no further. The store stays the truth throughout: when the owner is away, or two nodes
-see different members, the one that was asked reads the store. Who holds what is therefore a matter
-of memory and never of being right, and each node decides it by itself.
+There are many topics; all other entries are always held completely. While topics are few, every
+metadata node holds all of them and can reply to any request. Above a bound a node holds its part of
+the ring, and a limited number of other entries that were requested; a request for an entry of
+another node is forwarded to its owner once. The store is always authoritative: if the owner is not
+reachable, or two nodes see different members, the node that got the request reads the store. So the
+distribution affects memory but never correctness, and each node determines its part alone.
 
-Writes go from any node straight to the store, as compare-and-swap; nobody writes around a rule that
-is checked here. Watches are served by any node: each hears of every change.
+Any node writes directly to the store, by compare-and-swap; the rules checked here apply to every
+write. Any node serves watches, because each receives every change.
 
-The store may itself be another metadata node's (``remote_store``): then this one is a mirror that
-answers from memory and passes changes on. How long it has heard nothing from there it tells with
-every answer to a watch. Who the members are, and how to call one, is given from outside.
+The store may itself be another metadata node (``remote_store``): then this node is a mirror that
+replies from memory and passes changes on. Every reply to a watch states for how long it has heard
+nothing from there. The members, and how to call them, are provided by the caller.
 """
 
 import asyncio
@@ -67,23 +67,23 @@ from penstock.model.errors import (
 from penstock.wire.internal.calls import Answers, Asked, Call, Caller, Nothing, Q, R
 
 PAGE_ENTRIES_MAX = 2_000
-PAGE_BYTES_MAX = 8 * 1_048_576  # of a page put together from the members' parts
-CATCH_UP_SECONDS = 0.25  # for the watch to bring what somebody else has seen
+PAGE_BYTES_MAX = 8 * 1_048_576  # of a page merged from the members' parts
+CATCH_UP_SECONDS = 0.25  # for the watch to report a revision that another node has seen
 SETTLE_RETRY_SECONDS = 1.0
-WHOLE_AGAIN = 0.8  # of the bound: a catalog about its size must not be read over and over
+WHOLE_AGAIN = 0.8  # of the bound, so that a catalog near it is not read repeatedly
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataConfig:
-    whole_entries_max: int = 50_000  # up to so many topics every metadata node holds all of them
-    read_through_entries_max: int = 10_000  # of others' entries that are remembered
+    whole_entries_max: int = 50_000  # up to this number of topics every metadata node holds all
+    read_through_entries_max: int = 10_000  # cached entries of other members
     topics_max: int = TOPICS_MAX
     watchers_max: int = 4_096  # waiting for a change at once
     watch_ms_max: int = 30_000
-    forward_ms_max: int = 1_000  # then the store is asked instead
-    stale_ms_max: int = 10_000  # after so long without the store nothing is known to be absent
+    forward_ms_max: int = 1_000  # then the store is read instead
+    stale_ms_max: int = 10_000  # without the store for longer, no entry is known to be absent
     history_changes_max: int = HISTORY_CHANGES_MAX
 
 
@@ -98,8 +98,8 @@ class MetadataService:
         config: MetadataConfig | None = None,
         store_stale_ms: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``members``: the metadata nodes, this one included once it has joined; a plain look-up.
-        ``peer``: how to call one of them, by its id. ``store_stale_ms``: for how long the store
+        """``members``: the metadata nodes, including this one once it has joined; must be fast.
+        ``peer`` returns the caller for a member's id. ``store_stale_ms``: for how long the store
         itself may have missed changes."""
         self._store = store
         self._node_id = node_id
@@ -116,7 +116,7 @@ class MetadataService:
             on_gap=self._missed,
             history_changes_max=history,
         )
-        # Tombstones before topics: who sees a topic missing can look whether it was deleted.
+        # Tombstones before topics: if a topic is missing, it can be checked whether it was deleted.
         self._mirrors = {
             prefix: Mirror(store, prefix, history_changes_max=history)
             for prefix in RULES
@@ -128,15 +128,15 @@ class MetadataService:
         self._held_ring: str | None = None  # fingerprint of the ring whose part is held
         self._read_through: OrderedDict[str, Entry] = OrderedDict()
         self.watcher_count = 0
-        self._unsettled = asyncio.Event()  # another part should be held, or may have to be
+        self._unsettled = asyncio.Event()  # the held part may have to change
         self._keeper: asyncio.Task[None] | None = None
         self._is_stopped = False
-        # What an operator may ask for:
+        # For metrics:
         self.forwarded_count = 0
-        self.fallback_count = 0  # questions that should have been another's and went to the store
+        self.fallback_count = 0  # requests for other members that were served from the store
 
     async def start(self) -> None:
-        """Returns when everything is in memory. Raises what the store raises."""
+        """Load everything into memory. Raises the errors of the store."""
         try:
             for mirror in self._mirrors.values():
                 await mirror.start()
@@ -149,8 +149,8 @@ class MetadataService:
         self._keeper = asyncio.create_task(self._keep(), name="metadata ring")
 
     async def stop(self) -> None:
-        """Watches that wait are answered, so that the listener can drain; whoever asks from now on
-        is sent elsewhere, for memory no longer follows the store."""
+        """Reply to pending watches, so that the listener can drain. Later requests are refused,
+        because memory no longer follows the store."""
         self._is_stopped = True
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
@@ -171,7 +171,7 @@ class MetadataService:
 
     @property
     def trouble(self) -> str | None:
-        """Why memory may be behind the store, or None."""
+        """Why memory may lag behind the store, or None."""
         return next((one.trouble for one in self._mirrors.values() if one.trouble), None)
 
     @property
@@ -202,8 +202,8 @@ class MetadataService:
         return self._ring
 
     def members_changed(self) -> None:
-        """To be called when somebody came or went. A change is also noticed by the next question
-        that depends on it."""
+        """Update the ring. Call this when a member has joined or left; requests that depend on the
+        ring call it too."""
         members = tuple(sorted(self._members())) or (Member(self._node_id),)
         if members != self._ring_members:
             self._ring_members = members
@@ -222,7 +222,7 @@ class MetadataService:
                 loop.call_later(SETTLE_RETRY_SECONDS, self._unsettled.set)
 
     async def _settle(self) -> None:
-        """Hold what this node should hold by now."""
+        """Load the entries that this node should hold now."""
         if self.is_settled:
             return
         topics, ring = self._topics, self._ring
@@ -267,7 +267,7 @@ class MetadataService:
         if mirror.is_whole or mirror.holds(key):
             entry = mirror.get(key)
             if entry is None and self._store_stale_ms() > self._config.stale_ms_max:
-                return self._read_store(request)  # made since, perhaps: only the store can say no
+                return self._read_store(request)  # perhaps created since: only the store can tell
             return Got(entry, revision)
         remembered = self._read_through.get(key)
         if remembered is not None:
@@ -276,13 +276,13 @@ class MetadataService:
         self.members_changed()
         owner = self._ring.owner_at(place_of(key))
         if owner == self._node_id:
-            return self._read_store(request)  # it has just become this node's
+            return self._read_store(request)  # the entry has just become this node's
         if request.is_forwarded:
             raise Misdirected(f"{key} is not with node {self._node_id}.")
         return self._ask_owner(owner, request, asked)
 
     async def _read_store(self, request: Get) -> Got:
-        # What was known before, here or by the caller, the store knew before it was asked.
+        # The store had at least this revision before the read.
         revision = max(self._mirror_of(request.key).known_revision, request.min_revision)
         entry = await self._store.get(request.key)
         return Got(entry, revision if entry is None else max(revision, entry.version))
@@ -294,10 +294,10 @@ class MetadataService:
         try:
             got = await self._peer(owner).call(GET, forwarded, timeout_ms=timeout_ms)
         except PenstockError as error:
-            # Away, overloaded, or of another mind about the ring: the store knows.
+            # Not reachable, overloaded, or using another ring: read the store.
             self._fell_back("get", error)
             got = await self._read_store(request)
-        # Only what no change can have passed by already: the watch drops it with the next one.
+        # Cache only an entry that no change has overtaken: the next change removes it.
         if got.entry is not None and got.revision >= self._topics.known_revision:
             self._read_through[request.key] = got.entry
             if len(self._read_through) > self._config.read_through_entries_max:
@@ -314,7 +314,7 @@ class MetadataService:
         return self._ask_all(request, asked)
 
     async def _ask_all(self, request: FindId, asked: Asked) -> Got:
-        """An id says nothing of its place on the ring: everybody is asked for their own."""
+        """Ask all members for their part, because an id does not determine a place on the ring."""
         self.members_changed()
         revision = self._topics.known_revision
         forwarded = FindId(request.topic_id, ring=self._ring.fingerprint)
@@ -323,14 +323,14 @@ class MetadataService:
             if answer.entry is not None:
                 return answer
         if failure is not None:
-            # Perhaps that one would have had it.
+            # The member that failed may hold the topic.
             raise Overloaded("Not every metadata node could be asked.") from failure
         return Got(None, revision)
 
     async def _of_others(
         self, call: Call[Q, R], request: Q, asked: Asked
     ) -> tuple[Sequence[R], PenstockError | None]:
-        """What the other members say, and one of the reasons why some did not."""
+        """Return the replies of the other members, and one of the errors."""
         self.forwarded_count += 1
         if self._held_ring != self._ring.fingerprint:
             return (), Misdirected(f"Node {self._node_id} is about to hold another part.")
@@ -372,10 +372,10 @@ class MetadataService:
         return listed if isinstance(listed, Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: ListPage) -> Listed:
-        """A node acts only on rows that are no older than its registration, which is a change of
-        another kind: what stands in memory may be as new, but only the store can say so. Further
+        """A node acts only on rows that are not older than its registration, which is an entry of
+        another prefix: rows in memory may be new enough, but only the store can confirm that. Later
         pages are never older than the first."""
-        _, revision = await self._store.list(MANAGER_KEY)  # one entry at most, and the revision
+        _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)
 
@@ -389,7 +389,7 @@ class MetadataService:
         return Listed(entries, is_end, mirror.known_revision, mirror.entry_count)
 
     async def _gather(self, request: ListPage, asked: Asked) -> Listed:
-        """One page out of the parts of all members."""
+        """Merge one page from the parts of all members."""
         self.members_changed()
         ring, topics = self._ring, self._topics
         part = msgspec.structs.replace(
@@ -401,14 +401,14 @@ class MetadataService:
         if failure is not None:
             return await self._list_store(request, failure)
         if self._held_ring != ring.fingerprint:
-            # Meanwhile this node holds another part than the others told of.
+            # The held part has changed since the members were called.
             moved = Misdirected(f"Node {self._node_id} holds another part by now.")
             return await self._list_store(request, moved)
         return merge_pages([self._page(topics, part), *pages], entry_count=topics.entry_count)
 
     async def _list_store(self, request: ListPage, error: PenstockError) -> Listed:
-        """One account's topics are read from the store then. All of them are not: whoever wants
-        them asks for page after page, and each would be a read of everything."""
+        """Read the topics of one account from the store. Not all topics: they are requested page by
+        page, and each page would read everything."""
         if request.prefix == TOPICS_PREFIX:
             raise Overloaded("Not every metadata node could be asked.") from error
         self._fell_back("list", error)
@@ -426,7 +426,7 @@ class MetadataService:
     async def _txn(self, request: Txn, _asked: Asked) -> Written:
         for key in check_txn(request):
             self._check_room(key)
-        # What goes for certain, or is about to as far as is known here.
+        # Keys whose delete will be a change, as far as this node knows.
         known = {**dict(request.compare_created), **dict(request.compare)}
         gone = [key for key in request.deletes if known.get(key) or self._mirror_of(key).get(key)]
         revision = await self._store.txn(
@@ -436,7 +436,7 @@ class MetadataService:
             deletes=request.deletes,
             lease=request.lease,
         )
-        # Heard here before it is answered: whoever asks this node from now on is told of it.
+        # Wait for the watch before replying: later requests to this node see the change.
         for prefix in {prefix_of(key) for key in (*(key for key, _ in request.puts), *gone)}:
             await self._mirrors[prefix].wait(revision, seconds=CATCH_UP_SECONDS)
         return Written(revision)
@@ -454,7 +454,7 @@ class MetadataService:
     def _check_room(self, key: str) -> None:
         mirror = self._mirror_of(key)
         if mirror.get(key) is not None:
-            return  # not new after all, or held by its version
+            return  # not new, or its version is compared
         if mirror is self._topics:
             most, what = self._config.topics_max, "queues"
         else:
@@ -476,7 +476,7 @@ class MetadataService:
             raise Throttled("Too many nodes watch this one.")
         self.watcher_count += 1
         try:
-            # A little sooner than the caller gives up: an answer without changes is one too.
+            # A little before the caller's timeout: a reply without changes is useful too.
             wait_ms = min(request.wait_ms, self._config.watch_ms_max, asked.timeout_ms * 9 // 10)
             await mirror.wait(request.from_revision, seconds=wait_ms / 1_000)
         finally:
@@ -502,8 +502,8 @@ class MetadataService:
 
 
 def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
-    """Pages of disjoint parts behind the same key, as one. A part that goes on may go on anywhere
-    behind its last key: what the others have behind that one is left for the next page."""
+    """Merge pages of disjoint parts, all after the same key. A part with more entries continues
+    after its last key; later entries of other parts are left for the next page."""
     open_ends = [page.entries[-1].key for page in pages if not page.is_end]
     end = min(open_ends, default=None)
     newest: dict[str, Entry] = {}
@@ -512,7 +512,7 @@ def merge_pages(pages: Sequence[Listed], *, entry_count: int) -> Listed:
             if end is not None and entry.key > end:
                 break
             known = newest.get(entry.key)
-            # Twice: a node that has gone over to everything told more than its part.
+            # Duplicates: a node that has begun to hold everything returned more than its part.
             if known is None or known.version < entry.version:
                 newest[entry.key] = entry
     return Listed(

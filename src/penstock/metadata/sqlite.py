@@ -1,16 +1,16 @@
-"""The store of one machine: SQLite from the standard library, in one thread of its own.
+"""The store of a single machine: SQLite from the standard library, in a separate thread.
 
-SQLite calls block, and a connection belongs to one thread: so one worker thread owns the
-connection and runs calls in the order they came, which also makes every call a consistent
-snapshot. A commit is synced before the caller hears of it (WAL, synchronous=FULL).
+SQLite calls block, and a connection belongs to one thread: so one worker thread owns the connection
+and runs calls in order, which also makes every call a consistent snapshot. A commit is synced
+before the caller gets the reply (WAL, synchronous=FULL).
 
-Watchers hold no queue: each remembers a revision and reads the history table from there when a
-commit wakes it. A watcher that is slow costs nothing, one that is too slow gets Compacted.
+Watchers have no queue: each remembers a revision and reads the history table from there when a
+commit wakes it. A slow watcher costs nothing; one that is too slow gets Compacted.
 
-Leases stand in a table of their own, their times in memory (``lease_times.py``); one task ends
-those that nobody keeps alive, and is there only once there was a lease.
+Leases are in a separate table, their times in memory (``lease_times.py``); one task, started with
+the first lease, ends the leases that are not kept alive.
 
-That only one process uses a data folder is seen to by ``node``, not here.
+``node`` ensures that only one process uses a data folder.
 
 Changing the schema: raise SCHEMA_VERSION, add the step from the version before to MIGRATIONS, keep
 a test that opens a database of each older version. A database of a newer version is refused.
@@ -45,17 +45,17 @@ from penstock.model.errors import DiskFull, PenstockError, Throttled
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x50454E53  # "PENS", so that another program's database is not taken for ours
+APPLICATION_ID = 0x50454E53  # "PENS", to detect databases of other programs
 SCHEMA_VERSION = 2
-HISTORY_REVISIONS_MAX = 1_024  # a watcher in this process is a wake-up behind, not a thousand
+HISTORY_REVISIONS_MAX = 1_024  # watchers in this process lag by one wake-up, not by a thousand
 WATCH_CHANGES_MAX = 4 * CHANGES_PER_TXN_MAX  # one read of history; holds several whole revisions
 CALLS_MAX = 10_000  # calls waiting for the thread; more would only time out in the queue
 BUSY_SECONDS_MAX = 5.0
 LEASES_MAX = 10_000  # a cluster takes one per node; each is a few hundred bytes
-ENDING_RETRY_SECONDS = 1.0  # after the disk was full, say
+ENDING_RETRY_SECONDS = 1.0  # for example after the disk was full
 
-# Keys are blobs: SQLite compares those byte by byte, so a prefix is a range. A change without a
-# value is a delete. ``head`` has one row: the newest revision and the newest one compacted away.
+# Keys are blobs: SQLite compares blobs by byte, so a prefix is a range. A change without a value
+# is a delete. ``head`` has one row: the newest revision and the newest compacted one.
 SCHEMA = (
     (
         "CREATE TABLE entry (key BLOB PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL,"
@@ -71,7 +71,7 @@ SCHEMA = (
     ),
     "INSERT INTO head VALUES (1, 0, 0)",
 )
-# Numbers of leases are never given again, hence AUTOINCREMENT. Few entries hang on one.
+# Lease ids are never reused, hence AUTOINCREMENT. A lease has few entries.
 LEASES = (
     "ALTER TABLE entry ADD COLUMN lease INTEGER NOT NULL DEFAULT 0",
     "CREATE INDEX entry_lease ON entry (lease) WHERE lease <> 0",
@@ -79,15 +79,15 @@ LEASES = (
 )
 MIGRATIONS: dict[int, Sequence[str]] = {0: SCHEMA, 1: LEASES}
 
-# After one of these the file or the device under it cannot be trusted: a failed sync may have
-# dropped pages that were reported written. The store refuses everything until a restart.
+# After one of these errors the file or the device cannot be trusted: a failed sync may have dropped
+# pages that were reported as written. The store refuses all calls until a restart.
 FATAL = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 log = logging.getLogger(__name__)
 
 
 class _Database:
-    """The blocking half: everything here runs in the store's one thread."""
+    """The blocking half: everything here runs in the store's thread."""
 
     def __init__(self, path: Path, *, history_revisions_max: int) -> None:
         self._path = path
@@ -113,7 +113,7 @@ class _Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        # Looked at before anything is written: somebody else's file must stay as it was.
+        # Checked before anything is written: a file of another program must not change.
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (table_count,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -143,14 +143,14 @@ class _Database:
             raise StoreUnusable(f"{self._path}: damaged: the revision is missing")
 
     def guarded(self, work: Callable[[], T]) -> T:
-        """Run one call; turn what SQLite says into what the rest of Penstock understands."""
+        """Run one call and convert errors of SQLite to Penstock's."""
         if self._failure is not None:
             raise StoreUnusable(self._failure)
         try:
             return work()
         except sqlite3.Error as exc:
-            # The low byte is the class of an extended code. Errors made by the module itself,
-            # such as a closed connection, carry none.
+            # The low byte is the class of an extended code. Errors of the Python module, such as a
+            # closed connection, have no code.
             code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
             if code == sqlite3.SQLITE_FULL:
                 raise DiskFull("no space left on the disk for metadata") from exc
@@ -165,7 +165,7 @@ class _Database:
         try:
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error:
-            pass  # the WAL is read at the next start; closing must not fail over tidiness
+            pass  # the WAL is read at the next start; close must not fail because of it
         self._connection.close()
 
     def get(self, key: str) -> Entry | None:
@@ -221,7 +221,7 @@ class _Database:
         return revision
 
     def leases(self) -> Sequence[tuple[int, int]]:
-        """Numbers and times of all there are."""
+        """Return the ids and TTLs of all leases."""
         return self._connection.execute("SELECT id, ttl_ms FROM lease").fetchall()
 
     def grant(self, ttl_ms: int) -> int:
@@ -234,8 +234,8 @@ class _Database:
             return added.lastrowid
 
     def end_lease(self, lease: int) -> None:
-        """At several revisions if more hangs on it than a transaction may change: a watch reads
-        history by whole revisions, which therefore have a bound."""
+        """Delete a lease and its entries, at several revisions if they are more than a transaction
+        may change: a watch reads history by whole revisions, which therefore have a bound."""
         with _transaction(self._connection):
             keys = self._connection.execute(
                 "SELECT key FROM entry WHERE lease = ? AND lease <> 0 ORDER BY key", (lease,)
@@ -250,7 +250,7 @@ class _Database:
                 self._advance(revision, compacted)
 
     def read_changes(self, prefix: str, from_revision: int) -> tuple[Sequence[Change], int]:
-        """Changes under the prefix from a revision on, and the revision to ask for next."""
+        """Return changes under the prefix from a revision on, and the next revision to read."""
         with _transaction(self._connection, "BEGIN"):
             head, compacted = self._head()
             if from_revision <= compacted:
@@ -262,7 +262,7 @@ class _Database:
             ).fetchall()
         next_revision = max(head + 1, from_revision)
         if len(rows) == WATCH_CHANGES_MAX:
-            # The last revision may have been cut by the limit: it is read whole the next time.
+            # The last revision may be cut by the limit: it is read whole the next time.
             next_revision = rows[-1][0]
             rows = [row for row in rows if row[0] < next_revision]
             assert rows, "a read of history holds more than one transaction"
@@ -281,7 +281,7 @@ class _Database:
         return revision, compacted
 
     def _revisions(self, key: str) -> tuple[int, int]:
-        """Version and create revision, 0 if there is no such entry."""
+        """Return version and create revision, 0 if there is no such entry."""
         row = self._connection.execute(
             "SELECT version, create_revision FROM entry WHERE key = ?", (key.encode(),)
         ).fetchone()
@@ -306,7 +306,7 @@ class _Database:
         self._connection.execute("INSERT INTO change VALUES (?, ?, NULL)", (revision, key))
 
     def _advance(self, revision: int, compacted: int) -> None:
-        # A quarter more than promised may stand there, so that not every commit has to clean up.
+        # History may exceed its bound by a quarter, so that not every commit has to trim it.
         if revision - compacted > self._history_revisions_max * 5 // 4:
             compacted = revision - self._history_revisions_max
             self._connection.execute("DELETE FROM change WHERE revision <= ?", (compacted,))
@@ -322,13 +322,13 @@ def _transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE")
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # some errors have rolled it back already
+        if connection.in_transaction:  # some errors have already rolled back
             connection.execute("ROLLBACK")
         raise
 
 
 class SqliteStore(SingleWrites):
-    """Implements ``store.Store``. Made by ``open``."""
+    """Implements ``store.Store``. Call ``open``."""
 
     def __init__(
         self, database: _Database, thread: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop
@@ -341,13 +341,13 @@ class SqliteStore(SingleWrites):
         self._wakes: set[asyncio.Event] = set()  # one per open watch
         self._leases = LeaseTimes()
         self._lease_began = asyncio.Event()
-        self._ending: asyncio.Task[None] | None = None  # ends leases, once there are any
+        self._ending: asyncio.Task[None] | None = None  # ends leases; started with the first lease
 
     @classmethod
     async def open(
         cls, path: Path, *, history_revisions_max: int = HISTORY_REVISIONS_MAX
     ) -> "SqliteStore":
-        """Creates the file when there is none. Raises StoreUnusable."""
+        """Open the file, or create it. Raises StoreUnusable."""
         assert history_revisions_max >= 1
         loop = asyncio.get_running_loop()
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata")
@@ -389,7 +389,7 @@ class SqliteStore(SingleWrites):
         self._wakes.add(wake)
         try:
             while not self._is_closed:
-                # Cleared before the read: a commit behind it sets the event again.
+                # Cleared before the read: a commit after the read sets the event again.
                 wake.clear()
                 changes, from_revision = await self._call(
                     partial(self._database.read_changes, prefix, from_revision)
@@ -409,7 +409,7 @@ class SqliteStore(SingleWrites):
 
     async def keep_alive(self, lease: int) -> int:
         ttl_ms = self._leases.renew(lease, now_ms=self._now_ms())
-        await self._call(lambda: None)  # a store that refuses everything keeps nobody alive
+        await self._call(lambda: None)  # a store that refuses all calls must not keep leases alive
         return ttl_ms
 
     async def revoke(self, lease: int) -> None:
@@ -418,7 +418,7 @@ class SqliteStore(SingleWrites):
 
     def _grant(self, ttl_ms: int) -> int:
         lease = self._database.grant(ttl_ms)
-        # From here for the same reason as in ``_commit``: it has to end even if nobody heard of it.
+        # Called here as in ``_commit``: a lease must end even if its caller was cancelled.
         self._loop.call_soon_threadsafe(self._begin_lease, lease, ttl_ms)
         return lease
 
@@ -429,7 +429,7 @@ class SqliteStore(SingleWrites):
             self._ending = self._loop.create_task(self._end_leases(), name="metadata leases")
 
     async def _end_leases(self) -> None:
-        """Ends what nobody keeps alive, for as long as the store is open."""
+        """End the leases that are not kept alive, until the store is closed."""
         while True:
             self._lease_began.clear()
             try:
@@ -451,7 +451,7 @@ class SqliteStore(SingleWrites):
         return int(self._loop.time() * 1_000)
 
     async def close(self) -> None:
-        """Calls already waiting are still carried out; later ones are refused."""
+        """Close after the calls that are already waiting; later calls are refused."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -461,7 +461,7 @@ class SqliteStore(SingleWrites):
             ending.cancel()
             await asyncio.wait((ending,))
         await self._loop.run_in_executor(self._thread, self._database.close)
-        self._thread.shutdown(wait=True)  # that was its last call: it only has to end
+        self._thread.shutdown(wait=True)  # the thread has no more work
 
     async def _call(self, work: Callable[[], T]) -> T:
         if self._is_closed:
@@ -476,7 +476,7 @@ class SqliteStore(SingleWrites):
 
     def _commit(self, work: Callable[[], T]) -> T:
         done = work()
-        # From here and not from the caller, which may have been cancelled meanwhile.
+        # Called here and not by the caller, which may have been cancelled meanwhile.
         self._loop.call_soon_threadsafe(self._wake_watches)
         return done
 

@@ -1,19 +1,19 @@
-"""The key-value port beneath all metadata: small, versioned, watchable.
+"""The key-value interface below all metadata: small, versioned, watchable.
 
-The shape is etcd's, because a cluster keeps its metadata there; one machine keeps it in SQLite
-behind the same calls (``sqlite.py``). Every change raises one store-wide revision. An entry's
-version is the revision of its last change, so a version never comes back and "changed since I
-read it" is one integer comparison. What the values mean is left to ``catalog.py`` and
-``moves.py``; nobody calls a store on the path of a message.
+It follows etcd, where a cluster keeps its metadata; a single machine uses SQLite with the same
+calls (``sqlite.py``). Every change raises one store-wide revision. An entry's version is the
+revision of its last change, so a version is never reused, and "changed since it was read" is one
+comparison of integers. ``catalog.py``, ``moves.py`` and others define the values; no store is
+called on the path of a message.
 
-An entry may hang on a lease: whoever took the lease keeps it alive, and when that ends the entries
-go, as deletes that watches tell of like any other. That is how a cluster notices that a node is no
-longer there.
+An entry may have a lease, which its holder keeps alive. When the lease ends, its entries are
+deleted, and watches report these deletes like any others. That is how a cluster notices that a node
+is gone.
 
-A change whose answer got lost may have happened. Then ``txn`` raises OutcomeUnknown and leaves it
-at that: only the caller can tell, by reading, and only the caller knows whether to ask again. Every
-other error of ``txn`` means that nothing was changed, but StoreUnusable, after which nothing that
-this store says is to be trusted.
+A change whose reply was lost may have happened. Then ``txn`` raises OutcomeUnknown and does not
+retry: only the caller can find out, by reading, and only the caller knows whether a retry is safe.
+Every other error of ``txn`` means that nothing was changed, except StoreUnusable, after which
+nothing that this store returns can be trusted.
 """
 
 from abc import abstractmethod
@@ -26,19 +26,21 @@ import msgspec
 from penstock.model.errors import InvalidRequest, PenstockError, VersionConflict
 from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 
-# All are what etcd accepts by default, so that what fits one machine also fits a cluster.
-CHANGES_PER_TXN_MAX = 128  # and as many comparisons
+# All limits are etcd's defaults, so that what fits a single machine also fits a cluster.
+CHANGES_PER_TXN_MAX = 128  # and the same number of comparisons
 VALUE_BYTES_MAX = 512 * 1_024
 KEY_BYTES_MAX = 1_024
-TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; the rest of its 1.5 MiB is comparisons
-LEASE_TTL_MS_MAX = 3_600_000  # nobody should be believed alive for longer than an operator waits
+TXN_BYTES_MAX = (
+    1_024 * 1_024
+)  # of keys and values changed; the rest of etcd's 1.5 MiB is comparisons
+LEASE_TTL_MS_MAX = 3_600_000  # a dead node must not count as alive for longer
 
 
 class Entry(msgspec.Struct, frozen=True):
     key: str
     value: bytes
-    version: int  # revision of its last change
-    create_revision: int  # revision at which the key came into being, this time
+    version: int  # revision of the last change
+    create_revision: int  # revision at which the present key was created
 
 
 class ChangeKind(StrEnum):
@@ -54,7 +56,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Compacted(PenstockError):
-    """A watch asked for history that is gone; the watcher lists again and goes on from there."""
+    """A watch requested history that is gone; the watcher must list again and continue there."""
 
     def __init__(self, oldest_revision: int) -> None:
         super().__init__(f"History before revision {oldest_revision} is no longer kept.")
@@ -62,7 +64,7 @@ class Compacted(PenstockError):
 
 
 class StoreUnreachable(Unreachable):
-    """The text names the address; clients are told without it."""
+    """The text names the address; the public text for clients does not."""
 
     public = "Metadata store not reachable; retry."
 
@@ -72,11 +74,11 @@ class StoreOutcomeUnknown(OutcomeUnknown):
 
 
 class StoreUnusable(PenstockError):
-    """The store cannot be opened, or must not be trusted any longer. One line says why."""
+    """The store cannot be opened, or can no longer be trusted. The text is one line."""
 
 
 class LeaseGone(PenstockError):
-    """The lease has ended or never was: what hung on it is gone or about to go."""
+    """The lease has ended or never existed: its entries are gone or will be soon."""
 
     def __init__(self, lease: int) -> None:
         super().__init__(f"Lease {lease:x} has ended.")
@@ -84,7 +86,7 @@ class LeaseGone(PenstockError):
 
 
 class SingleWrites:
-    """Puts and deletes of one key, for a store that has transactions."""
+    """Puts and deletes of one key, for stores that implement ``txn``."""
 
     @abstractmethod
     async def txn(
@@ -107,26 +109,25 @@ class SingleWrites:
 
 
 class Store(Protocol):
-    """Beside what each call says, any of them raises StoreUnusable, or an Overloaded when asking
-    later may help."""
+    """The interface of all stores. Any call may also raise StoreUnusable, or an Overloaded if a
+    retry may succeed."""
 
     async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str, *, min_revision: int = 0) -> tuple[Sequence[Entry], int]:
-        """All entries under a prefix in key order, and the revision at which this was so: at
-        least ``min_revision``, and not older than anything this store has answered or told
-        before. A store that is the truth itself (SQLite, etcd) knows every change that was
-        answered to anybody. One that does not even know ``min_revision`` has been set back:
-        StoreUnusable."""
+        """Return all entries under a prefix in key order, and the revision of this state: at least
+        ``min_revision``, and not older than anything this store has returned or reported before. An
+        authoritative store (SQLite, etcd) includes every acknowledged change. Raises StoreUnusable
+        if the store has not reached ``min_revision``: it has been set back."""
         ...
 
     async def put(self, key: str, value: bytes, *, if_version: int | None = None) -> int:
-        """Returns the new revision once it is durable. ``if_version``: None writes whatever is
-        there, 0 only when nothing is, any other only over that version; else VersionConflict."""
+        """Write a value durably and return the new revision. ``if_version``: None always writes, 0
+        only if the key is absent, any other only over that version. Raises VersionConflict."""
         ...
 
     async def delete(self, key: str, *, if_version: int | None = None) -> int:
-        """Returns the revision of the delete, or the present one when there was nothing."""
+        """Return the revision of the delete, or the present one if the key was absent."""
         ...
 
     async def txn(
@@ -138,30 +139,30 @@ class Store(Protocol):
         deletes: Sequence[str] = (),
         lease: int = 0,
     ) -> int:
-        """All changes at one revision, or none: each compared key must be at its version (0:
-        absent) or have come into being at its create revision (0: absent), else VersionConflict.
-        A key is changed at most once. With ``lease`` all puts hang on it (LeaseGone if it has
-        ended), without they hang on none, whatever was before. Raises OutcomeUnknown when nobody
-        knows whether it happened; it is not tried again then."""
+        """Make all changes at one revision, or none. Each compared key must have its version or its
+        create revision (0: absent); otherwise VersionConflict is raised. A key is changed at most
+        once. With ``lease``, all puts have that lease (raises LeaseGone if it has ended); without
+        it, they have none, even if they had one before. Raises OutcomeUnknown if it is not known
+        whether the change happened; it is not retried then."""
         ...
 
     def watch(self, prefix: str, *, from_revision: int) -> AsyncGenerator[Sequence[Change], None]:
-        """Changes under a prefix from a revision on, oldest first, those of one revision never
-        split over two batches. Raises Compacted when that revision is no longer kept. Ends when
-        the store is closed."""
+        """Yield changes under a prefix from a revision on, oldest first; the changes of one
+        revision are never split over two batches. Raises Compacted if the revision is no longer
+        kept. Ends when the store is closed."""
         ...
 
     async def grant(self, ttl_ms: int) -> int:
-        """A new lease, for at least so long. Its number is not 0 and never given again."""
+        """Return a new lease that lasts at least this long. Its id is not 0 and never reused."""
         ...
 
     async def keep_alive(self, lease: int) -> int:
-        """Starts its time anew and returns it in ms, as it was when the store answered: count it
+        """Renew a lease and return its time in ms, which began when the store replied: count it
         from before the call. Raises LeaseGone."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """Ends it now: what hangs on it is gone when this returns. Nothing if it had ended."""
+        """End a lease now: its entries are gone when this returns. Idempotent."""
         ...
 
     async def close(self) -> None: ...
@@ -174,7 +175,7 @@ def check_changes(
     puts: Sequence[tuple[str, bytes]],
     deletes: Sequence[str],
 ) -> None:
-    """What every store refuses alike. Raises InvalidRequest."""
+    """Check the limits of all stores. Raises InvalidRequest."""
     keys = [*(key for key, _ in puts), *deletes]
     assert len(keys) == len(set(keys)), "a key changes once in a transaction"
     compared = [key for key, _ in (*compare, *compare_created)]
@@ -205,8 +206,8 @@ def conflict(key: str, *, actual: int, expected: int, what: str = "at version") 
 
 
 def prefix_range(prefix: str) -> tuple[bytes, bytes]:
-    """The half-open range of encoded keys that start with ``prefix``. The byte 0xFF never occurs
-    in UTF-8, so it lies behind every key, and the last byte of a prefix can always be raised."""
+    """Return the half-open range of encoded keys that start with ``prefix``. The byte 0xFF never
+    occurs in UTF-8, so it sorts after every key, and a prefix's last byte can be incremented."""
     start = prefix.encode()
     if not start:
         return b"", b"\xff"

@@ -1,6 +1,6 @@
-"""The name of a store: drawn once, kept in it, and told by every metadata node that stands for it.
-By it a node notices that it is about to be served from another store than before, which would be
-another catalog under the same address."""
+"""The random id of a store, kept in the store and reported by every metadata node that uses it. By
+this id a node notices that it is served from another store than before, which would be another
+catalog at the same address."""
 
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
