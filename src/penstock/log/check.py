@@ -10,7 +10,7 @@ them. A flipped bit in one of these would move records to other offsets, or make
 epoch that never existed. The first checksum of an entry covers them.
 
 The second checksum covers the entry. If header and entry differ, it shows which of the two is
-wrong, so damage in this file never costs a batch.
+wrong, so damage in this file never makes a batch unreadable.
 """
 
 import struct

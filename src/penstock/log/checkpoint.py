@@ -40,7 +40,7 @@ from penstock.model.errors import Damaged
 from penstock.record.crc32c import crc32c
 
 HEAD = struct.Struct(">4sHHQI")
-HEAD_BYTES = 24  # including the crc after it
+HEAD_BYTES = 24  # including the crc
 MAGIC = b"PSCK"
 VERSION = 1
 GENERATIONS = 2

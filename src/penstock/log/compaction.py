@@ -117,8 +117,7 @@ class Compaction:
         """``segments``: as chosen by ``cleanable``. ``aborted``: the aborted transactions among
         these segments; their records supersede nothing. ``held_offset``: the offset up to which
         every replica has this log, None if there are no other replicas. Tombstones from this offset
-        on are kept however old they are: a replica that ends below it may hold the deleted
-        record."""
+        on are kept however old they are: a shorter replica may hold the deleted record."""
         assert segments, "there is something to do"
         assert segments[-1].end_offset <= log.sealed_offset, "nobody writes to them"
         self.clean_offset = clean_offset  # advances when the round is done
@@ -268,7 +267,7 @@ class Compaction:
         if header.is_control or header.base_offset >= self._end:
             return batch
         if header.count and self._is_aborted(header):
-            # No reader sees aborted records, and the transaction's index entry goes with them.
+            # Aborted records are never read; once they are gone, the transaction is forgotten too.
             compacted = empty_batch(header, with_producer=True)
         else:
             compacted = compact_batch(
@@ -375,8 +374,8 @@ def _first_bytes(window: bytes) -> int:
 
 
 def _hold_against(checks: EntryFile, first: int, batches: list[Batch], path: Path) -> None:
-    """Compare headers with their checks, which cover what a batch's CRC does not. If both differ,
-    the CRC of the check entry shows which is wrong; a missing check is not an error."""
+    """Compare headers with their checks, which cover what a batch's CRC does not. If header and
+    check differ, the CRC of the check entry shows which is wrong; a missing check is no error."""
     known = read_checks(checks, first, len(batches))
     for at, (check, (header, batch)) in enumerate(zip(known, batches, strict=False)):
         if header_check(batch[:HEADER_BYTES]) != check and is_entry_intact(checks, first + at):

@@ -9,7 +9,7 @@ from penstock.log.files import Disk, read_whole, replace_durably
 from penstock.log.layout import DAMAGE_FILE
 from penstock.model.errors import Damaged
 
-DAMAGE_MAX = 1_000  # ranges remembered per partition
+DAMAGE_MAX = 1_000  # ranges recorded per partition; more would add nothing to the report
 
 
 class Damage(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class EntryFile:
 
     def flush(self) -> None:
         """Write pending entries into the page cache. On a full disk they stay in memory, at most
-        the number for one segment, until the next attempt."""
+        those of one segment, until the next attempt."""
         if not self._pending:
             return
         try:

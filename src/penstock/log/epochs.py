@@ -40,8 +40,7 @@ def write_epochs(log: Log, entries: Sequence[tuple[int, int]], offset: int) -> N
 
 
 def read_epochs(log: Log) -> Epochs:
-    """Return (epoch, first offset) in the log's order; empty if the log is. The first epoch begins
-    at the log's start."""
+    """Return (epoch, first offset) in order; the first epoch begins at the log's start."""
     start, end = log.start_offset, log.end_offset
     if start == end:
         return []

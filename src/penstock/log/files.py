@@ -52,7 +52,7 @@ class Disk:
         return b"".join(parts)
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:
-        """May write less than requested, as the system call does; the caller must check."""
+        """Write, perhaps less than requested, as the system call does; the caller must check."""
         return os.pwrite(fd, data, position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -151,8 +151,7 @@ def replace_durably(disk: Disk, path: Path, data: bytes) -> None:
 
 
 class ReadOnlyDisk(Disk):
-    """A disk for inspecting a log without changing it: missing files read as empty, and every write
-    is refused."""
+    """A disk for inspection only: missing files read as empty, and every write is refused."""
 
     def open(self, path: Path) -> int:
         try:

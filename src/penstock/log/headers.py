@@ -23,7 +23,7 @@ Epochs = list[tuple[int, int]]  # epoch, first offset; both increase
 class Step(NamedTuple):
     place: Place
     offset: int
-    header: BatchHeader | None  # None: damaged, and bytes up to the next step are unknown
+    header: BatchHeader | None  # None: not trusted, as all bytes up to the next step
 
 
 def walk(segment: Segment, start: Place) -> Iterator[Step]:
@@ -102,8 +102,7 @@ def find_cut(segment: Segment, to: int, *, epoch: int) -> Cut:
 
 def _entry_before(segment: Segment, to: int) -> tuple[Place, int]:
     """Return an indexed batch (or the segment's first batch) before the one that holds ``to``, and
-    the highest timestamp up to it. A walk from there meets at least one batch that stays, if any
-    does."""
+    the highest timestamp up to it. A walk from there meets a batch that stays, if any does."""
     segment.find(to)  # rebuilds a damaged index
     index = segment.files.index
     number = index.offsets.last_at_most(to - segment.base_offset)

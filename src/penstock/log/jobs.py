@@ -47,7 +47,7 @@ class SyncJob:
         self._point = point
         self._disk = disk
         self.sealed_offset = 0 if point is None else point.offset
-        self.is_point_owed = False  # the disk was too full to write the point: the next sync will
+        self.is_point_owed = False  # the disk was full: the next sync writes the point
 
     def run(self) -> None:
         """Sync everything. An error is final: after a failed sync the kernel may mark lost pages as
@@ -81,8 +81,8 @@ class SyncJob:
 
 
 class Detached:
-    """Segments removed from a log but perhaps not yet unlinked, oldest first. If a crash prevents
-    the unlinking, they are part of the log again at the next opening, and still finished."""
+    """Segments removed from a log but perhaps not yet unlinked, oldest first. If a crash
+    prevents that, they are part of the log again; their records stay finished."""
 
     __slots__ = ("_disk", "_lock", "freed_bytes", "is_removed", "paths")
 

@@ -286,8 +286,8 @@ class Log(ReadableLog):
         """Cut off everything from ``to`` on, including the whole batch that holds ``to``. Returns
         the new end offset; durable when it returns. A crash meanwhile leaves a log that ends
         somewhere between the new and the old end. May run in a thread, if nothing else uses the log
-        meanwhile, including compaction. The owner must first remove checkpoints that cover the part
-        cut off."""
+        meanwhile, including compaction. The owner must first remove checkpoints that reach beyond
+        ``to``."""
         self._assert_at_rest()
         assert to >= self.start_offset, "a log that loses all it has begins anew: restart"
         if to >= self.end_offset:
@@ -409,8 +409,7 @@ class Log(ReadableLog):
     # ── Drop, close ──────────────────────────────────────────────────────────────────────────
 
     def drop_before(self, offset: int) -> int:
-        """Remove whole segments that end at or before ``offset``, never the active one. Returns the
-        bytes freed."""
+        """Remove closed segments that end at or before ``offset``. Returns the bytes freed."""
         return self.detach_before(offset).remove()
 
     def detach_before(self, offset: int) -> "Detached":

@@ -105,7 +105,7 @@ class ReadableLog:
     ) -> Stretch:
         """Like ``read``, for callers that forward the bytes: return a few buffers of many batches
         each, without empty batches, and at most the bound of ``log/stretch.py``, which also
-        describes what is verified when. ``as_slice``: a slice of the file may be returned instead.
+        describes the verification. ``as_slice``: a slice of the file may be returned instead.
         ``with_empty``: include empty batches, as replicas need."""
         end = self._end_of_read(start, up_to)
         if start >= end:

@@ -63,7 +63,7 @@ class RecoveryReport:
 
     @property
     def is_new(self) -> bool:
-        """Return whether no log with a recovery point was here."""
+        """Return whether there was no recovery point: the log is new, or its state is lost."""
         return self.doubts & DOUBT_NEW != 0
 
     @property
@@ -154,8 +154,8 @@ class Recovery:
 
     def _read_low_watermark(self, end_offset: int) -> None:
         """Read the low watermark and lower it to the log's end if it is above: records appended to
-        a log that lost its end must not be hidden. A damaged file raises a doubt: other replicas
-        have the value."""
+        a log that lost its end must not be hidden. A damaged file is a doubt: other replicas have
+        the value."""
         try:
             self.low_watermark = read_low_watermark(self.folder, self.disk)
         except Damaged:
@@ -227,7 +227,7 @@ class Recovery:
                 self.disk.unlink(segment_path(self.folder, base_offset, suffix))
 
     def _doubt(self, doubt: int) -> None:
-        """Record a doubt on disk before its evidence is repaired away."""
+        """Record a doubt on disk, before the repair removes its cause."""
         if self._doubts & doubt:
             return
         self._doubts |= doubt

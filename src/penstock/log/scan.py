@@ -50,7 +50,7 @@ def _fault(header: BatchHeader, offset: int, epoch: int) -> str:
 
 
 def is_zero_from(disk: Disk, fd: int, position: int, size: int) -> bool:
-    """Return whether only zeros, never written space, follow up to the end."""
+    """Return whether only zeros follow up to the end: space that was never written."""
     while position < size:
         chunk = disk.pread(fd, MIB, position)
         if chunk.count(0) != len(chunk):

@@ -69,8 +69,8 @@ class Known:
 
 class KnownStretches:
     """The known stretches of one open segment, by requested offset. Most readers continue where
-    they stopped and request as much as others did, so exact matches are enough; the oldest entries
-    are evicted."""
+    they stopped and request as much as others did, so exact matches suffice; the oldest are
+    evicted."""
 
     __slots__ = ("_by_offset",)
 

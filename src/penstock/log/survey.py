@@ -32,7 +32,7 @@ class PartitionPlace(NamedTuple):
 
 
 def find_partitions(data_folder: Path) -> list[PartitionPlace]:
-    """Every ``topics/<topic id>/<partition>/`` that holds a segment."""
+    """Return every ``topics/<topic id>/<partition>/`` that holds a segment."""
     return sorted(
         PartitionPlace(folder.parent.name, int(folder.name), folder)
         for folder in data_folder.glob(f"{TOPICS_FOLDER}/*/*")
@@ -112,7 +112,7 @@ def verify_segment(folder: Path, base_offset: int, next_base: int | None) -> Seg
 class Verification:
     """A verification in steps. ``next_base``: the start of the next segment; None for the last one,
     whose end may be torn. With ``bytes_max``: the offset up to which bytes are known to have been
-    written, so no end may be torn."""
+    written, so a torn end is damage."""
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ def remove_segments(disk: Disk, folder: Path, bases: Iterable[int]) -> None:
 
 
 def conclude(disk: Disk, folder: Path, base_offset: int, end_offset: int) -> None:
-    """Remove the mark, all files being in place. The removal is made durable before the next
+    """Remove the mark after all files are in place. The removal is made durable before the next
     rewrite: a mark that reappeared would apply to that rewrite's files."""
     disk.sync_folder(folder)
     disk.unlink(mark_path(folder, base_offset, end_offset))

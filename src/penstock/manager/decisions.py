@@ -3,7 +3,7 @@ Pure, and per partition: a node failure costs work only for the partitions that 
 
 Each decision names everything it relies on: the version of the row, the registrations of nodes, the
 version of a placement request. The store writes it only if all of these are unchanged. So stale
-knowledge is safe, and so are several nodes that each take themselves for the manager (R1, R3).
+knowledge is safe, and so are several nodes that all act as manager (R1, R3).
 
 A replica that may lack committed records never becomes leader, except by an explicit request of an
 operator (``wishes.py``). ``moving.py`` decides which moves begin, and when.
@@ -38,7 +38,7 @@ class Policy(msgspec.Struct):
     moves_per_pair_max: int = 1  # moves from one node to one other node
     # Missing replicas are a risk, so repairs may use more of the network than moves.
     repairs_per_pair_max: int = 8
-    # Clients wait shortly when a leader changes: do not change all at once for balance alone.
+    # A change of leader delays its clients briefly: do not change all at once for balance alone.
     leader_changes_max: int = 50
 
 

@@ -2,9 +2,9 @@
 
 A node becomes manager by writing the manager's entry while there is none. The entry depends on the
 lease of the node, so it disappears with the node, and the watch notifies the others. The entry
-guarantees nothing: two nodes may take themselves for the manager for a moment, so every change
-compares what it relies on (R3). For the same reason, a node that finds its own entry, written
-before a restart or in a call whose reply was lost, simply manages until the entry disappears.
+guarantees nothing: two nodes may act as manager for a moment, so every change compares what it
+relies on (R3). For the same reason, a node that finds its own entry, written before a restart or in
+a call whose reply was lost, simply manages until the entry disappears.
 
 ``tenure.py`` contains the manager's work, ``decisions.py`` and ``moving.py`` its decisions.
 """

@@ -53,8 +53,8 @@ def placed(
 
 
 def _placed(known: Known, key: PartitionKey, view: View, topics: Topics, policy: Policy) -> Placed:
-    """A moving partition counts as if it had arrived. A partition that is not fully in sync is not
-    moved for balance: copying it elsewhere would only take longer."""
+    """Return the planner's view of a partition. A moving one counts as if it had arrived. One that
+    is not fully in sync is not moved for balance: copying it elsewhere would take longer."""
     row = view.row
     wish = known.wishes.get(key)
     if wish is not None:

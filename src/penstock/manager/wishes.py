@@ -158,8 +158,7 @@ async def discard(store: Store, topic_id: str) -> None:
 async def elect(
     store: Store, key: PartitionKey, choose: Callable[[View], Change | Refused]
 ) -> Refused | None:
-    """Elect the leader that ``choose`` returns for the newest row. Returns None if it leads now.
-    Raises NotFound."""
+    """Elect the leader that ``choose`` returns for the newest row; None: done. Raises NotFound."""
     for _ in range(TRIES_MAX):
         chosen = choose(_view(await _row(store, key)))
         if isinstance(chosen, Refused):

@@ -171,7 +171,7 @@ def _move_place(_key: str, value: bytes) -> str:
 
 
 def _configs_place(key: str, value: bytes) -> str:
-    """Nodes read only one of the possible percent-encodings of a name."""
+    """Return the canonical key: nodes read only one of a name's percent-encodings."""
     decode_configs(value)
     return config_key(resource_of(key))
 

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
     endpoints: tuple[str, ...]  # host:port of some or all members
-    namespace: str = "/penstock/main"  # prefix of all keys; must not contain another namespace
+    namespace: str = "/penstock/main"  # prefix of all keys; namespaces must not be nested
     ca_path: Path | None = None  # if set, connections are encrypted and members authenticated
     cert_path: Path | None = None  # certificate of this node, for members that authenticate clients
     key_path: Path | None = None
@@ -149,10 +149,7 @@ class Link:
 def open_link(endpoint: str, config: EtcdConfig) -> Link:
     """Return a link; nothing is sent before the first call. Raises StoreUnusable."""
     options: list[tuple[str, Any]] = [
-        (
-            "grpc.use_local_subchannel_pool",
-            1,
-        ),  # else all channels to a member share a connection
+        ("grpc.use_local_subchannel_pool", 1),  # or all channels to a member share a connection
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
         ("grpc.enable_http_proxy", 0),

@@ -92,7 +92,7 @@ def encode_range(
     revision: int = 0,
     is_keys_only: bool = False,
 ) -> bytes:
-    """Linearizable, because ``serializable`` (7) is never set. Without ``end``: one key."""
+    """Encode a linearizable read (``serializable``, 7, is not set), of one key without ``end``."""
     return b"".join(
         (
             _bytes(1, start),
@@ -112,7 +112,7 @@ def encode_txn(
     deletes: Sequence[bytes],
     lease: int,
 ) -> bytes:
-    """If a comparison fails, all compared keys are read, to find out which one it was."""
+    """Encode a transaction. If a comparison fails, it reads all compared keys, to find which."""
     parts: list[bytes] = []
     for target, union, keys in ((2, 6, compare), (1, 5, compare_created)):  # MOD, CREATE
         for key, revision in keys:

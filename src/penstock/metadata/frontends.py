@@ -32,7 +32,7 @@ log_ = logging.getLogger(__name__)
 
 
 def check_entry(key: str, value: bytes) -> None:
-    """Check an entry, whose value is the node's name, for people. Raises InvalidRequest."""
+    """Check an entry; its value is the node's name, for operators. Raises InvalidRequest."""
     if _KEY.match(key) is None:
         raise InvalidRequest(f"{key} names no frontend.")
     if not 1 <= len(value.decode()) <= NODE_CHARS_MAX:

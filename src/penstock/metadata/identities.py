@@ -227,8 +227,7 @@ class StoredIdentities(IdentityMemory):
     async def create_key(
         self, account: str, user: str, *, now_ms: int, key_id: str = "", secret: str = ""
     ) -> NewKey:
-        """Create a key, with a random id and secret unless both are given. The secret cannot be
-        read later."""
+        """Create a key; id and secret are random unless given. The secret is not shown again."""
         assert bool(key_id) == bool(secret), "an id and a secret go together"
         is_drawn = not key_id
         if is_drawn:

@@ -148,8 +148,8 @@ def _check_limits(limits: Limits) -> None:
 
 
 def check_user_name(name: str) -> None:
-    """Kafka allows any user name. Here ``/`` separates the account from the name, and ``*`` means
-    all users."""
+    """Check a user name. Kafka allows any; here ``/`` separates the account from the name, and
+    ``*`` means all users."""
     is_short = 1 <= len(name) <= USER_NAME_CHARS_MAX
     if not is_short or not name.isprintable() or "/" in name or name == "*":
         raise InvalidRequest(

@@ -294,8 +294,7 @@ class Mirror:
 def take_page(
     entries: Iterable[Entry], prefix: str, *, count_max: int, bytes_max: int
 ) -> tuple[list[Entry], bool]:
-    """Return the first entries with a prefix, at least one, and whether there are no more. Entries
-    must be in key order."""
+    """Return the first of sorted entries with a prefix, at least one, and whether these are all."""
     page: list[Entry] = []
     size = 0
     for entry in entries:

@@ -135,7 +135,7 @@ class RemoteCatalog:
         return topic
 
     def topics(self, account: str, region: str, prefix: str = "") -> Sequence[Topic]:
-        """Raises Throttled if not all topics are in memory: see ``list_topics``."""
+        """Return topics from memory. Raises Throttled if not all are there: see ``list_topics``."""
         if not self._store.is_whole:
             raise Throttled("There are too many queues to list them from memory.")
         return self._stored.topics(account, region, prefix)
@@ -222,8 +222,8 @@ class RemoteCatalog:
         return await self._stored.delete(account, region, name, now_ms=now_ms)
 
     def _doubt_missing(self, account: str, region: str, name: str) -> None:
-        """A topic to be changed may just have been created through another frontend: the metadata
-        nodes may not know it yet, but the store does."""
+        """Make the next get of a missing topic read the store: the topic may just have been created
+        through another frontend, and the metadata nodes may not know it yet."""
         if self._find(account, region, name) is None:
             self._store.doubt(topic_key(account, region, name))
 

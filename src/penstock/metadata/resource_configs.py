@@ -122,9 +122,8 @@ class ResourceConfigs:
         self._listeners.setdefault(kind, []).append(listener)
 
     async def change(self, resource: Resource, changes: Mapping[str, str | None]) -> None:
-        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded
-        at the maximum number of entries, and Throttled if changes of other nodes keep
-        conflicting."""
+        """Set each name to its value; None removes it. Raises InvalidRequest, QuotaExceeded at the
+        maximum of entries, and Throttled if changes of other nodes keep conflicting."""
         await self._update(resource, lambda before: {**before, **changes})
 
     async def add_missing(self, resource: Resource, configs: Configs) -> None:

@@ -202,8 +202,8 @@ class MetadataService:
         return self._ring
 
     def members_changed(self) -> None:
-        """Update the ring. Call this when a member has joined or left; requests that depend on the
-        ring call it too."""
+        """Update the ring after a member joined or left. Requests that need the ring call this
+        too."""
         members = tuple(sorted(self._members())) or (Member(self._node_id),)
         if members != self._ring_members:
             self._ring_members = members
@@ -372,9 +372,9 @@ class MetadataService:
         return listed if isinstance(listed, Listed) else await listed
 
     async def _list_as_of_now(self, mirror: Mirror, request: ListPage) -> Listed:
-        """A node acts only on rows that are not older than its registration, which is an entry of
-        another prefix: rows in memory may be new enough, but only the store can confirm that. Later
-        pages are never older than the first."""
+        """Return a page that is as new as the store. A node acts only on rows that are not older
+        than its registration, an entry of another prefix: only the store can confirm that rows in
+        memory are new enough. Later pages are never older than the first."""
         _, revision = await self._store.list(MANAGER_KEY)  # at most one entry; the revision matters
         await mirror.catch_up(max(revision, request.min_revision), seconds=0)
         return self._page(mirror, request)

@@ -30,9 +30,7 @@ from penstock.wire.internal.faults import OutcomeUnknown, Unreachable
 CHANGES_PER_TXN_MAX = 128  # and the same number of comparisons
 VALUE_BYTES_MAX = 512 * 1_024
 KEY_BYTES_MAX = 1_024
-TXN_BYTES_MAX = (
-    1_024 * 1_024
-)  # of keys and values changed; the rest of etcd's 1.5 MiB is comparisons
+TXN_BYTES_MAX = 1_024 * 1_024  # changed keys and values; comparisons need the rest of 1.5 MiB
 LEASE_TTL_MS_MAX = 3_600_000  # a dead node must not count as alive for longer
 
 
@@ -196,7 +194,7 @@ def check_changes(
 
 
 def check_ttl(ttl_ms: int) -> None:
-    """Raises InvalidRequest."""
+    """Raises InvalidRequest if the TTL is out of range."""
     if not 0 < ttl_ms <= LEASE_TTL_MS_MAX:
         raise InvalidRequest(f"A lease lasts from 1 to {LEASE_TTL_MS_MAX} ms.")
 
