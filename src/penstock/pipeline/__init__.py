@@ -1,6 +1,6 @@
-"""The Spark pipeline: jobs that read the server's topics and keep what they find in a lake.
+"""The Spark pipeline: jobs that read topics of the server and write their results to a lake.
 
-A client of the server like any other, in processes of its own. Only this package imports PySpark,
-PyArrow and Delta; what the modules here need of the rest of Penstock is ``model``, ``record``,
-``wire``, ``net`` and ``telemetry``. Importing the package itself imports nothing.
+The pipeline is a client of the server and runs in separate processes. Only this package imports
+PySpark, PyArrow and Delta. Of Penstock it imports ``model``, ``record``, ``wire``, ``net`` and
+``telemetry``. Importing the package itself imports nothing.
 """

@@ -1,12 +1,12 @@
-"""From a heap of acknowledgements to where each cursor's finished records end.
+"""Computes from acks the first offset that each cursor has not finished.
 
-Acknowledgements are rows (topic, partition, cursor, first, last), in any order, overlapping and
-repeated, tens of millions of them. Tasks melt what they read into islands, runs of offsets
-without a hole, and the driver melts the islands of all tasks; union does not mind what comes twice,
-which sums would. Files are read by Arrow itself, by row groups, because turning rows into JVM rows
-and back would take most of the time.
+Acks are rows (topic, partition, cursor, first, last), in any order, overlapping and repeated, tens
+of millions of them. Tasks merge the rows that they read into islands, runs of offsets without a
+hole, and the driver merges the islands of all tasks. A union counts repeated rows once; a sum would
+not. Arrow reads the files by row groups, because converting rows to JVM rows and back would take
+most of the time.
 
-An island that is dropped for want of room can only make a cursor need more, never less.
+Dropping an island to save memory is safe: its cursor then seems to need more records, never fewer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ Islands = tuple[Longs, Longs]  # firsts and lasts, ascending, with a hole betwee
 
 COLUMNS: Final = ("topic", "partition", "cursor", "first", "last")
 ISLANDS_MAX: Final = 1_000_000  # of one cursor and partition in one task; the lowest are kept
-_DENSE: Final = 4  # so many offsets for each row may be laid out one by one
+_DENSE: Final = 4  # offsets per range up to which a counter per offset is faster than a sort
 _SPARK: Final = "topic string, partition int, cursor string, first long, last long"
 _ARROW: Final = pa.schema(
     [
@@ -45,7 +45,7 @@ _ARROW: Final = pa.schema(
 
 
 def islands_of(first: Longs, last: Longs) -> Islands:
-    """The union of ranges, melted."""
+    """Return the union of the ranges as islands."""
     if not len(first):
         return first, last
     low, high = int(first.min()), int(last.max())
@@ -62,7 +62,7 @@ def islands_of(first: Longs, last: Longs) -> Islands:
 
 
 def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
-    """Without a sort: how many ranges begin and end at each offset."""
+    """Return the islands without sorting: count the ranges that begin and end at each offset."""
     size = high - low + 2
     depth = np.bincount(first - low, minlength=size) - np.bincount(last - low + 1, minlength=size)
     is_in = np.cumsum(depth) > 0
@@ -71,7 +71,7 @@ def _laid_out(first: Longs, last: Longs, low: int, high: int) -> Islands:
 
 
 def melt(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Islands]:
-    """Islands of all rows, by topic, partition and cursor."""
+    """Return the islands of all rows, by topic, partition and cursor."""
     found: dict[Key, Islands] = {}
     for batch in batches:
         for key, first, last in _by_key(batch):
@@ -86,7 +86,7 @@ def melt(batches: Iterable[pa.RecordBatch | pa.Table]) -> dict[Key, Islands]:
 
 
 def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Longs]]:
-    """Ranges of each key. Rows whose last is before their first, or with a null, say nothing."""
+    """Yield the ranges of each key. Skips rows with a null, or whose last is below their first."""
     table = pa.table({name: batch.column(name) for name in COLUMNS})
     codes = np.zeros(table.num_rows, np.int64)
     names: list[list[Any]] = []
@@ -105,13 +105,13 @@ def _by_key(batch: pa.RecordBatch | pa.Table) -> Iterator[tuple[Key, Longs, Long
 
 
 def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
-    """Each code with the rows that have it."""
+    """Yield each code with the indices of its rows."""
     if not len(codes):
         return
     if codes.min() == codes.max():
         yield int(codes[0]), slice(None)
         return
-    # Few codes sort by radix, in one pass over the rows.
+    # NumPy sorts 16-bit integers by radix, in one pass over the rows.
     order = np.argsort(codes.astype(np.int16) if codes.max() < 2**15 else codes, kind="stable")
     ordered = codes[order]
     edges = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
@@ -120,7 +120,7 @@ def _grouped(codes: Longs) -> Iterator[tuple[int, Any]]:
 
 
 def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
-    """What a code stands for; None where one of the names is null."""
+    """Return the key that a code stands for, or None if one of its names is null."""
     found = []
     for values in reversed(names):
         code, index = divmod(code, len(values) + 1)
@@ -132,7 +132,7 @@ def _key(code: int, names: Sequence[Sequence[Any]]) -> Key | None:
 
 
 def _numbers(column: pa.ChunkedArray) -> Longs:
-    """Null as −1, which no range of offsets has."""
+    """Return the values, with −1 for null: no range has this offset."""
     filled = pc.fill_null(column.cast(pa.int64()), -1)
     return np.asarray(filled.to_numpy(), np.int64)
 
@@ -151,7 +151,7 @@ def _rows(found: Mapping[Key, Islands]) -> pa.RecordBatch:
 
 
 def melted_files(spark: "SparkSession", paths: Sequence[str], *, tasks: int) -> dict[Key, Islands]:
-    """Of Parquet files, read in the executors."""
+    """Return the islands of Parquet files, which executors read."""
     groups = [(path, g) for path in paths for g in range(pq.ParquetFile(path).num_row_groups)]
     if not groups:
         return {}
@@ -171,7 +171,7 @@ def _read(path: str, group: int) -> pa.Table:
 
 
 def melted(rows: "DataFrame") -> dict[Key, Islands]:
-    """Of any rows with these columns."""
+    """Return the islands of a DataFrame with ``COLUMNS``."""
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield _rows(melt(batches))
@@ -186,7 +186,7 @@ def _gathered(islands: "DataFrame") -> dict[Key, Islands]:
 def floors(
     found: Mapping[Key, Islands], starts: Mapping[Place, int]
 ) -> dict[Place, dict[str, int]]:
-    """For each cursor the first offset that it is not done with, from the start of the log on."""
+    """Return the first offset that each cursor has not acked, beginning at the log start."""
     needs: dict[Place, dict[str, int]] = {}
     for (topic, partition, cursor), (first, last) in found.items():
         place = Place(topic, partition)

@@ -1,8 +1,8 @@
-"""Rows of a task as record batches in their partitions: a producer for one task.
+"""A producer for one task, which appends the task's rows to partitions as record batches.
 
-Rows are gathered into one open batch for each partition, which is sent when it is full. All batches
-carry a producer's id and sequence numbers, so that one whose answer was lost is sent again and
-stored once. Whether they are part of a transaction is the sink's decision (``sink``).
+Rows are collected in one open batch for each partition, which is sent when it is full. All batches
+carry a producer id and sequence numbers: a batch whose reply was lost is sent again and stored
+once. The sink decides whether batches are part of a transaction (``sink``).
 """
 
 import time
@@ -21,19 +21,19 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, encode_batch
 from penstock.record.varint import encode_varint
 from penstock.wire.kafka.faults import ErrorCode
 
-_RUN: Final = 1_000  # rows without a key that go to one partition before the next is taken
+_RUN: Final = 1_000  # rows without a key that go to one partition before the next partition
 _OPEN_BYTES_MAX: Final = 32 * 1_048_576  # in all open batches of a task
 _SEQUENCES: Final = 2**31
-_TOPICS_MAX: Final = 10_000  # that one task may write to
+_TOPICS_MAX: Final = 10_000  # of one task
 _CREATION_PAUSES_S: Final = (0.1, 0.2, 0.4)  # Apache Kafka creates topics after its reply
 
 
 class RowInvalid(ValueError):
-    """A row that cannot be written; one line says which and why."""
+    """A row cannot be written; the text is one line with the reason."""
 
 
 class TopicMissing(Exception):
-    """A topic that does not exist, and that the server does not create."""
+    """A topic does not exist, and the server does not create it."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -61,7 +61,8 @@ def partition_count(client: KafkaClient, topic: str) -> int:
 
 
 def _count_existing(client: KafkaClient, topic: str) -> int:
-    """Tell a topic that may not be created from a topic that may not be used."""
+    """Return the partition count after creation was not authorized. Raises TopicMissing, or
+    KafkaRefused if the principal may not use the existing topic."""
     try:
         return len(client.topic(topic).partitions)
     except KafkaRefused as refused:
@@ -79,7 +80,7 @@ class Producer:
 
 @dataclass(slots=True)
 class _Open:
-    """The batch of one partition that is being filled."""
+    """A batch of one partition that still accepts records."""
 
     records: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -87,12 +88,12 @@ class _Open:
 
 
 class Appender:
-    """Raises KafkaTrouble, TopicMissing and RowInvalid from ``add`` and ``flush``."""
+    """A producer; ``add`` and ``flush`` raise KafkaTrouble, TopicMissing and RowInvalid."""
 
     def __init__(
         self, client: KafkaClient, options: WriteOptions, producer: Producer, *, turn: int
     ) -> None:
-        """``turn``: where to begin with rows without a key, so that tasks spread out."""
+        """``turn``: first partition of rows without a key; tasks begin with different ones."""
         self._client = client
         self._options = options
         self._producer = producer
@@ -118,7 +119,7 @@ class Appender:
         self.row_count += batch.num_rows
 
     def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, Any]]:
-        """Topics, and which rows go to each."""
+        """Yield each topic with the indices of its rows."""
         if "topic" not in batch.schema.names:
             yield self._options.topic, np.arange(batch.num_rows)
             return
@@ -188,7 +189,7 @@ class Appender:
         return self._open.setdefault(place, _Open())
 
     def _flush_large(self) -> None:
-        """Those that are full, and with them those that will be soon."""
+        """Send the batches that are full, or at least a quarter full, in one request."""
         least = self._options.batch_bytes // 4
         self._send([place for place, each in self._open.items() if each.size >= least])
 
@@ -233,7 +234,7 @@ class Appender:
 
 
 def _record(delta: int, key: bytes | None, value: bytes | None, tail: bytes) -> bytes:
-    """As ``record.encode_record`` has it, for rows that share a time and have headers encoded."""
+    """Encode as ``record.encode_record`` does: timestamp delta 0, ``tail`` the encoded headers."""
     body = b"".join(
         (
             b"\x00\x00",

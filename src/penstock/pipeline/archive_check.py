@@ -1,11 +1,11 @@
-"""``penstock pipeline verify archive``: whether tables of the archive hold what the logs hold.
+"""``penstock pipeline verify archive``: checks that archive tables hold the same records as logs.
 
-For each partition the offsets of a table must run from its first to its end without one that is
-there twice, and without a gap that the log does not have as well. Logs have gaps: compaction takes
-records out, and markers of transactions and cursors stand between them. So where a table has a gap
-the log is read again, and every record that it gives must be in the table. What the log has dropped
-by its retention cannot be compared, and is told as such; nor can a table that was moved aside
-because its topic was deleted and made again.
+For each partition, the offsets of a table must run from the first to the end without duplicates,
+and without a gap that the log does not have as well. Logs have gaps: compaction removes records,
+and markers of transactions and cursors are between records. So where a table has a gap, the log is
+read again, and each of its records must be in the table. Records that retention has removed from
+the log cannot be compared and are reported as unknown. A table that was moved aside, because its
+topic was deleted and created again, cannot be compared either.
 """
 
 import json
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found for one partition. ``missing`` are in the log and not in the table;
-    ``unknown`` is how many offsets of gaps the log no longer has."""
+    """The result for one partition. ``missing``: number of records in the log but not in the
+    table. ``unknown``: number of offsets in gaps that the log no longer has."""
 
     topic: str
     partition: int
@@ -46,8 +46,8 @@ class Verdict:
 
 
 def spans(rows: "DataFrame") -> "DataFrame":
-    """By partition: the first and last offset, how many rows there are, and how many offsets; and
-    the span within which there are gaps, if there are any."""
+    """Return for each partition the first and last offset, the number of rows and of repeated
+    offsets, and the offsets between which all gaps are (null without gaps)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -68,11 +68,11 @@ def spans(rows: "DataFrame") -> "DataFrame":
 def verify(
     spark: "SparkSession", lake: Lake, topic: str, context: "JobContext | None" = None
 ) -> list[Verdict]:
-    """Without a context the log is not asked: every gap then counts as unknown."""
+    """Check each partition. Without a context the log is not read: all gaps count as unknown."""
     rows = lake.read(spark, table_of(topic)).select("partition", "offset")
     ends = ends_of(lake, topic)
     if topic not in lake.end_offsets(table_of(topic), NAME):
-        context = None  # moved aside: no log has these records any more
+        context = None  # the table was moved aside: no log has these records any more
     found = []
     for span in spans(rows).orderBy("partition").collect():
         missing, unknown = 0, 0
@@ -97,7 +97,7 @@ def verify(
 def _compare(
     spark: "SparkSession", context: "JobContext | None", topic: str, rows: "DataFrame", span: Any
 ) -> tuple[int, int]:
-    """Records that the log has within the gaps, and how many offsets it no longer reaches."""
+    """Return how many records the table lacks, and how many offsets the log no longer has."""
     first, end = span.gap_first, span.gap_end
     begin = end if context is None else min(end, max(first, _log_start(context, topic, span)))
     unknown = begin - first
@@ -124,7 +124,7 @@ def _log_start(context: JobContext, topic: str, span: Any) -> int:
             start = client.offsets({place: EARLIEST})[place]
             end = client.offsets({place: LATEST})[place]
         except KafkaRefused:
-            return int(span.gap_end)  # the topic is gone, its archive is not
+            return int(span.gap_end)  # the topic was deleted, its archive was not
     return int(span.gap_end) if end < span.gap_end else start
 
 

@@ -1,11 +1,11 @@
-"""What a table of the archive holds, and how records are cut for its files.
+"""The schema of an archive table, and how records are divided among its files.
 
-Rows are the records as they are decoded, cut by the hour (UTC) of their timestamps. Nearly all
-batches lie within one hour, which costs one look at the least and the greatest timestamp; others
-are sorted by hour once, however many there are. A batch is of one partition and in the order of
-its log, so its first and last row say which offsets it has: nothing is added up over rows.
+Rows are the decoded records, divided by the hour (UTC) of their timestamps. Nearly all batches lie
+within one hour, which the least and the greatest timestamp show; other batches are sorted by hour
+once. A batch is of one partition and in the order of its log, so its first and last row give its
+offsets, without a sum over rows.
 
-A producer may send any timestamp, also one that no calendar has: such records lie under no date.
+A producer may send any timestamp. Records with one outside the calendar have a null date.
 """
 
 import datetime
@@ -31,7 +31,7 @@ _DAYS_MAX: Final = (datetime.date.max - _EPOCH).days
 
 
 def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
-    """Batches of one partition, in the order of its log, cut by hour."""
+    """Divide by hour the batches of one partition, which come in the order of its log."""
     where = (place.topic, place.partition)
     for batch in batches:
         if not batch.num_rows:
@@ -53,7 +53,7 @@ def by_hour(batches: Iterable[pa.RecordBatch], place: Place) -> Iterator[Piece]:
 
 
 def _values(hour: int) -> tuple[str | None, ...]:
-    """Date and hour of day, as a table's log has them, for an hour since the epoch."""
+    """Return date and hour of day, as in a table's log, for an hour since the epoch."""
     days, of_day = divmod(hour, 24)
     if not _DAYS_MIN <= days <= _DAYS_MAX:
         return None, str(of_day)
@@ -61,5 +61,5 @@ def _values(hour: int) -> tuple[str | None, ...]:
 
 
 def known_id(text: str) -> str:
-    """A topic's id as its table keeps it. Servers without ids give zeros, which say nothing."""
+    """Return a topic's id, or "" for the zeros that servers without topic ids send."""
     return text if text.strip("0") else ""

@@ -1,17 +1,16 @@
-"""The source of the job ``archive``: its tasks write records to files where they fetch them.
+"""The source of the job ``archive``, whose tasks write the records that they fetch to files.
 
 Offsets are planned as by ``format("penstock")`` (``stream_source.py``), so limits, checkpoints and
-what counts as data loss are the same. What differs is ``read``: records never leave the worker
-that decoded them. It writes part files (``parts.py``, cut by ``archive_rows.py``) and gives Spark
-one row for each record, of which only the first of each file says something, namely which file
-that is. So the progress of the query still counts records, and what crosses over to the JVM is next
-to nothing. The job commits the files (``jobs/archive.py``); those of a task that fails or runs
-twice are named by nobody.
+data loss are handled alike. Only ``read`` differs: records stay in the worker that decoded them,
+which writes part files (``parts.py``, divided by ``archive_rows.py``). Spark gets one row for each
+record; the first row of each file has the file's description, the others are null. So the query's
+progress still counts records, and almost no bytes go to the JVM. The job commits the files
+(``jobs/archive.py``); no commit names the files of a task that failed or ran twice.
 
-A batch of fewer partitions than there are cores is shared out among them, if it is large.
+A large batch with fewer partitions than cores is divided among all cores.
 """
 
-# ruff: noqa: N802 - the names of methods are Spark's
+# ruff: noqa: N802 - Spark names these methods
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME: Final = "penstock-archive"
-_OWN: Final = ("folder", "tasks")  # options that the read of a topic does not have
+_OWN: Final = ("folder", "tasks")  # options that reading a topic does not have
 _SCHEMA: Final = pa.schema([("part", pa.string())])
-_TASK_RECORDS_MIN: Final = 100_000  # less is written by one task before a second one has begun
-_ROWS_MAX: Final = 1_048_576  # that are told at once, at four bytes each
+_TASK_RECORDS_MIN: Final = 100_000  # one task writes fewer before a second task has started
+_ROWS_MAX: Final = 1_048_576  # of one Arrow batch that Spark gets, at four bytes each
 
 
 class Written(NamedTuple):
-    """One file, of one topic: id "" where the server has none."""
+    """One file, of one topic. ``topic_id`` is "" if the server has no topic ids."""
 
     topic: str
     topic_id: str
@@ -58,7 +57,7 @@ class Written(NamedTuple):
 
 
 def read_written(batch: "DataFrame") -> list[Written]:
-    """Which files the tasks of a micro-batch have written. Running them is what writes."""
+    """Run the tasks of a micro-batch, and return the files that they have written."""
     rows = batch.where("part IS NOT NULL").collect()
     return [Written.from_text(row.part) for row in rows]
 
@@ -79,7 +78,7 @@ class ArchiveSource(DataSource):
 
 
 class TopicRange(InputPartition):
-    """What one task archives."""
+    """The range of a topic that one task archives."""
 
     def __init__(self, wanted: Range, topic_id: str) -> None:
         super().__init__(wanted)
@@ -91,7 +90,7 @@ class ArchivingReader(StreamReader):
     def __init__(self, options: ReadOptions, folder: Path, *, tasks: int) -> None:
         super().__init__(options)
         self._reading = options
-        self._folder = folder  # of all tables
+        self._folder = folder  # with all tables
         self._tasks = tasks
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -107,20 +106,20 @@ class ArchivingReader(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, TopicRange)
         topic = partition.wanted.place.topic
-        table = Table(self._folder, topic)  # refuses a name that would leave the folder
+        table = Table(self._folder, topic)  # rejects a name that would be outside the folder
         for part in write_range(partition.wanted, self._reading, table.path):
             yield from _told(Written(topic, partition.topic_id, part))
 
 
 def write_range(wanted: Range, options: ReadOptions, root: Path) -> list[Part]:
-    """The records of a range as files below a table's folder, durable when this returns. Raises
+    """Write the records of a range to files in a table's folder, durable on return. Raises
     KafkaTrouble, DataLoss, CorruptBatch."""
     pieces = by_hour(read_range(wanted, options), wanted.place)
     return write_pieces(pieces, root, PARTITION_BY)
 
 
 def _told(written: Written) -> Iterator[pa.RecordBatch]:
-    """A row for each record of a file, the first with the text. No file is without records."""
+    """Yield a row for each record of a file, the first with its description. No file is empty."""
     column = pa.array([written.to_text()], pa.string())
     left = written.part.rows - 1
     while True:

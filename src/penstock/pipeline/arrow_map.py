@@ -1,8 +1,8 @@
 """``map_in_arrow``: ``DataFrame.mapInArrow`` on an installation without pandas.
 
-PySpark's own method hands Arrow batches to a function and never makes a pandas object, yet refuses
-to begin where pandas is not installed, because it goes through the decorator of pandas functions.
-Here the same plan is built without that decorator.
+PySpark's method passes Arrow batches to a function and never makes a pandas object, but fails if
+pandas is not installed, because it uses the decorator of pandas functions. This module builds the
+same plan without that decorator.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def map_in_arrow(
     function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: StructType | str,
 ) -> DataFrame:
-    """Each partition's batches through ``function``, in the executors."""
+    """Apply ``function`` to the batches of each partition, in the executors."""
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
     from pyspark.sql.pandas import functions
     from pyspark.util import PythonEvalType
 
     assert isinstance(df, ClassicDataFrame), "a plan is only built in the driver's own process"
-    make: Any = vars(functions)["vectorized_udf"]  # not among the names that PySpark has typed
+    make: Any = vars(functions)["vectorized_udf"]  # has no type in PySpark
     mapped = make(function, schema, PythonEvalType.SQL_MAP_ARROW_ITER_UDF, "pandas")
     column = mapped(*[df[name] for name in df.columns])
     return ClassicDataFrame(df._jdf.mapInArrow(column._jc, False, None), df.sparkSession)

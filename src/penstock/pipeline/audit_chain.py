@@ -1,9 +1,9 @@
-"""The audit trail as tables: rows, what is wrong with their chain, and what a day's root is.
+"""The audit trail as tables: its rows, the faults of their hash chain, and the root of each day.
 
-Functions from DataFrames to DataFrames, without tables or servers. A record's hash is a function of
-its own bytes (they hold the hash of the one before), so hashes are made for all rows at once; only
-the comparison of each with the one before it wants an order. How the chain is made is said in
-``wire/facts/audit.py``; which tables there are, and when they are written, in ``jobs/audit.py``.
+Functions from DataFrames to DataFrames, without tables or servers. A record's hash depends only on
+the record's bytes, which contain the previous hash; so all hashes are computed at once, and only
+the comparison with the previous record needs an order. ``wire/facts/audit.py`` describes the chain;
+``jobs/audit.py`` the tables, and when they are written.
 """
 
 import datetime
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 TOPIC: Final = "__audit"
-# What is wrong with a link.
-UNREADABLE: Final = "unreadable"  # no audit record, or one of a version that is not known here
-MISSING: Final = "missing"  # numbers were left out
-CHANGED: Final = "changed"  # the number is right and the hash is not
-ANEW: Final = "begun anew"  # the node could not read its own end of the chain
-REPEATED: Final = "repeated"  # a number that was there before
+# Kinds of broken links.
+UNREADABLE: Final = "unreadable"  # not an audit record, or one of an unknown version
+MISSING: Final = "missing"  # the sequence number skips records
+CHANGED: Final = "changed"  # the number is right, but the previous hash is wrong
+ANEW: Final = "begun anew"  # the node could not read the end of its chain
+REPEATED: Final = "repeated"  # a sequence number occurs a second time
 
-# All that the chain is checked by.
+# The columns that suffice to check the chain.
 LINK_COLUMNS: Final = (
     "topic", "partition", "offset", "node", "seq", "prev_hash", "hash", "error", "date",
 )  # fmt: skip
 
-Chain = tuple[int, str]  # partition and node: each node has a chain of its own
+Chain = tuple[int, str]  # partition and node: each node writes a separate chain
 
 _AT_MS_MAX: Final = 253_402_300_799_999  # the last moment that a date can hold
 _DIFFERENCE: Final = "partition int, offset long, column string"
@@ -44,8 +44,8 @@ _ROOT: Final = (
 
 
 class Tail(NamedTuple):
-    """The end of a node's chain in a partition: number and hash of its last readable record, and
-    the newest day before it."""
+    """The end of a node's chain in a partition: sequence number and hash of the last readable
+    record, and the newest day up to it."""
 
     seq: int
     hash: str
@@ -54,7 +54,7 @@ class Tail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A root that was noted: over which records of a day, and what it was."""
+    """A recorded root, and the records of a day from which it was computed."""
 
     date: Any
     node: str
@@ -66,7 +66,7 @@ class Statement:
 
 
 def transform(records: "DataFrame") -> "DataFrame":
-    """Rows of ``decode=audit`` as rows of ``audit_log``."""
+    """Convert rows of ``decode=audit`` to rows of ``audit_log``."""
     from pyspark.sql import functions as f
 
     names = [name for name in AUDIT_SCHEMA.names if name not in ("value", "error")]
@@ -82,7 +82,7 @@ def transform(records: "DataFrame") -> "DataFrame":
 
 
 def hash_of() -> "Column":
-    """Of a record, from its own bytes; null where there is no hash before it to be made of."""
+    """Return a record's hash, computed from its bytes; null without a valid previous hash."""
     from pyspark.sql import functions as f
 
     before = f.when(f.col("prev_hash").rlike("^[0-9a-f]{64}$"), f.unhex("prev_hash"))
@@ -96,7 +96,7 @@ def moment_of() -> "Column":
 
 
 def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
-    """Links that do not hold, one row each. ``tails`` are those of records before these."""
+    """Return one row for each broken link. ``tails``: the chains' ends before these rows."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -120,7 +120,7 @@ def gaps(rows: "DataFrame", tails: Mapping[Chain, Tail]) -> "DataFrame":
     )
     kind = (
         f.when(f.col("hash").isNull(), UNREADABLE)
-        .when(f.col("seq_before").isNull(), None)  # those in front may have gone by retention
+        .when(f.col("seq_before").isNull(), None)  # retention may have removed earlier records
         .when(f.col("seq") > f.col("seq_before") + 1, MISSING)
         .when((f.col("seq") == 1) & (f.col("seq_before") > 0), ANEW)
         .when(f.col("seq") <= f.col("seq_before"), REPEATED)
@@ -156,7 +156,6 @@ def _table(tails: Mapping[Chain, Tail]) -> pa.Table:
 
 
 def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
-    """The end of each chain."""
     from pyspark.sql import functions as f
 
     last = f.max_by(f.struct("seq", "hash"), "offset").alias("last")
@@ -166,7 +165,7 @@ def tails_of(rows: "DataFrame") -> dict[Chain, Tail]:
 
 
 def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
-    """Of the last record of each chain, readable or not: from two narrow columns and one more."""
+    """Return the offset of the last record of each chain, readable or not."""
     named = rows.where("node IS NOT NULL").groupBy("partition", "node")
     return {(row[0], row[1]): row[2] for row in named.agg({"offset": "max"}).collect()}
 
@@ -175,7 +174,7 @@ def last_offsets(rows: "DataFrame") -> dict[Chain, int]:
 
 
 def roots(rows: "DataFrame") -> "DataFrame":
-    """One root for each day, node and partition, over the hashes in the order of the log."""
+    """Return a root for each day, node and partition, over the hashes in the order of the log."""
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = []
@@ -195,7 +194,7 @@ def roots(rows: "DataFrame") -> "DataFrame":
 
 
 def confirmed(rows: "DataFrame", statements: Sequence[Statement]) -> set[Statement]:
-    """Those of the statements that the rows, with hashes made anew, still bear out."""
+    """Return the statements whose roots equal those of the rows, with hashes computed again."""
     by_day: dict[tuple[Any, str, int], list[tuple[int, Statement]]] = {}
     for number, each in enumerate(statements):
         by_day.setdefault((each.date, each.node, each.partition), []).append((number, each))
@@ -240,7 +239,7 @@ def _in_order(rows: "DataFrame") -> "DataFrame":
 def _days(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[tuple[Any, str, int], Iterator[tuple[int, int, bytes]]]]:
-    """Rows in order, one run of them for each day, node and partition."""
+    """Group sorted rows by day, node and partition."""
     from itertools import groupby
 
     def flat() -> Iterator[tuple[Any, str, int, int, int, str]]:
@@ -278,7 +277,7 @@ def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def differences(rows: "DataFrame") -> "DataFrame":
-    """Fields of stored rows that are not what the bytes stored beside them say."""
+    """Return the fields of stored rows that differ from the bytes stored in the same row."""
     from pyspark.sql import functions as f
 
     stored = list(AUDIT_SCHEMA.names)

@@ -1,11 +1,9 @@
-"""``penstock pipeline verify audit``: whether the tables of the audit trail still say what was put
-into them.
+"""``penstock pipeline verify audit``: checks that the tables of the audit trail were not changed.
 
-Read anew, in this order: every row against the bytes stored beside it; each node's chain over those
-bytes from its first row to its last; each root that was ever noted against the rows it was made
-of; the end of the table against the offsets that its commits name. What is wrong is listed with its
-place.
-A link that the log itself had broken (``audit_gap``) counts, and is marked as known.
+The command compares, in this order: each row with the bytes stored in it; each node's chain over
+these bytes, from the first row to the last; each recorded root with the rows of its day; the end of
+the table with the offsets that its commits name. Faults are listed with partition and offset. A
+link that was already broken in the log (``audit_gap``) is also a fault, and is marked as known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +29,7 @@ from penstock.pipeline.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FAULTS_MAX: Final = 1_000  # listed; beyond, they are counted
+FAULTS_MAX: Final = 1_000  # that are listed; all are counted
 
 
 @dataclass(slots=True)
@@ -58,7 +56,7 @@ def verify_audit(spark: "SparkSession", lake: Lake) -> Verdict:
         _check_roots(spark, lake, rows, verdict)
         _check_ends(lake, rows, verdict)
     except Exception:
-        # Spark says neither which file nor that it was a file, in so many words.
+        # Spark's error does not name the damaged file, nor say that a file is damaged.
         damaged = _damaged_files(lake.table(LOG).files())
         if not damaged:
             raise
@@ -80,7 +78,7 @@ def _damaged_files(paths: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _some(found: "DataFrame") -> tuple[list[Any], int]:
-    """The first of some faults, and how many there are."""
+    """Return the first faults, and the number of all."""
     first = found.limit(FAULTS_MAX + 1).collect()
     return first[:FAULTS_MAX], len(first) if len(first) <= FAULTS_MAX else found.count()
 

@@ -1,16 +1,15 @@
-"""Where each record of many batches begins and ends: chains of lengths, followed side by side.
+"""Finds where each record of many batches begins and ends, by following chains of lengths.
 
-Every step of the lock-step walk moves all chains by one record, so it is width that makes it cheap:
-hundreds of chains. A chunk of small batches has them. One of large batches has not, so a long batch
-is cut into several chains at *marks*: records whose offset delta is known, since the deltas of a
-batch that was never compacted count up by one, and which are therefore found by searching for it.
-A mark may be wrong (a value can hold the same bytes), but not unnoticed: every chain must end,
-after its number of records, exactly where the next one begins.
+A chain is a run of records, each of which begins with its length. Each step of the walk moves all
+chains forward by one record, so the walk is fast if there are hundreds of chains. A chunk of small
+batches has hundreds. In a chunk of large batches, a long batch is cut into several chains at
+*marks*: records found by searching for their offset delta, which is known because the deltas of a
+batch that was never compacted count up by one. A wrong mark (a value can contain the same bytes) is
+always noticed: each chain must end, after its number of records, exactly where the next one begins.
 
-Lengths of one and two bytes are looked up in a table. Where there are longer ones, or something
-does not add up, the walk is done again in the general way, without marks: any length, and the few
-chains that are left when the others have ended are followed singly. Only that one says
-``Unreadable``.
+Lengths of one and two bytes are looked up in a table. If a length is longer, or a chain does not
+end where it should, a general walk begins again without marks and reads any length. Both walks
+follow the last few long chains one by one. Only the general walk raises ``Unreadable``.
 """
 
 from typing import Final, NamedTuple
@@ -22,18 +21,18 @@ from penstock.pipeline.varints import Bytes, Longs, Unreadable, read_varints
 from penstock.record.malformed import MalformedBatch
 from penstock.record.varint import decode_varint, encode_varint
 
-_WIDTH: Final = 400  # chains that a chunk is cut into: more cost more to find than they save
-_LINKS_MIN: Final = 64  # records of a chain; below, the deltas to look for are single bytes
-_DRIFT: Final = 24  # records by which a mark may be away from where it would be if all were equal
-_TRIES_MAX: Final = 4  # places that look like a mark and are none
-_NARROW: Final = 12  # chains, below which a step costs more than following them singly
+_WIDTH: Final = 400  # chains of a chunk; finding more marks costs more time than it saves
+_LINKS_MIN: Final = 64  # records of a chain; smaller offset deltas are single bytes
+_DRIFT: Final = 24  # search distance of a mark, in records of average size
+_TRIES_MAX: Final = 4  # matches that are examined for one mark
+_NARROW: Final = 12  # with fewer chains, a step costs more than following them one by one
 _NARROW_ANY: Final = 96  # the same for the general walk, whose steps cost more
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Chains(NamedTuple):
-    """Each with at least one record; one behind the other."""
+    """Chains in the order of their bytes, each with at least one record."""
 
     starts: Longs
     stops: Longs
@@ -41,17 +40,17 @@ class Chains(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Chains by their length, longest first: those that still have a record are then always the
-    first few."""
+    """Chains sorted by length, longest first: the chains that still have a record always come
+    first."""
 
     order: Longs
-    place: Longs  # of the first record of each
+    place: Longs  # index of each chain's first record
     lengths: Longs
-    widths: Longs  # how many take part in each step
+    widths: Longs  # number of chains that take part in each step
 
 
 def _jumps() -> npt.NDArray[np.int16]:
-    """By the first two bytes of a record, how far the next one is; 0: they do not say."""
+    """Return the distance to the next record by a record's first two bytes; 0 is unknown."""
     pair = np.arange(65_536)
     low, high = pair & 0xFF, pair >> 8
     short = (low >> 1) + 1
@@ -66,8 +65,8 @@ _JUMPS: Final = _jumps()
 def walk(
     data: Bytes, starts: Longs, stops: Longs, counts: Longs, *, is_dense: Flags
 ) -> tuple[Longs, Longs]:
-    """Beginning (behind its length) and end of each record, batch by batch. ``is_dense``: which
-    batches have a record for each of their offsets. Raises Unreadable."""
+    """Return the beginning (after its length) and the end of each record, batch by batch.
+    ``is_dense``: the batches with a record for each of their offsets. Raises Unreadable."""
     whole = Chains(starts, stops, counts)
     chains = cut(data, whole, is_dense)
     found = _walk_short(data, chains)
@@ -80,7 +79,7 @@ def walk(
 
 
 def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
-    """The same records as more chains, where there are too few."""
+    """Cut long chains into several, if there are too few chains."""
     counts = chains.counts
     links = max(_LINKS_MIN, int(counts.sum()) // _WIDTH)
     if len(counts) >= _WIDTH or not (is_dense & (counts >= 2 * links)).any():
@@ -108,7 +107,7 @@ def cut(data: Bytes, chains: Chains, is_dense: Flags) -> Chains:
 def _find_mark(
     data: Bytes, number: int, guess: int, mean: float, least: int, stop: int
 ) -> int | None:
-    """Where the record with this offset delta begins, most likely."""
+    """Return the probable beginning of the record with this offset delta."""
     reach = int(mean * _DRIFT)
     low, high = max(least, guess - reach), min(stop, guess + reach)
     blob = data[low:high].tobytes()
@@ -128,8 +127,8 @@ def _find_mark(
 
 
 def _start_of(blob: bytes, delta_at: int, follower: bytes) -> int | None:
-    """Of the record whose offset delta stands there, if one does: behind it must be another, with
-    the next delta. Raises IndexError where the blob ends too early."""
+    """Return the beginning of the record whose offset delta is at ``delta_at``, or None if the next
+    record does not have the next delta. Raises IndexError if the blob ends too early."""
     at = delta_at - 1  # the last byte of the time delta
     if at < 1 or blob[at] >= 0x80:
         return None
@@ -138,7 +137,7 @@ def _start_of(blob: bytes, delta_at: int, follower: bytes) -> int | None:
         at -= 1
     if blob[at]:  # attributes
         return None
-    for start in (at - 2, at - 1, at - 3):  # the length; two bytes more often than not
+    for start in (at - 2, at - 1, at - 3):  # the length; usually two bytes
         if start < 0 or _behind_varint(blob, start) != at:
             continue
         size, _ = decode_varint(blob, start)
@@ -169,7 +168,7 @@ def _planned(chains: Chains) -> _Plan:
 
 
 def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
-    """None where a length has more than two bytes, or chains do not end where they should."""
+    """Return None if a length has more than two bytes, or a chain does not end at its stop."""
     if not len(chains.starts) or data.size < 2:
         return None
     pairs: npt.NDArray[np.uint16] = np.ndarray(
@@ -209,8 +208,8 @@ def _walk_short(data: Bytes, chains: Chains) -> tuple[Longs, Longs] | None:
 
 
 def _follow(data: Bytes, at: int, ends: Longs) -> bool:
-    """One chain alone: fills in where its records end. ``data`` begins ``at`` the chain's place.
-    False where it runs out of the data, or a length is none."""
+    """Write the ends of one chain's records to ``ends``. ``at`` is the position of ``data``. Return
+    False if the chain exceeds the data, or a length is invalid."""
     blob = data.tobytes()
     base, at, limit = at, 0, len(blob)
     found = []

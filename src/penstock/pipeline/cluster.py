@@ -1,15 +1,15 @@
 """A Spark cluster of several processes on this machine: ``penstock pipeline cluster up``.
 
-One master and some workers of Spark's own standalone cluster, from the PySpark that is installed,
-on the loopback address. It is for trying out what a job does on a cluster, executors that die
-included, and for machines with more cores than one JVM uses well; larger ones are somebody else's
-(YARN, Kubernetes) and are named by ``--master`` all the same.
+One master and several workers of Spark's standalone cluster, from the installed PySpark, on the
+loopback address. It is for testing a job on a cluster, including executors that die, and for
+machines with more cores than one JVM uses well. Larger clusters (YARN, Kubernetes) are started by
+other tools; ``--master`` names them as well.
 
-Whoever may log in to this machine may run code in the cluster, as the user it belongs to: Spark
-asks nobody who they are unless it is told to. Its REST port for submissions is off.
+Any local user can run code in the cluster as the user that started it, because Spark does not
+authenticate by default. Spark's REST port for submissions is off.
 
-The processes end with this one: stopped in order when it is stopped, and by the kernel when it is
-killed.
+The processes end with this process: it stops them in order when it stops, and the kernel ends them
+when it is killed.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ _DAEMON_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Duser.timezo
 
 
 class ClusterFailed(Exception):
-    """It did not start, or a part of it has ended. The text is for a person."""
+    """The cluster did not start, or one of its processes has ended."""
 
 
 class Cluster:
-    """``with Cluster(folder, workers=2) as cluster: ...`` – up on entry, gone on exit."""
+    """``with Cluster(folder, workers=2) as cluster: ...`` – starts on entry, stops on exit."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Cluster:
         memory: str = "1g",
         port: int = 0,
     ) -> None:
-        """``folder``: of logs and of what executors leave. ``cores`` and ``memory``: of each
-        worker, for its executors. ``port``: 0 is any that is free."""
+        """``folder``: for logs and files of executors. ``cores`` and ``memory``: of each worker,
+        for its executors. ``port``: 0 is any free port."""
         self._folder = folder
         self._worker_count = workers
         self._cores = cores
@@ -108,8 +108,8 @@ class Cluster:
         self.stop()
 
     def start(self, stopping: threading.Event) -> None:
-        """Returns once all workers have registered, or ``stopping`` is set. Raises ClusterFailed
-        and JavaMissing."""
+        """Start and wait until all workers have registered, or ``stopping`` is set. Raises
+        ClusterFailed and JavaMissing."""
         self._folder.mkdir(parents=True, exist_ok=True)
         properties = self._folder / "spark.properties"
         properties.write_text(_PROPERTIES)
@@ -127,14 +127,14 @@ class Cluster:
         self._until(self._is_whole, deadline, stopping, "not all workers have registered")
 
     def check(self) -> None:
-        """Raises ClusterFailed when a part of it has ended."""
+        """Raise ClusterFailed if a process has ended."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:
                 raise ClusterFailed(f"the {name} has ended with {code}: {self._last_words(name)}")
 
     def stop(self) -> None:
-        """Workers first, with their executors; then the master."""
+        """Stop the workers with their executors, then the master."""
         for is_master in (False, True):
             ending = {n: p for n, p in self._processes.items() if (n == "master") == is_master}
             for process in ending.values():
@@ -158,7 +158,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 env=_environment(home),
-                start_new_session=True,  # Ctrl-C is ours to hear, and to pass on in order
+                start_new_session=True,  # Ctrl-C reaches only us; we stop the others in order
                 preexec_fn=_end_with_us(),
             )
 
@@ -188,7 +188,7 @@ class Cluster:
         return self.alive_workers() >= self._worker_count
 
     def alive_workers(self) -> int:
-        """As the master sees it."""
+        """Return the number of live workers according to the master."""
         connection = http.client.HTTPConnection(HOST, self._page_port, timeout=_ANSWER_S_MAX)
         try:
             connection.request("GET", "/json/")
@@ -221,8 +221,9 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _end_with_us() -> Callable[[], None] | None:
-    """For a child, between fork and exec: the kernel ends it when we are gone, however that came
-    about. Linux only; elsewhere a cluster whose parent was killed has to be ended by hand."""
+    """Return a function for a child between fork and exec, after which the kernel ends the child
+    when this process ends. Linux only; elsewhere, if this process is killed, users must end the
+    cluster themselves."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -230,14 +231,14 @@ def _end_with_us() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != we:  # gone before it was asked
+        if os.getppid() != we:  # the parent ended before prctl
             os._exit(1)
 
     return ask
 
 
 def _free_ports() -> tuple[int, int]:
-    """Two that are not the same."""
+    # Both sockets are open at once, so that the ports differ.
     with socket.socket() as one, socket.socket() as other:
         one.bind((HOST, 0))
         other.bind((HOST, 0))
@@ -245,7 +246,7 @@ def _free_ports() -> tuple[int, int]:
 
 
 def up(context: JobContext) -> None:
-    """Until it is stopped, or until a part of it ends."""
+    """Run a cluster until the job is stopped or a process ends."""
     options = context.arguments
     workers = int(options.get("workers") or WORKERS_DEFAULT)
     cores = options.get("cores") or max(1, (os.cpu_count() or 1) // workers)

@@ -1,10 +1,10 @@
-"""The columns of a read, and how each is made from where the fields of records stand.
+"""The columns of a read, and how each is made from the positions of the fields of records.
 
-Names and types are those of Spark's Kafka connector, so that a query moves by changing the format's
-name. Arrow must match them to the letter: plain ``binary`` and ``string``, microseconds in UTC.
+Names and types are those of Spark's Kafka connector, so a query migrates by changing the name of
+the format. Arrow types must match exactly: ``binary`` and ``string``, microseconds in UTC.
 
-Keys and values are made without a loop: the raw buffer is taken for the data of a binary array
-whose offsets are begin, end, begin, end…, and every other element of that is what is wanted.
+Keys and values are made without a loop: the raw buffer becomes the data of a binary array whose
+offsets are begin, end, begin, end…, and every second element of this array is dropped.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
-    """Slices of the buffer, in ascending order; a size of −1 is null."""
+    """Return slices of the buffer, which must be in ascending order; a size of −1 is null."""
     count = len(at)
     if not count:
         return pa.array([], pa.binary())
@@ -51,7 +51,7 @@ def binary_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
 
 
 def text_column(buffer: pa.Buffer, at: Longs, size: Longs) -> pa.Array:
-    """As above; what is not UTF-8 gets replacement characters, as Java gives them."""
+    """Return slices as text, with Java's replacement character for bytes that are not UTF-8."""
     raw = binary_column(buffer, at, size)
     try:
         return raw.cast(pa.string())
@@ -79,7 +79,7 @@ def timestamp_column(at_ms: Longs) -> pa.Array:
 
 
 def headers_column(buffer: pa.Buffer, fields: Fields, headers: HeaderFields) -> pa.Array:
-    """Null where a record has none, as the Kafka connector has it."""
+    """Return the headers of records; null for a record without any, as in the Kafka connector."""
     counts = fields.headers_count
     edges = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=edges[1:])

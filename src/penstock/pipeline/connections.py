@@ -1,7 +1,7 @@
-"""One Kafka client for each thread of a worker, kept over tasks.
+"""A cache of Kafka clients for each thread of a worker, kept between tasks.
 
-Spark's Python workers live on from one micro-batch to the next; so do their connections, which
-saves a small batch the dialling. A client belongs to one thread of one process, hence the keys.
+Spark reuses its Python workers for later micro-batches. Reusing their connections too saves time in
+small batches. A client belongs to one thread of one process.
 """
 
 import os
@@ -12,13 +12,13 @@ from typing import Final
 from penstock.net.kafka_client import KafkaClient
 from penstock.pipeline.options import Connection
 
-_CLIENTS_MAX: Final = 8  # clusters, or log-ins, that one worker talks to in turn
+_CLIENTS_MAX: Final = 8  # of one thread, each for another cluster or login
 
 _local = threading.local()
 
 
 def client_for(connection: Connection) -> KafkaClient:
-    """Raises SecurityInvalid; connects when first used."""
+    """Return a client, which connects when first used. Raises SecurityInvalid."""
     if getattr(_local, "pid", None) != os.getpid():
         _local.pid, _local.clients = os.getpid(), OrderedDict()
     clients: OrderedDict[Connection, KafkaClient] = _local.clients

@@ -1,16 +1,16 @@
-"""``mode=consume``: a queue as a stream, whose messages are deleted once their batch is done.
+"""``mode=consume``: reads a queue as a stream and deletes messages when their batch has finished.
 
-The reader leases messages when Spark asks how far it can read, hands them to the tasks with the
-plan, extends the leases while the batch runs, and deletes the messages when Spark asks again: by
-then the batch is done and noted in the checkpoint. At least once: a process that dies before it
-deleted leaves the messages in the queue, and when their leases end they come again, in another
-batch. The batch they were in is then run again without them, for nobody holds them any more; a sink
-that had written it keeps what it wrote.
+The reader leases messages when Spark requests the latest offset, passes them to the tasks in the
+plan, extends the leases while the batch runs, and deletes the messages when Spark requests the next
+offset: by then the batch has finished and is in the checkpoint. Delivery is at least once: if the
+process dies before deleting, the messages stay in the queue and are delivered in another batch when
+their leases expire. Spark then repeats the old batch without messages, because their leases belong
+to the dead process; a sink that had written the batch keeps the rows. An offset is:
 
     {"v": 1, "run": "5f0c…", "batch": 17}     a batch of another run is empty
 """
 
-# ruff: noqa: N802 - the names of methods are Spark's
+# ruff: noqa: N802 - Spark names these methods
 
 import os
 import threading
@@ -37,11 +37,11 @@ from penstock.pipeline.sqs_calls import Endpoint, Sqs, SqsRefused, SqsUnreachabl
 
 VERSION: Final = 1
 MESSAGES_PER_TRIGGER: Final = 10_000
-_MESSAGES_MAX: Final = 100_000  # of one batch: they are all in the memory of one process
+_MESSAGES_MAX: Final = 100_000  # of one batch: all are in the memory of one process
 _LEASE_S: Final = 120
-_WAIT_S: Final = 1  # for a first message, each time Spark asks
+_WAIT_S: Final = 1  # for a first message, each time Spark requests the latest offset
 _THREADS: Final = 4
-_ROWS: Final = 1_000  # of one task at least: less costs more to start than to read
+_ROWS: Final = 1_000  # minimum of one task: starting a task costs more than reading fewer rows
 _KNOWN: Final = (
     "mode", "queue", "subscribe", "endpoint", "region", "accessKeyId", "secretKeyFile",
     "leaseSeconds", "maxMessagesPerTrigger", "minPartitions",
@@ -100,7 +100,7 @@ def parse_consume_options(options: Mapping[str, str]) -> ConsumeOptions:
 
 
 def _credentials(given: Options) -> tuple[str, str]:
-    """From the options, or as AWS's tools find them in the environment."""
+    """Return key id and secret from the options, or from the variables that AWS tools use."""
     key = given.text("accessKeyId")
     if not key:
         secret = os.environ.get("AWS_SECRET_ACCESS_KEY", "")
@@ -115,7 +115,7 @@ def _credentials(given: Options) -> tuple[str, str]:
 
 
 class MessagePartition(InputPartition):
-    """What one task is handed: the messages themselves."""
+    """The messages of one task."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(len(messages))
@@ -123,7 +123,7 @@ class MessagePartition(InputPartition):
 
 
 class Leases:
-    """The messages that are held, by batch. A thread extends them until they are let go."""
+    """The leased messages, by batch. A thread extends the leases until the messages are deleted."""
 
     def __init__(self, options: ConsumeOptions) -> None:
         self._options = options
@@ -144,7 +144,7 @@ class Leases:
         return self._sqs.waiting_count(self.queue_url)
 
     def take(self, batch: int, count: int) -> int:
-        """Lease up to so many for a batch; how many there were."""
+        """Lease up to ``count`` messages for a batch, and return how many were leased."""
         lease_s = self._options.lease_s
         found = self._sqs.receive(self.queue_url, count=count, lease_s=lease_s, wait_s=_WAIT_S)
         if found and len(found) < count:
@@ -159,7 +159,7 @@ class Leases:
         return len(found)
 
     def _drain(self, count: int) -> list[dict[str, Any]]:
-        """Until there is nothing more at hand."""
+        """Receive up to ``count`` messages, until the queue has none to deliver now."""
         sqs = Sqs(self._options.endpoint)
         found: list[dict[str, Any]] = []
         try:
@@ -182,8 +182,8 @@ class Leases:
             return list(self._batches.get(batch, ()))
 
     def ack(self, batch: int) -> None:
-        """Delete those of this batch and of all before it. A lease that has ended in spite of
-        everything leaves its message in the queue: it comes again."""
+        """Delete the messages of this batch and all earlier ones. A message whose lease has expired
+        stays in the queue and is delivered again."""
         with self._lock:
             done = [number for number in self._batches if number <= batch]
             receipts = [
@@ -204,7 +204,7 @@ class Leases:
             self._extender.start()
 
     def _extend(self) -> None:
-        """Three times in the time of a lease: one that fails has two more to come."""
+        """Extend all leases three times per lease duration, so that two attempts may fail."""
         sqs = Sqs(self._options.endpoint)
         lease_s = self._options.lease_s
         while not self._ended.wait(lease_s / 3):
@@ -217,7 +217,7 @@ class Leases:
             try:
                 sqs.extend(self.queue_url, receipts, lease_s=lease_s)
             except (SqsRefused, SqsUnreachable):
-                continue  # told by what the planner does next; the leases go on for now
+                continue  # the next call of the planner reports the error; the leases continue
         sqs.close()
 
     def close(self) -> None:
@@ -231,11 +231,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._run = uuid.uuid4().hex
         self._batch = 0
         self._leases: Leases | None = None
-        self._left: int | None = None  # of what was there when a query that ends began
+        self._left: int | None = None  # messages to read before an availableNow query ends
 
     @property
     def _held(self) -> Leases:
-        if self._leases is None:  # in the planner; a copy of the reader in a task needs none
+        if self._leases is None:  # only the planner has leases, a task's copy has none
             self._leases = Leases(self._options)
         return self._leases
 
@@ -243,11 +243,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_leases": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        _ = self._held.queue_url  # a queue that is not there is told at once
+        _ = self._held.queue_url  # raises at once if the queue does not exist
         return self._offset(0)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """What is asked for behind ``start`` is asked for because all up to it is done."""
+        """Delete the messages up to ``start``, whose batches have finished, and lease new ones."""
         if start.get("run") == self._run:
             self._held.ack(int(start["batch"]))
         count = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.messages_max
@@ -271,10 +271,10 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(
         self,
-        start: dict[str, Any],  # noqa: ARG002 - a batch is named by its end
+        start: dict[str, Any],  # noqa: ARG002 - the end identifies a batch
         end: dict[str, Any],
     ) -> Sequence[InputPartition]:
-        """A batch of another run has nobody who holds its messages: they come again."""
+        """Return the batch's tasks; none for a batch of another run, whose leases are lost."""
         if end.get("v") != VERSION:
             raise OptionInvalid(f"the checkpoint is of another source: {end!s:.200}")
         if end.get("run") != self._run:
@@ -322,7 +322,7 @@ def _system(message: Mapping[str, Any], name: str) -> str | None:
 
 
 def _attributes(found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Bytes as base64, as they travel."""
+    """Yield names and values; binary values stay in base64, as in the reply."""
     for name, attribute in found.items():
         text = attribute.get("StringValue")
         raw = attribute.get("BinaryValue", "")

@@ -1,17 +1,17 @@
-"""Record batches as they come from a fetch, decoded into Arrow without an object per record.
+"""Decodes fetched record batches into Arrow, without a Python object for each record.
 
-What Kafka's consumer does for a reader is done here for a whole chunk: control batches are dropped,
-those of aborted transactions too, records in front of the asked offset and behind the end are left
-out, gaps that compaction left are no trouble, a cut batch at the end is left for the next fetch.
-Batches of every codec may stand side by side. ``heads`` reads the headers, ``unpacking`` expands,
-``records`` finds the fields, ``columns`` makes the arrays; fetching is ``fetching``'s.
+The decoder does the work of Kafka's consumer for a whole chunk: it drops control batches, batches
+of aborted transactions, and records before the requested offset or at and after the end. Gaps left
+by compaction are allowed, and an incomplete last batch is left to the next fetch. Batches of a
+chunk may have different codecs. ``heads`` reads the headers, ``unpacking`` decompresses,
+``records`` finds the fields, ``columns`` makes the arrays.
 
-Wide chunks are what makes it fast: some hundred batches, 8 to 16 MB. What comes out is bounded:
-compressed batches are expanded some at a time, never the whole chunk at once. A read whose columns
-stand in the headers of batches (to count records, say) does not look at records at all.
+Large chunks make decoding fast: some hundred batches, 8 to 16 MB. Output is bounded: compressed
+batches are decompressed a few at a time, never the whole chunk. A read that only needs columns from
+batch headers (to count records, for example) does not parse records at all.
 
-A batch that cannot be read is named by topic, partition and offset. With ``OnCorrupt.SKIP`` it is
-counted and passed over, unless its length is no length: where the next one begins is then unknown.
+The error for an unreadable batch names topic, partition and offset. ``OnCorrupt.SKIP`` counts and
+skips the batch, unless its length is invalid: the position of the next batch is then unknown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,12 +37,12 @@ from penstock.record.control import TYPE_ABORT, iter_control
 from penstock.record.malformed import MalformedBatch
 from penstock.record.record import iter_records
 
-ROWS_MAX: Final = 100_000  # of one Arrow batch: more gains nothing, and Spark holds two of them
+ROWS_MAX: Final = 100_000  # of one Arrow batch: more is not faster, and Spark holds two batches
 OFFSET_MAX: Final = 2**63 - 1
 _OF_HEADS: Final = frozenset(("topic", "partition", "offset", "timestampType"))
 
 Buffer = bytes | memoryview
-Aborted = tuple[int, int]  # a transaction that was: producer id, first offset
+Aborted = tuple[int, int]  # aborted transaction: producer id, first offset
 
 
 class OnCorrupt(StrEnum):
@@ -51,7 +51,7 @@ class OnCorrupt(StrEnum):
 
 
 class CorruptBatch(Exception):
-    """Bytes that a partition gave out as a batch and that are none."""
+    """A partition returned bytes that are not a valid batch."""
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
         super().__init__(topic, partition, offset, why)
@@ -69,8 +69,8 @@ class CorruptBatch(Exception):
 
 
 class Decoder:
-    """One partition's batches, from ``begin`` up to ``end``. ``next_offset`` is where to fetch
-    next; it has moved once a chunk has been decoded to its end."""
+    """A decoder for one partition's batches, from ``begin`` up to ``end``. ``next_offset``, the
+    offset to fetch next, advances when a chunk has been decoded completely."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Decoder:
     def decode(
         self, buffers: Sequence[Buffer], aborted: Iterable[Aborted] = ()
     ) -> Iterator[pa.RecordBatch]:
-        """The records of consecutive answers; ``aborted`` is what came with them."""
+        """Yield the records of consecutive replies, whose aborted transactions are ``aborted``."""
         begin = self.next_offset
         still_aborted = set(aborted)
         for buffer in buffers:
@@ -118,7 +118,7 @@ class Decoder:
         try:
             return whole_batches(buffer)
         except LengthWrong as error:
-            # Nobody knows where the next one begins, so there is nothing to skip to.
+            # Without a length the next batch cannot be found, so OnCorrupt.SKIP cannot skip.
             for place in error.places[-1:]:
                 self._pass(parse_header(buffer, place).next_offset)
             raise self._corrupt(self.next_offset, str(error)) from None
@@ -133,7 +133,7 @@ class Decoder:
                 self._skip(header.base_offset, header.next_offset, error)
 
     def _is_wanted(self, buffer: Buffer, heads: Heads, begin: int, aborted: set[Aborted]) -> Flags:
-        """Those with records for the reader."""
+        """Return which batches have records for the reader."""
         is_wanted: Flags = (
             ~heads.is_control
             & (heads.next_offset > begin)
@@ -150,7 +150,7 @@ class Decoder:
         return is_wanted
 
     def _end_aborted(self, buffer: Buffer, batch: Heads, aborted: set[Aborted]) -> None:
-        """An abort ends the oldest aborted transaction of its producer; its next one may commit."""
+        """End the producer's oldest aborted transaction; its next transaction may commit."""
         try:
             kinds = [kind for _, kind, _ in iter_control(_raw(buffer, batch, 0))]
         except MalformedBatch as error:
@@ -191,7 +191,7 @@ class Decoder:
             done += count
 
     def _readable(self, buffer: Buffer, heads: Heads) -> Heads:
-        """Those that can be read one by one: the slow way, to name the others."""
+        """Return the readable batches. Reads batches one by one, to name the unreadable ones."""
         good = []
         for index in range(len(heads.at)):
             try:
@@ -204,8 +204,8 @@ class Decoder:
         return heads.chosen(np.array(good, np.int64))
 
     def _rows(self, buffer: Buffer, heads: Heads, begin: int) -> tuple[list[pa.RecordBatch], int]:
-        """The records of the first of these batches, and how many of them that are. A list and no
-        generator: rows of batches that turn out unreadable must not be out."""
+        """Return the records of the first batches, and the number of these batches. A list, not a
+        generator: no row may be yielded before all its batches are known to be readable."""
         octets, starts, stops = self._unpacker.unpack(buffer, heads)
         taken = len(starts)
         heads = heads.chosen(slice(taken))
@@ -235,7 +235,7 @@ class Decoder:
                 case "timestamp":
                     array = made.timestamp_column(_times(heads, fields, batch_of))
                 case "headers":
-                    # What a producer says in the server's own header is not shown as the server's.
+                    # Drops the system header of other batches: a producer could forge it.
                     shown = without_system_header(octets, fields, ~heads.is_server[batch_of])
                     headers = read_headers(octets, shown)
                     array = made.headers_column(buffer, shown, headers)
@@ -245,7 +245,7 @@ class Decoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _counted(self, heads: Heads, begin: int) -> Iterator[pa.RecordBatch]:
-        """Rows that have nothing of their records: these are not looked at."""
+        """Yield rows whose columns all come from batch headers, without parsing records."""
         first = np.maximum(heads.base_offset, begin)
         counts = np.minimum(heads.next_offset, self._end) - first
         behind = np.cumsum(counts)
@@ -280,7 +280,7 @@ def decode_batches(
     aborted: Iterable[Aborted] = (),
     on_corrupt: OnCorrupt = OnCorrupt.FAIL,
 ) -> pa.RecordBatch:
-    """All of it as one Arrow batch; for large reads ``Decoder`` gives them one after another."""
+    """Decode into one Arrow batch; for large reads use ``Decoder``, which yields several."""
     decoder = Decoder(
         topic=topic,
         partition=partition,
@@ -305,8 +305,8 @@ def _raw(buffer: Buffer, heads: Heads, index: int) -> bytes:
 
 
 def _say_all(heads: Heads) -> bool:
-    """Whether headers tell how many records there are, and their offsets. How many a compressed
-    batch has is not believed: a few bytes could claim two thousand million."""
+    """Return whether headers give the number and the offsets of all records. The count of a
+    compressed batch is not trusted: a few bytes could claim two billion records."""
     return bool(
         (
             heads.is_dense

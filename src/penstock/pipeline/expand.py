@@ -1,13 +1,13 @@
-"""Option ``decode``: topics whose records hold tables, read as the rows of those tables.
+"""Option ``decode``: reads topics whose records contain tables as the rows of these tables.
 
     usage   ``__usage``: MessagePack columns, one row for each row of a flush
-    audit   ``__audit``: JSON, one row for each record, with the bytes that its hash is made of
-    arrow   values that are Arrow IPC streams; the read must be given their schema
+    audit   ``__audit``: JSON, one row for each record, with the bytes that are hashed
+    arrow   values that are Arrow IPC streams; the read must state their schema
 
-A decoding says which columns of the log it needs and makes an Arrow batch of rows from one of
-records. A record that cannot be decoded is not left out in silence: it becomes one row with the
-reason in ``error``, and where it stands. A usage record without rows becomes one row of the kind
-``none``, for its time and number are facts too.
+An ``Expansion`` states which columns of the log it needs, and makes an Arrow batch of rows from an
+Arrow batch of records. An undecodable usage or audit record becomes one row with its partition,
+its offset and the reason in ``error``. A usage record without rows becomes one row of the kind
+``none``, because its time and flush number are needed too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from penstock.pipeline.options import ReadOptions
 from penstock.pipeline.packed_columns import Odd, read_columns
 from penstock.wire.facts import audit, usage
 
-NONE: Final = "none"  # kind of the row that stands for a usage record without rows
+NONE: Final = "none"  # kind of the row that represents a usage record without rows
 _PLACED: Final = ("partition", "offset", "value")
 _WHERE: Final = [("partition", pa.int32()), ("offset", pa.int64())]
 
@@ -61,13 +61,13 @@ AUDIT_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    schema: pa.Schema  # of what comes out
-    reading: ReadOptions  # with the columns that go in
+    schema: pa.Schema  # of the output
+    reading: ReadOptions  # with the columns of the input
     expand: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 def expansion_for(options: ReadOptions, schema: pa.Schema | None = None) -> Expansion:
-    """``schema`` is what the user gave with the read, if anything. Raises OptionInvalid."""
+    """Return the expansion; ``schema`` is the user's, if any. Raises OptionInvalid."""
     if not options.decode:
         return Expansion(made.arrow_schema(options.columns), options, _as_it_is)
     if options.decode == "arrow":
@@ -101,7 +101,7 @@ def expand_usage(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Raises Odd, UsageUnreadable: some records have to be looked at singly."""
+    """Raises Odd or UsageUnreadable if the records must be decoded one by one."""
     blocks = [usage.FORM.block(value or b"") for value in batch.column("value").to_pylist()]
     if any(max(b.flush, b.minute_ms, b.written_at_ms) >= _LONG_END for b in blocks):
         raise Odd(())
@@ -112,7 +112,7 @@ def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
     record_of = np.repeat(np.arange(len(blocks)), found.counts)
     empty = np.flatnonzero(found.counts == 0)
     if empty.size:
-        # Each has the same row, which is put behind all others and taken from there.
+        # All get the same row, which is appended once after the others and copied from there.
         where = np.cumsum(found.counts)[empty]
         order = pa.array(np.insert(np.arange(len(record_of)), where, len(record_of)))
         record_of = np.insert(record_of, where, empty)
@@ -132,7 +132,7 @@ def _usage_at_once(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
-    heads: list[tuple[Any, ...]] = []  # with how many rows each has
+    heads: list[tuple[Any, ...]] = []  # partition, offset, values of _USAGE_HEAD, error
     counts: list[int] = []
     tables: list[usage.UsageColumns] = []
     for partition, offset, value in _values(batch):
@@ -163,7 +163,7 @@ def _usage_one_by_one(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _check_numbers(facts: usage.UsageFacts) -> None:
-    """Raises UsageUnreadable for what no column of ours has room for."""
+    """Raise UsageUnreadable for a number that does not fit into 64 bits with sign."""
     heads = {name: [getattr(facts, name)] for name in ("flush", "minute_ms", "written_at_ms")}
     columns = {name: getattr(facts.columns, name) for name in usage.NUMBERS}
     for name, numbers in (heads | columns).items():
@@ -198,7 +198,7 @@ def expand_audit(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class NotArrow(ValueError):
-    """A value that is no Arrow stream, or one with other columns."""
+    """A value is not an Arrow stream, or has other columns."""
 
 
 def _expand_arrow(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

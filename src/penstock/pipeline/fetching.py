@@ -1,10 +1,10 @@
-"""A range of one partition, fetched and decoded: what a task of a read does.
+"""Fetches and decodes a range of one partition, in a task of a read.
 
-Fetches are large (16 MB), because decoding wants many batches at a time. The next one is asked for
-while the last is being decoded: a thread waits for the network, and its turn costs nothing else.
+Fetches are large (16 MB), because decoding many batches at once is faster. A thread sends the next
+fetch while the last one is decoded.
 
-What is not there any more is data loss: by the option, an error that names the offsets or a jump
-to the first that are left.
+Offsets that no longer exist are data loss. Depending on ``failOnDataLoss``, the read fails with an
+error that names the offsets, or continues at the first offset that exists.
 """
 
 import struct
@@ -29,13 +29,13 @@ _LENGTH: Final = struct.Struct(">i")
 _LENGTH_AT: Final = 8
 _SPAN: Final = struct.Struct(">i")  # last offset delta
 _SPAN_AT: Final = 23
-_EMPTY_MAX: Final = 20  # answers without a record in a row, before the log is taken to end there
+_EMPTY_MAX: Final = 20  # consecutive replies without a record, after which the log seems to end
 _WAIT_MS: Final = 250
-_AHEAD_RECORDS_MIN: Final = 20_000  # less is one fetch, and a thread costs more than it saves
+_AHEAD_RECORDS_MIN: Final = 20_000  # fewer are one fetch, for which a thread only costs time
 
 
 class DataLoss(Exception):
-    """Offsets that were to be read are not there."""
+    """Offsets of the requested range do not exist."""
 
     def __init__(self, place: Place, begin: int, end: int, why: str) -> None:
         super().__init__(place, begin, end, why)
@@ -53,7 +53,7 @@ class DataLoss(Exception):
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range that one task reads."""
 
     def __init__(self, wanted: Range) -> None:
         super().__init__(wanted)
@@ -69,15 +69,13 @@ class PackedPartition(InputPartition):
 
 
 class _Answer(NamedTuple):
-    begin: int  # what was asked for in the end: behind what is lost
+    begin: int  # the fetched offset, after lost offsets were skipped
     buffers: Sequence[memoryview]
     aborted: frozenset[Aborted]
-    next_offset: int  # behind the last whole batch
+    next_offset: int  # after the last whole batch
 
 
 class Fetcher:
-    """Answers about one partition, one after another."""
-
     def __init__(self, client: KafkaClient, wanted: Range, options: ReadOptions) -> None:
         self._client = client
         self._range = wanted
@@ -85,8 +83,8 @@ class Fetcher:
         self._bytes = options.fetch_bytes
 
     def fetch(self, offset: int) -> _Answer:
-        """What stands at ``offset`` and behind; without buffers: nothing more can be read.
-        Raises KafkaTrouble, DataLoss."""
+        """Fetch from ``offset`` on. A reply without buffers means that the range has no more
+        records. Raises KafkaTrouble, DataLoss."""
         place, end = self._range.place, self._range.end
         for _ in range(_EMPTY_MAX):
             part = self._client.fetch(
@@ -110,12 +108,12 @@ class Fetcher:
                 aborted = frozenset((a.producer_id, a.first_offset) for a in part.aborted)
                 return _Answer(offset, (part.records,), aborted, next_offset)
             if part.records:
-                self._bytes *= 2  # a batch larger than a fetch came cut; ask for more of it
+                self._bytes *= 2  # the batch is larger than the fetch and was truncated
         self._lose(offset, end, f"the log gives nothing from {offset} on")
         return _Answer(end, (), frozenset(), end)
 
     def _jump(self, offset: int) -> int:
-        """Where to go on when ``offset`` is not in the log."""
+        """Return the offset to continue at if ``offset`` is not in the log."""
         place, end = self._range.place, self._range.end
         start = self._client.offsets({place: EARLIEST})[place]
         if start <= offset:
@@ -131,8 +129,8 @@ class Fetcher:
 
 
 def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
-    """The offset behind the last whole batch, and how many bytes they all take; 0, 0: there is
-    none. Looks at nothing but lengths: ``decode`` judges them."""
+    """Return the offset after the last whole batch, and the bytes of all whole batches; 0, 0 if
+    there is none. Reads only lengths; ``decode`` validates the batches."""
     at, last, limit = 0, -1, len(buffer)
     length_of = _LENGTH.unpack_from
     while at + HEADER_BYTES <= limit:
@@ -149,7 +147,7 @@ def whole_span(buffer: bytes | memoryview) -> tuple[int, int]:
 
 
 def read_range(wanted: Range, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order. Raises KafkaTrouble, DataLoss, CorruptBatch."""
+    """Yield the records of a range, in order. Raises KafkaTrouble, DataLoss, CorruptBatch."""
     decoder = Decoder(
         topic=wanted.place.topic,
         partition=wanted.place.partition,
@@ -194,15 +192,15 @@ def _read_ahead(wanted: Range, options: ReadOptions, decoder: Decoder) -> Iterat
 
 
 def _tell(wanted: Range, what: str) -> None:
-    """Into the log of the worker: a Python source has no metrics of its own."""
+    """Write to the log of the worker: Spark offers no metrics for Python sources."""
     place = wanted.place
     where = f"topic {place.topic}, partition {place.partition}, {wanted.begin} to {wanted.end}"
     print(f"penstock: {where}: {what}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _decoded(decoder: Decoder, answer: _Answer) -> Iterator[pa.RecordBatch]:
-    # A batch may begin with records that were deleted and that nobody else is given any more.
+    # A batch may begin with deleted records, below ``begin``, which must not be read.
     decoder.next_offset = max(decoder.next_offset, answer.begin)
     yield from decoder.decode(answer.buffers, answer.aborted)
-    # A corrupt header may name no offset to go on at; the fetch does.
+    # The next offset in a corrupt header may be wrong; that of the fetch is right.
     decoder.next_offset = max(decoder.next_offset, answer.next_offset)

@@ -1,6 +1,5 @@
-"""The option ``--grace``: for how long a span of time stays open behind its end, because what
-belongs to it may come late. One for all jobs that close spans.
-"""
+"""The option ``--grace`` of jobs that close spans of time: how long a span stays open after its
+end, to accept late records."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _SECONDS_MAX: Final = 86_400
 
 
 def grace_option(span: str, default_ms: int) -> click.Option:
-    """``span`` is what stays open, as in "an hour"."""
+    """Return the option; ``span`` names the open span of time, such as "an hour"."""
     return click.Option(
         ["--grace", _NAME],
         type=click.IntRange(0, _SECONDS_MAX),
@@ -28,6 +27,6 @@ def grace_option(span: str, default_ms: int) -> click.Option:
 
 
 def grace_ms_of(context: JobContext, default_ms: int) -> int:
-    """What was asked for; a job that is not started by the command has no options."""
+    """Return the option's value; jobs that the command line did not start have no options."""
     seconds = context.arguments.get(_NAME)
     return default_ms if seconds is None else int(seconds) * 1_000

@@ -1,7 +1,7 @@
-"""What a query has read, committed for a consumer group, so that lag tools see it.
+"""Commits the offsets that a query has read for a consumer group, so that lag tools see them.
 
-Nothing depends on it: Spark's checkpoint says where to go on. A group that refuses (it has members
-of its own, or is not allowed) must not end the query, so trouble is told on stderr once and left.
+The query itself continues from Spark's checkpoint. A failed commit (the group has members, or the
+principal is not authorized) must not end the query, so it is printed once to stderr and ignored.
 """
 
 import sys
@@ -20,7 +20,7 @@ class GroupCommit:
         self._is_complaining = False
 
     def commit(self, client: KafkaClient, offsets: Mapping[Place, int]) -> None:
-        """Those that have moved since."""
+        """Commit the offsets that changed since the last commit."""
         moved = {place: at for place, at in offsets.items() if self._told.get(place) != at}
         if not moved:
             return
@@ -30,14 +30,14 @@ class GroupCommit:
             if not self._is_complaining:
                 self._is_complaining = True
                 text = f"cannot commit for group {self._group}: {trouble}"
-                print(text, file=sys.stderr, flush=True)  # noqa: T201 - a worker has nothing else
+                print(text, file=sys.stderr, flush=True)  # noqa: T201 - a worker has no logger
             return
         self._is_complaining = False
         self._told.update(moved)
 
 
 def commit_offsets(client: KafkaClient, group: str, offsets: Mapping[Place, int]) -> None:
-    """As somebody outside of the group, which must have no members. Raises KafkaTrouble."""
+    """Commit without joining the group, which must have no members. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated import offset_commit as api
 
     topics = [

@@ -1,11 +1,11 @@
-"""The headers of all batches of a chunk, read together: one column for each field.
+"""Reads the headers of all batches of a chunk together, into one column for each field.
 
-Small batches are common (a producer that does not wait sends a few records at a time), and then a
-header costs as much as its records if it is made an object of. Only two things are done batch by
-batch: stepping from one length to the next, and the checksum.
+Small batches are common (a producer without linger sends a few records at a time), and a Python
+object for a header would cost as much time as its records. Only two steps are done batch by batch:
+moving from one length to the next, and the checksum.
 
-``record/batch.py`` draws the layout and says what is wrong with a header that is not sound; here it
-is only found out which ones those are.
+``record/batch.py`` documents the layout and reports what is wrong with an invalid header; this
+module only finds the invalid ones.
 """
 
 import struct
@@ -57,18 +57,18 @@ Chosen = Flags | Longs | slice
 
 
 class LengthWrong(ValueError):
-    """A length that is none, so that nobody knows where the next batch begins."""
+    """A batch has an invalid length, so the position of the next batch is unknown."""
 
     def __init__(self, length: int, places: Sequence[int]) -> None:
         super().__init__(f"a length of {length} bytes")
-        self.places = places  # of the batches in front of it
+        self.places = places  # of the batches before this one
 
 
 class Heads(NamedTuple):
-    """An element for each batch, in their order."""
+    """Columns with one element for each batch, in the order of the batches."""
 
-    at: Longs  # where it stands in its buffer
-    size: Longs  # all of its bytes
+    at: Longs  # position in the buffer
+    size: Longs  # in bytes, including the header
     base_offset: Longs
     last_delta: Longs
     attributes: Longs
@@ -101,7 +101,7 @@ class Heads(NamedTuple):
 
     @property
     def is_server(self) -> Flags:
-        """Whether the server wrote the batch, as ``record.batch.is_server_batch`` tells."""
+        """Whether the server wrote the batch, as in ``record.batch.is_server_batch``."""
         is_server: Flags = (
             (self.attributes & ~ATTR_SEALED == ATTR_APPEND_TIME)
             & (self.producer_id == NO_PRODUCER)
@@ -111,7 +111,7 @@ class Heads(NamedTuple):
 
     @property
     def is_dense(self) -> Flags:
-        """Whether it has a record for each of its offsets: compaction has taken none."""
+        """Whether the batch has a record for each of its offsets: compaction has removed none."""
         is_dense: Flags = self.counts == self.last_delta + 1
         return is_dense
 
@@ -124,7 +124,7 @@ class Heads(NamedTuple):
 
 
 def whole_batches(buffer: bytes | memoryview) -> list[int]:
-    """Where the batches begin that are there to their end. Raises LengthWrong."""
+    """Return the positions of the complete batches. Raises LengthWrong."""
     places: list[int] = []
     at, limit = 0, len(buffer)
     length_of = _LENGTH.unpack_from
@@ -141,8 +141,8 @@ def whole_batches(buffer: bytes | memoryview) -> list[int]:
 
 
 def read_heads(buffer: bytes | memoryview, places: Sequence[int]) -> tuple[Heads, Flags]:
-    """The headers of the batches at these places, and which of the batches are sound: their header
-    can be, and their checksum is right."""
+    """Return the headers of the batches at these positions, and which batches have both a valid
+    header and a correct checksum."""
     octets: Bytes = np.frombuffer(buffer, np.uint8)
     at = np.array(places, np.int64)
     raw = octets[at[:, None] + np.arange(HEADER_BYTES)].view(_LAYOUT)[:, 0]

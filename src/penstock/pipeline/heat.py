@@ -1,9 +1,9 @@
-"""Which queues, partitions or nodes get far more than their share. Pure.
+"""Finds the queues, partitions or nodes that have far more load than others. Pure.
 
-Something is hot for one of two reasons: it has a large *share* of all there is, or it is an
-*outlier* among its like. The latter is measured against the median and the median distance from
-it, which a few hot ones do not move; where most are alike, any difference would be one, so
-it also has to be several times the median.
+A name is hot if it has a large *share* of the total, or if it is an *outlier*. Outliers are
+measured by the median and the median absolute deviation, which a few hot names hardly change. If
+most rates are equal, any difference would be an outlier, so an outlier's rate must also be several
+times the median.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from typing import Final
 SHARE_MIN: Final = 0.25
 Z_MIN: Final = 3.5
 TIMES_MEDIAN_MIN: Final = 3.0
-HOT_MAX: Final = 50  # rows that a person may look at
-_TO_SIGMA: Final = 1.4826  # of a normal distribution, from the median distance
+HOT_MAX: Final = 50  # rows of a list
+_TO_SIGMA: Final = 1.4826  # standard deviation per median absolute deviation, normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Hot:
 
 
 def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT_MAX) -> list[Hot]:
-    """The hottest first. ``rate_min``: below, nothing is worth a row."""
+    """Return the hot names with a rate of at least ``rate_min``, highest rate first."""
     total = sum(rates.values())
     if total <= 0:
         return []
@@ -48,7 +48,7 @@ def hot(rates: Mapping[str, float], *, rate_min: float = 1.0, hot_max: int = HOT
 
 def _reason(rate: float, share: float, z: float, middle: float, *, count: int) -> str:
     if count < 2:
-        return ""  # alone it has all, which says nothing
+        return ""  # a single name always has everything
     if z >= Z_MIN and rate >= TIMES_MEDIAN_MIN * middle and count >= 3:
         return f"{rate / middle:.0f} times the median" if middle else "the others have nothing"
     if share >= max(SHARE_MIN, 2 / count):

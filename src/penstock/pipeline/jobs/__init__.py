@@ -1,7 +1,6 @@
-"""The jobs of ``penstock pipeline run``. Each is one file with a ``JOB``; this is the list of them.
+"""The list of the jobs of ``penstock pipeline run``. Each job is one file with a ``JOB``.
 
-A job's module is imported when the job is asked for, not before: completing a name must not wait
-for what every job needs.
+A job's module is imported on first use, so that completion of names does not import all jobs.
 """
 
 from collections.abc import Mapping

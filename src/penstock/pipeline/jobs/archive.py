@@ -1,21 +1,21 @@
-"""Job ``archive``: topics become tables ``archive/<topic>``, every record once and for good.
+"""Job ``archive``: copies each record of topics once, permanently, to tables ``archive/<topic>``.
 
     topics ─► one query, whose tasks fetch, decode and write ─► one commit for each table
 
-A query plans offsets and keeps them in its checkpoint; its source (``pipeline/archive_source.py``)
-writes part files where records are fetched and hands on only their names, which are committed here.
-Tables are tracked (``lake.py``): they end behind an offset of each partition, a record that is
-there cannot come again, and a query whose checkpoint is lost goes on from the tables. Rows lie in
-folders by date and hour of the record's timestamp, in the order of the log; what an hour gathered
-in many small files is made into few once the hour is over (``compact_closed``). Whether a table
-holds what the log holds is checked by ``pipeline/archive_check.py``.
+A query plans offsets and keeps them in its checkpoint. Its source (``pipeline/archive_source.py``)
+writes part files in the tasks that fetch records, and returns only the files' names, which this
+job commits. Tables are tracked (``lake.py``): they know the end offset of each partition, so no
+record is added twice, and a query whose checkpoint is lost continues at these offsets. Rows are in
+folders by date and hour of the record's timestamp, in the order of the log. When an hour is over,
+its small files are merged into a few large ones (``compact_closed``).
+``pipeline/archive_check.py`` checks that a table has the same records as the log.
 
-Values are kept as they are: what a producer encrypted stays so, a queue's messages are the records
-that they are in the log, the header ``penstock`` included.
+Values are copied unchanged: encrypted values stay encrypted, and a queue's messages are stored as
+their records in the log, including the header ``penstock``.
 
-A table is of one topic, not of one name: when a topic was deleted and made again, the job refuses
-to begin and says how to keep both. A table that was moved aside for that is left alone from then on
-and is still read and checked under its new name.
+A table belongs to one topic id. If a topic was deleted and created again, the job fails at start
+and explains how to keep both. The job no longer writes to a table that was moved aside for this;
+the table can still be read and checked by its new name.
 """
 
 import datetime
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 NAME: Final = "archive"
 FOLDER: Final = "archive"
 BATCH_BYTES: Final = "256m"
-CLOSED_AFTER_MS: Final = 2 * 3_600_000  # records of an hour that come later stay in small files
-FILES_MIN: Final = 4  # of an hour, before it is worth reading and writing them again
+CLOSED_AFTER_MS: Final = 2 * 3_600_000  # records of an hour that arrive later stay in small files
+FILES_MIN: Final = 4  # files of an hour, from which on compaction is worth its cost
 UPKEEP_S: Final = 600.0
 VACUUM_HOURS: Final = 7 * 24
 _PATTERN_SIGNS: Final = re.compile(r"[^A-Za-z0-9._,-]")
@@ -58,8 +58,7 @@ def topic_of(table: str) -> str:
 
 
 def archived_ends(lake: Lake) -> Ends:
-    """Where all tables of the archive end. One that was moved aside says nothing of the topic
-    that has its old name now."""
+    """Return the end offsets of all archive tables, except those that were moved aside."""
     ends: Ends = {}
     for name in lake.tables(FOLDER):
         topic = topic_of(name)
@@ -70,14 +69,14 @@ def archived_ends(lake: Lake) -> Ends:
 
 
 def ends_of(lake: Lake, name: str) -> dict[int, int]:
-    """Where the partitions end in the archive of a topic, or in one that was moved aside."""
+    """Return the end offsets of an archive table, which may have been moved aside."""
     ends = lake.end_offsets(table_of(name), NAME)
     return ends.get(name) or next(iter(ends.values()), {})
 
 
 def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_id: int) -> None:
-    """Name the files of a batch in their tables, one commit each. Tables of a batch that was cut
-    off in between have theirs already and skip it."""
+    """Commit the files of a batch, with one commit for each table. A batch that was interrupted is
+    repeated; tables that have its commit already skip it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     parts: dict[str, list[Part]] = {}
@@ -93,7 +92,7 @@ def commit_written(lake: Lake, written: "Iterable[Written]", *, app: str, batch_
 
 
 def compact_closed(lake: Lake, *, now_ms: int) -> int:
-    """Make few files of many in hours that are over; how many fewer there are."""
+    """Merge small files of hours that are over, and return by how many files there are fewer."""
     before = datetime.datetime.fromtimestamp((now_ms - CLOSED_AFTER_MS) / 1_000, datetime.UTC)
     last = (before.date().isoformat(), before.hour)
     saved = 0
@@ -106,7 +105,7 @@ def compact_closed(lake: Lake, *, now_ms: int) -> int:
 
 
 class _Upkeep:
-    """Compaction between batches, not more often than every few minutes; vacuum once a day."""
+    """Compacts between batches, at most every ``UPKEEP_S`` seconds, and vacuums once a day."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -200,7 +199,7 @@ def _options(context: JobContext, topics: str, checkpoint: str) -> dict[str, str
 
 
 def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
-    """Whether tables are of the topics that have their names now. Raises TopicRemade."""
+    """Raise TopicRemade if a table belongs to a deleted topic of the same name."""
     for topic, now in ids.items():
         table = lake.table(table_of(topic))
         before = table.topic_ids(NAME).get(topic, "")
@@ -209,7 +208,7 @@ def check_ids(lake: Lake, ids: Mapping[str, str]) -> None:
 
 
 def _chosen(client: "KafkaClient", topics: str) -> dict[str, str]:
-    """The topics that are there, and their ids."""
+    """Return the existing topics that ``topics`` names, with their ids."""
     return {
         topic.name: known_id(bytes(topic.topic_id).hex())
         for topic in client.metadata().topics

@@ -1,18 +1,18 @@
-"""Job ``audit``: the entries of ``__audit``, each once, with their chain checked on the way.
+"""Job ``audit``: copies each entry of ``__audit`` once to a table, and checks the hash chain.
 
-    __audit ─► audit_gap     links that do not hold: missing, changed, unreadable
+    __audit ─► audit_gap     broken links: missing, changed, unreadable
             └► audit_log     every record, its bytes and its hash, divided by day
-                   └► audit_root   a Merkle root over each day of each node, noted and never changed
+                   └► audit_root   a Merkle root over each day of each node, never changed
 
-A micro-batch goes to ``audit_gap`` first and then to ``audit_log``: once the log has it, its gaps
-are known as well. Both are tracked tables, so neither has a record twice, whatever becomes of the
-checkpoint. Each node of a cluster has a chain of its own; the link of each between two batches is
-read from the table itself.
+A micro-batch is written to ``audit_gap`` first and then to ``audit_log``: when the log has a batch,
+its gaps are recorded as well. Both are tracked tables, so neither has a record twice, even if the
+checkpoint is lost. Each node of a cluster has a separate chain; its link between two batches is
+read from the table.
 
-A **root** says what a day held up to some record. It is noted when a day is over, and at the end of
-every run that is not continuous; a later one for the same day does not replace it, so that whoever
-kept a copy of any of them can ask for it to be borne out. ``penstock pipeline verify audit`` does
-that, and everything else that the tables claim (``pipeline/audit_check.py``).
+A **root** covers the records of a day up to a given record. Roots are recorded when a day is over,
+and at the end of each run that is not continuous. A later root of the same day does not replace
+earlier ones, so any copy of a root can be checked later. ``penstock pipeline verify audit`` checks
+the roots and the rest of the tables (``pipeline/audit_check.py``).
 """
 
 from collections.abc import Sequence
@@ -44,13 +44,13 @@ BATCH_BYTES: Final = "64m"
 
 
 class AuditTables:
-    """What one driver does with the tables; all it remembers it has read from them."""
+    """The driver's work on the tables. Its state is read from the tables."""
 
     def __init__(self, spark: "SparkSession", lake: Lake) -> None:
         self._spark = spark
         self._lake = lake
         self._tails = self._read_tails()
-        self._day: datetime.date | None = None  # the newest that was seen
+        self._day: datetime.date | None = None  # the newest day of any record
         self.records = 0
         self.gaps = 0
 
@@ -60,20 +60,20 @@ class AuditTables:
         last = last_offsets(self._lake.read(self._spark, LOG))
         if not last:
             return {}
-        # Of a node that wrote long ago the end is far back; what is before all ends is not read.
+        # A node that stopped long ago has an early end. Records before all ends are not read.
         found = tails_of(self._lake.read(self._spark, LOG, f"offset >= {min(last.values())}"))
         if set(found) >= set(last):
             return found
-        # A chain's last record is unreadable: look for the one that the next will tie to.
+        # A chain's last record is unreadable: find the last readable one, to which the next links.
         return tails_of(self._lake.read(self._spark, LOG))
 
     def add(self, records: "DataFrame", *, app: str, batch_id: int) -> bool:
-        """One micro-batch; false if the tables had it already."""
+        """Add one micro-batch. Return False if the tables have it already."""
         done = self._lake.version_of(LOG, app)
         if done is not None and done >= batch_id:
             return False
         rows = transform(records)
-        # Bodies are read twice rather than kept: that takes less time, and no memory.
+        # Reading the records' bytes twice is faster than caching them, and takes no memory.
         links = rows.select(*LINK_COLUMNS).persist()
         try:
             broken = gaps(links, self._tails)
@@ -94,21 +94,21 @@ class AuditTables:
         return True
 
     def _advance(self, day: "datetime.date | None") -> None:
-        """A day is over when a later one has begun."""
+        """Record the roots of earlier days when a record of a later day arrives."""
         if day is not None and (self._day is None or day > self._day):
             self._day = day
             self.state_roots(before=day)
 
     def state_roots(self, *, before: "datetime.date | None" = None) -> int:
-        """Note the root of every day that has records beyond its last root; how many there were.
-        ``before``: only of days that are over."""
+        """Record a root for each day that has records after its last root, and return the number of
+        roots. ``before``: only for days before this one."""
         days = [day for day in self._unstated() if before is None or day < before]
         if not days:
             return 0
         table = self._lake.table(LOG).open()
         among = ", ".join(f"DATE'{day.isoformat()}'" for day in days)
         made = roots(self._lake.read(self._spark, LOG, f"date IN ({among})"))
-        # By version of the log: what was noted for it is not noted twice.
+        # The batch id is the version of the log table, so no version gets its roots twice.
         app = f"audit-root:{table.metadata().id}:{'closed' if before else 'all'}"
         commit = self._lake.append(made.coalesce(1), ROOT, app=app, batch_id=table.version())
         return commit.rows
@@ -121,7 +121,7 @@ class AuditTables:
         return sorted({key[0] for key, last in held.items() if last > stated.get(key, -1)})
 
     def _last(self, table: str, column: str) -> "dict[tuple[datetime.date, int], int]":
-        """The greatest value of a column for each day and partition."""
+        """Return the greatest value of a column for each day and partition."""
         rows = self._lake.read(self._spark, table, "date IS NOT NULL AND node IS NOT NULL")
         found = rows.groupBy("date", "partition").agg({column: "max"}).collect()
         return {(row[0], row[1]): row[2] for row in found}
@@ -141,7 +141,7 @@ def run(context: JobContext) -> None:
         reader.option("subscribe", TOPIC)
         .option("decode", "audit")
         .option("startingOffsets", begins)
-        .option("onDataLoss", "skip")  # what retention took shows as missing numbers
+        .option("onDataLoss", "skip")  # records deleted by retention show as missing numbers
         .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
         .load()
         .writeStream.foreachBatch(take)

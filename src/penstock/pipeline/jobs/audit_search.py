@@ -1,8 +1,7 @@
-"""Job ``audit-search``: entries of the audit trail, newest first.
+"""Job ``audit-search``: finds entries of the audit trail, newest first.
 
-Needs no Spark: the days asked for are whole folders of ``audit_log``, and within their files
-Arrow reads only the columns that are shown and the row groups that may match. Days are looked at
-from the newest on, and looking ends with the limit.
+The job does not need Spark: days are folders of ``audit_log``, and Arrow reads only the shown
+columns and the row groups that may match. Days are read from the newest on, up to the limit.
 """
 
 import datetime
@@ -35,8 +34,8 @@ def search(
     until_ms: int | None = None,
     limit: int = LIMIT,
 ) -> list[dict[str, Any]]:
-    """Entries whose fields have these values; a value that ends with ``*`` is a beginning. Raises
-    TableMissing."""
+    """Return entries whose fields have these values; a value that ends with ``*`` is a prefix.
+    Raises TableMissing."""
     table = lake.table(LOG)
     found: list[dict[str, Any]] = []
     for day in _days(table, since_ms, until_ms):
@@ -52,7 +51,7 @@ def search(
 
 
 def _days(table: Table, since_ms: int | None, until_ms: int | None) -> Iterator[str]:
-    """Days that the table has within the times, newest first."""
+    """Yield the days of the table within the times, newest first."""
     days = {str(each["date"]) for each in table.open().partitions() if each["date"] is not None}
     first = "" if since_ms is None else _day(since_ms)
     last = "9999-99-99" if until_ms is None else _day(until_ms)

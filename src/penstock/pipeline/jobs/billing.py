@@ -1,15 +1,15 @@
-"""Job ``billing``: what the job ``usage`` has added up, priced by a rate card, as invoices.
+"""Job ``billing``: makes invoices from the sums of the job ``usage`` and the prices of a rate card.
 
     usage_hourly + usage_adjustment + partials of hours still open ─► invoice, invoice_line
 
 An invoice is for one tenant and one month. It is **final** when every hour of the month is sealed,
-a **draft** before. Sealed hours do not change, so the same month and card give the same invoice
-each time, and one that would say what the last one said is not written again; what came late, or
-another card, makes a new revision that stands beside the old ones. Amounts are whole millionths
-(``pipeline/rates.py``); totals of requests and messages are those of the front ends, to the unit.
+and a **draft** before. Sealed hours do not change, so the same month and rate card always give the
+same invoice, and an invoice equal to the last one is not written again. Late records or another
+rate card make a new revision; old revisions are kept. Amounts are whole millionths
+(``pipeline/rates.py``); totals of requests and messages are exactly those of the frontends.
 
-Use that nobody can be charged for (the tenant is not known, or was one of too many) has an
-invoice as well, with its totals and no amount: what is added up over invoices is complete.
+Usage that cannot be charged (the tenant is unknown, or beyond the maximum number of tenants) also
+has an invoice, with totals and without an amount, so that the sum of all invoices is complete.
 """
 
 import datetime
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 INVOICE, INVOICE_LINE = "invoice", "invoice_line"
-NOBODY: Final = ("", "*")  # tenants that stand for no account
+NOBODY: Final = ("", "*")  # values for an unknown tenant, and for all beyond the maximum number
 
 _INVOICE: Final = pa.schema(
     [
@@ -102,7 +102,7 @@ def used(
     partial: "DataFrame",
     sealed: "DataFrame | None",
 ) -> "DataFrame":
-    """All use, once: hours that are sealed, what came late for them, and hours still open."""
+    """Return all usage once: sealed hours, late additions to them, and hours still open."""
     from pyspark.sql import functions as f
 
     columns = [*KEYS, *SUMS]
@@ -117,7 +117,7 @@ def used(
 
 
 def transform(usage: "DataFrame", starts: Sequence[datetime.date]) -> "DataFrame":
-    """Use by tenant, operation and version of the rate card, in the order of tenants."""
+    """Return usage by tenant, operation and version of the rate card, sorted by tenant."""
     from pyspark.sql import functions as f
 
     version = f.lit(-1)
@@ -131,7 +131,7 @@ def transform(usage: "DataFrame", starts: Sequence[datetime.date]) -> "DataFrame
 def invoices(
     rows: Iterable[Any], card: RateCard, month: Month, status: str
 ) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Rows of ``transform`` to invoices with their lines, one tenant after the other."""
+    """Yield each tenant's invoice with its lines, from the rows of ``transform``."""
     for tenant, of_tenant in groupby(rows, key=lambda row: row.tenant):
         uses = [
             Use(
@@ -176,7 +176,7 @@ def _line_row(line: Line, head: Mapping[str, Any], card: RateCard) -> dict[str, 
 
 
 def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFrame, bool]":
-    """The use of a month, and whether all of its hours are sealed."""
+    """Return the usage of a month, and whether all of its hours are sealed."""
     where = f"hour >= timestamp'{month.first} 00:00:00' AND hour < timestamp'{month.end} 00:00:00'"
     files = f"date >= '{month.first}' AND date < '{month.end}'"
 
@@ -184,8 +184,8 @@ def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFram
         return lake.read(spark, table, where, files=files) if lake.exists(table) else None
 
     require_table(lake, PARTIAL, job="usage")
-    # Which hours count as sealed is what usage_hourly holds: a run that was killed between the
-    # two tables left hours closed whose sums are not there yet.
+    # An hour counts as sealed if usage_hourly has it: a run that was killed between its two commits
+    # leaves hours that are closed in the other table, but have no sums yet.
     through = lake.version_of(HOURLY, "seal")
     hours = None
     if through is not None:
@@ -199,7 +199,7 @@ def usage_of(spark: "SparkSession", lake: Lake, month: Month) -> "tuple[DataFram
 
 
 def bill(spark: "SparkSession", lake: Lake, card: RateCard, month: Month) -> int:
-    """Write the invoices of a month that are new or say something new; how many there were."""
+    """Write the invoices of a month that are new or changed, and return their number."""
     usage, is_sealed = usage_of(spark, lake, month)
     status = "final" if is_sealed else "draft"
     rows = transform(usage, card.starts()).toLocalIterator()
@@ -221,8 +221,8 @@ def bill(spark: "SparkSession", lake: Lake, card: RateCard, month: Month) -> int
 def _write(
     lake: Lake, month: Month, fresh: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> None:
-    """Lines first, so that an invoice that is there has all of them. Each writing has a partition
-    of its own; lines of one that was killed before its invoices give way to the next."""
+    """Write lines before invoices, so that each invoice has all its lines. Each write has its own
+    table partition; a write replaces the lines of a write that was killed before its invoices."""
     app = f"billing:{month}"
     writing = (lake.version_of(INVOICE, app) or 0) + 1
     rows = pa.Table.from_pylist([{**line, "writing": writing} for line in lines], _LINE)

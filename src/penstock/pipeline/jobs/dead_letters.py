@@ -1,17 +1,18 @@
-"""Job ``dead-letters``: what messages die of, by cause and by hour.
+"""Job ``dead-letters``: groups the messages of dead-letter queues by cause and by hour.
 
-    a dead-letter queue's log ─► dead_letter   one row for each death: when, whence, of what
+    a dead-letter queue's log ─► dead_letter   one row for each message: time, source queue, cause
                                      ├► dlq_group    causes, the most frequent first
-                                     └► dlq_hourly   deaths by cause and hour
+                                     └► dlq_hourly   messages by cause and hour
 
-``dead_letter`` is a tracked table: each record of the queue's log once. Bodies are not copied, only
-their shape and a fingerprint. The other two are made from it anew, in one commit for each queue,
-so a run that was killed in between is made good by the next.
+``dead_letter`` is a tracked table: it has each record of the queue's log once. Bodies are not
+copied, only their shape and a fingerprint. The other two tables are computed from it again by each
+run, in one commit for each queue, so the next run corrects a run that was killed.
 
-The broker moves a message with its id, its attributes and its sending time, and adds the queue it
-came from and how often it was received (``cursor/redrive.py``); a consumer that leaves a reason in
-an attribute makes for better groups. A redrive sends the message again under a new id: the same
-content from the same queue, sent after it had died and dead again, **came back** and is poison.
+The broker moves a message with its id, attributes and sending time, and adds its source queue and
+its number of attempts (``cursor/redrive.py``). Groups are better if consumers store the reason in
+an attribute. A redrive sends the message again with a new id. If the same content from the same
+queue, sent after its first move to the dead-letter queue, is moved again, it **came back** and
+counts as poison.
 """
 
 import csv
@@ -39,7 +40,7 @@ LETTER, GROUP, HOURLY = "dead_letter", "dlq_group", "dlq_hourly"
 NAME: Final = "dead-letters"
 COLUMNS: Final = "key,value,headers,topic,partition,offset,timestamp"
 BATCH_BYTES: Final = "64m"
-GROUPS_MAX: Final = 10_000  # of one queue; rarer causes are added up in one row
+GROUPS_MAX: Final = 10_000  # of one queue; one row has the sums of all rarer causes
 SHOWN: Final = 20
 REST: Final = "*"
 _INT64_MAX: Final = 2**63 - 1
@@ -72,14 +73,14 @@ _LETTER_SPARK: Final = (
 
 
 def transform(records: "DataFrame", *, error_name: str | None = None) -> "DataFrame":
-    """Records of dead-letter queues as rows of ``dead_letter``."""
+    """Convert records of dead-letter queues to rows of ``dead_letter``."""
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield letters(batch, error_name=error_name)
 
     made = map_in_arrow(records.select(*COLUMNS.split(",")), make, _LETTER_SPARK)
-    return made.withColumn("queue", made["topic"])  # what the table is divided by
+    return made.withColumn("queue", made["topic"])  # the table is partitioned by queue
 
 
 def letters(batch: pa.RecordBatch, *, error_name: str | None = None) -> pa.RecordBatch:
@@ -110,11 +111,11 @@ def letters(batch: pa.RecordBatch, *, error_name: str | None = None) -> pa.Recor
 
 
 class _System(msgspec.Struct, frozen=True, gc=False):
-    """What the broker says of a message in its own header (``record/message.py``)."""
+    """Fields of the broker's header of a message (``record/message.py``)."""
 
     message_id: str = ""
     attempts: int = 0
-    source: str = ""  # name of the queue it died in; empty: nobody said
+    source: str = ""  # name of the source queue; empty: unknown
     sent_at_ms: int | None = None
 
 
@@ -134,7 +135,7 @@ def _split(headers: Sequence[Mapping[str, Any]]) -> tuple[_System, dict[str, byt
 
 
 def _system(raw: bytes) -> _System:
-    """Fields by their place: id, sender, dedup id, delay, trace, attempts, source, sent at."""
+    """Decode a list of: id, sender, dedup id, delay, trace, attempts, source, sent at."""
     try:
         fields = msgspec.msgpack.decode(raw, type=list[Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -157,7 +158,7 @@ def _system(raw: bytes) -> _System:
 
 
 def with_returns(rows: "DataFrame") -> "DataFrame":
-    """Adds ``is_return``: the same content had died before this one was sent."""
+    """Add ``is_return``: the same content was in the queue before this message was sent."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -173,7 +174,7 @@ def with_returns(rows: "DataFrame") -> "DataFrame":
 
 
 def groups(rows: "DataFrame") -> "DataFrame":
-    """Causes with their numbers; the suggestion is ``ranked``'s."""
+    """Return causes with their counts; ``ranked`` adds the suggestion."""
     from pyspark.sql import functions as f
 
     content = f.when(f.col("is_return"), f.col("content"))
@@ -210,8 +211,8 @@ def hourly(rows: "DataFrame") -> "DataFrame":
 def ranked(
     found: Sequence[Any], *, now_ms: int, groups_max: int = GROUPS_MAX
 ) -> list[dict[str, Any]]:
-    """Groups of one queue, the most frequent first, each with what to do about it. What is beyond
-    ``groups_max`` is added up in a last row."""
+    """Return the groups of one queue, the most frequent first, each with a suggestion. A last row
+    has the sums of the groups beyond ``groups_max``."""
     order = sorted(found, key=lambda row: (-row.letters, row.signature))
     rows = [_told(rank, row, now_ms=now_ms) for rank, row in enumerate(order[:groups_max], 1)]
     rest = order[groups_max:]
@@ -280,7 +281,7 @@ def _ms(at: Any) -> int:
 def summarise(
     spark: "SparkSession", lake: Lake, queue: str, *, now_ms: int
 ) -> list[dict[str, Any]]:
-    """Make the two tables of one queue anew from its letters; its groups."""
+    """Replace the rows of one queue in the two derived tables, and return its groups."""
     table = lake.table(LETTER).open()
     rows = lake.read(spark, LETTER, f"queue = '{queue}'").persist()
     try:
@@ -331,8 +332,8 @@ def run(context: JobContext) -> None:
 
 
 def _take_in(context: JobContext, queue: str) -> None:
-    """The letters that the table does not have. A query for each queue: whichever are asked for
-    together, each goes on where it was."""
+    """Append the records that the table does not have. Each queue has a separate query, so it
+    continues at its last offset, whichever queues a run names."""
     lake, checkpoint = context.lake, context.checkpoint_of(queue)
 
     def take(records: "DataFrame", batch_id: int) -> None:
@@ -354,7 +355,7 @@ def _take_in(context: JobContext, queue: str) -> None:
         reader.option("subscribe", queue)
         .option("columns", COLUMNS)
         .option("startingOffsets", begins)
-        .option("onDataLoss", "skip")  # what was deleted from the queue before it was looked at
+        .option("onDataLoss", "skip")  # messages may be deleted before the job reads them
         .option("maxBytesPerTrigger", context.arguments.get("batch_bytes", BATCH_BYTES))
         .load()
         .writeStream.foreachBatch(take)

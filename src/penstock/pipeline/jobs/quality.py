@@ -1,15 +1,15 @@
-"""Job ``quality``: the rules of a TOML file held against topics, with exact counts.
+"""Job ``quality``: checks topics against the rules of a TOML file, with exact counts.
 
-    a topic ─► dq_quarantine   rows that a rule puts aside, as they came, with the rules they fail
-            └► dq_result       what every rule found: checked, failed, where first
+    a topic ─► dq_quarantine   unchanged rows that failed a quarantine rule, with the failed rules
+            └► dq_result       result of each rule: checked, failed, first failure
 
-Each run looks at what came since the last one: a query for each topic, whose batches are counted
-once however often they are tried. Rows are judged in one pass (``pipeline/quality_checks.py``);
-how fresh and how large a topic is, is asked of the server when its rows are done.
+Each run checks the records since the last run, with one query for each topic. A batch is counted
+once, even if it is retried. Rows are checked in one pass (``pipeline/quality_checks.py``); after
+that, the server is queried for freshness and volume of the topic.
 
-How it ends: rules that ``alert`` make the whole run end as unsound, after everything was looked at;
-those that ``quarantine`` have dealt with their rows; one that says ``stop`` ends the run before
-the batch counts as done, so that it is judged again by the next.
+A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
+rule moves its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
+is committed, so the next run checks the batch again.
 """
 
 import json
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 RESULT, QUARANTINE = "dq_result", "dq_quarantine"
 NAME: Final = "quality"
 BATCH_BYTES: Final = "256m"
-_TAIL_BYTES: Final = 1_048_576  # of each partition, to see how old its last batch is
+_TAIL_BYTES: Final = 1_048_576  # fetched from each partition to read the age of its last batch
 _RESULT: Final = pa.schema(
     [
         ("run", pa.string()),
@@ -64,7 +64,7 @@ _RESULT: Final = pa.schema(
 
 
 class QualityRun:
-    """One run over the topics of some rules."""
+    """One run of the rules over their topics."""
 
     def __init__(self, context: JobContext, rules: Sequence[Rule]) -> None:
         self._context = context
@@ -100,7 +100,7 @@ class QualityRun:
             self._context.follow(stream.start())
         except Exception:
             if self.stopped:
-                raise Unsound(self.stopped) from None  # Spark wraps what ended the batch
+                raise Unsound(self.stopped) from None  # Spark wraps the exception of the batch
             raise
         self._look_at_topic(rules, places)
 
@@ -110,7 +110,7 @@ class QualityRun:
             .options(**self._context.read_options)
             .option("subscribe", topic)
             .option("columns", COLUMNS)
-            .option("onDataLoss", "skip")  # a rule about offsets finds it
+            .option("onDataLoss", "skip")  # a rule about offsets reports it
             .option("startingOffsetsByTimestampStrategy", "latest")
         )
 
@@ -135,8 +135,7 @@ class QualityRun:
             reached = ends_of(marked)
             stopping = [each for each in results if _stops(each)]
             if stopping:
-                # Under a name of its own: this batch will be judged again, and must not be
-                # taken for one that is done.
+                # A different app, because the batch is not done: the next run checks it again.
                 self._write(results, {}, app=f"{NAME}-stop:{self.run_id}", batch_id=batch_id)
                 self.stopped = f"stopped by {_told(stopping[0])}"
                 raise Unsound(self.stopped)
@@ -157,7 +156,7 @@ class QualityRun:
     def _history(
         self, rows: "DataFrame", rules: Sequence[Rule], places: Sequence[Place]
     ) -> "DataFrame | None":
-        """Rows of the log before these, as far back as anything must not repeat."""
+        """Return earlier rows of the log, as far back as the largest window of a unique rule."""
         windows = [rule.window_s for rule in rules if rule.check is Check.UNIQUE]
         if not windows:
             return None
@@ -195,7 +194,7 @@ class QualityRun:
     # ── The table ────────────────────────────────────────────────────────────────────────────
 
     def _known_ends(self, topic: str) -> dict[int, int]:
-        """Where the results say that earlier runs ended."""
+        """Return the end offsets of earlier runs, from the table of results."""
         if not self._lake.exists(RESULT):
             return {}
         rows = self._lake.read(self._context.spark, RESULT, f"topic = '{topic}'")
@@ -242,11 +241,11 @@ def _told(result: Result) -> str:
     return f"rule '{rule.name}' of {rule.topic}: {result.failed} failed{where}"
 
 
-# ── Topics as a whole, from what the server says ─────────────────────────────────────────────────
+# ── Freshness and volume of topics ───────────────────────────────────────────────────────────────
 
 
 def judge_age(rule: Rule, newest: int | None, *, now_ms: int) -> Result:
-    """Fails when the last record is too old, or there is none."""
+    """Return a failed result if the last record is too old, or if there is none."""
     assert rule.maximum is not None
     age_s = None if newest is None else (now_ms - newest) / 1_000
     return Result(rule, checked=1, failed=int(age_s is None or age_s > rule.maximum), value=age_s)
@@ -259,7 +258,7 @@ def judge_volume(rule: Rule, records: int) -> Result:
 
 
 def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
-    """The time of the newest batch; None: the topic is empty."""
+    """Return the timestamp of the newest batch, or None if the topic is empty."""
     firsts = client.offsets(dict.fromkeys(places, EARLIEST))
     lasts = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     asked = {place: lasts[place] - 1 for place in places if lasts[place] > firsts[place]}
@@ -270,13 +269,13 @@ def newest_ms(client: KafkaClient, places: Sequence[Place]) -> int | None:
             try:
                 at_ms = parse_header(bytes(piece.records[:61])).max_timestamp
             except MalformedBatch:
-                continue  # nothing there, or nothing that can be read: as if it were not there
+                continue  # an unreadable batch counts as missing
             newest = at_ms if newest is None else max(newest, at_ms)
     return newest
 
 
 def _volume(client: KafkaClient, places: Sequence[Place], since_ms: int) -> int:
-    """Offsets from a time to the end: records, where a topic has nothing but those."""
+    """Count offsets from a time to the end. Includes offsets of markers and compacted records."""
     begins = client.offsets(dict.fromkeys(places, since_ms))
     ends = client.offsets(dict.fromkeys(places, LATEST), is_committed=True)
     return sum(max(0, ends[place] - begin) for place, begin in begins.items() if begin >= 0)

@@ -1,15 +1,15 @@
-"""Job ``replay``: records of the archive into a topic or a queue, once more.
+"""Job ``replay``: sends archived records to a topic or a queue.
 
     archive/<topic> ─ time, filter ─► one task for some partitions ─► topic or queue
-                                                    └─► places (pipeline/replaying.py)
+                                                    └─► positions (pipeline/replaying.py)
 
-What a replay sends is fixed when it begins: the table ``replay_job`` has a row for each archived
-partition, with the offset at which it ends. Run again under the same name, with the same choice, it
-goes on where it was, or says that it is done; under another name it is another replay.
+The start of a replay fixes its records: the table ``replay_job`` has a row for each archived
+partition, with the end offset. A second run with the same name and choice continues at the last
+position, or reports that the replay is done. A run with another name is another replay.
 
-Topics and standard queues get every record once, also when the job is killed. FIFO queues get every
-message once within their five minutes of deduplication: if the job is started again later than that
-after a kill, up to one chunk may be there twice.
+Topics and standard queues get each record once, even if the job is killed. FIFO queues deduplicate
+for five minutes: if a killed job is started again later than that, up to one chunk may be sent
+twice.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is replayed, and where to."""
+    """The records to replay, and their target."""
 
     source: str  # the archived topic, or the name of a table that was moved aside
     target: str
@@ -70,7 +70,7 @@ class Choice:
 
 
 def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "DataFrame":
-    """The chosen records up to their ends, partition by partition in the order of the log."""
+    """Return the chosen records up to ``ends``, by partition and in the order of the log."""
     from pyspark.sql import functions as f
 
     if choice.since_ms is not None:
@@ -82,13 +82,13 @@ def transform(rows: "DataFrame", choice: Choice, ends: Mapping[int, int]) -> "Da
     is_within = f.lit(False)
     for partition, end in ends.items():
         is_within = is_within | ((f.col("partition") == partition) & (f.col("offset") < end))
-    # A partition that is split between two tasks would have two writers with one place.
+    # Two tasks with the same partition would overwrite each other's position.
     divided = rows.where(is_within).repartition(max(1, len(ends)), "partition")
     return divided.select(*COLUMNS).sortWithinPartitions("partition", "offset")
 
 
 def _asked(context: JobContext) -> tuple[Choice, str]:
-    """What to replay, and the name of the replay."""
+    """Return the records to replay, and the name of the replay."""
     choice = _choice(context)
     job = str(context.arguments.get("name") or choice.name())
     if not _NAME.fullmatch(job):
@@ -115,7 +115,7 @@ def run(context: JobContext) -> None:
             context.progress.note(f"replay {job} is done: nothing is left to send")
             return
         sent, repeated = _send(context, choice, way, left)
-        for partition, end in left.items():  # what the filter left out behind the last: passed, too
+        for partition, end in left.items():  # skip records after the last that the filter chose
             standing = read_standing(client, way, partition)
             if standing is not None and standing.next_offset < end:
                 note_standing(client, way, partition, standing.behind(end - 1, 0))
@@ -128,7 +128,7 @@ def run(context: JobContext) -> None:
 def _send(
     context: JobContext, choice: Choice, way: Way, left: Mapping[int, int]
 ) -> tuple[int, int]:
-    """How many records were sent, and how many of those the target had."""
+    """Return the number of records sent, and how many of them the target had already."""
     from pyspark.errors import AnalysisException
 
     rate = context.arguments.get("rate")
@@ -191,15 +191,14 @@ def _queue(context: JobContext) -> QueueAddress:
     return QueueAddress(endpoint, region, key_id, secret_file)
 
 
-# ── What was begun ───────────────────────────────────────────────────────────────────────────
+# ── State of replays ─────────────────────────────────────────────────────────────────────────
 
 
 def _begun(context: JobContext, choice: Choice, way: Way, client: KafkaClient) -> dict[int, int]:
-    """Where each partition of this replay ends; begins it if it is new.
+    """Return the end offset of each partition, and start the replay if it is new.
 
-    First the places, then the row that says that they are there: without the row nothing was sent,
-    and with it a place that is missing was lost.
-    """
+    Positions are written before the rows of the replay: without rows, no record was sent yet; with
+    rows, a missing position was lost."""
     known = _known(context, way.job)
     if known is not None:
         text, ends = known
@@ -255,7 +254,7 @@ def _left(client: KafkaClient, way: Way, ends: Mapping[int, int]) -> dict[int, i
 
 
 def _files(choice: Choice) -> str | None:
-    """Days outside of the time that is asked for are not even opened."""
+    """Return a condition that skips the files of days outside the requested time."""
     import datetime
 
     terms = []

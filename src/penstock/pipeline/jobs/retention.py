@@ -1,19 +1,19 @@
-"""Job ``retention``: what topics need no longer, as a plan; and, when asked, done.
+"""Job ``retention``: plans which records of topics can be deleted and, with ``--apply``, deletes.
 
     the server ─┐
     archive/*  ─┼─► a plan ─► retention_plan ─► DeleteRecords, with --apply
     policies   ─┘
 
-A server deletes by age and size on its own. This goes further and stays safe: what everybody has
-read and the archive has may go long before. Which stretch of which log goes, and what keeps the
-others, is decided by ``pipeline/retention_plan.py`` from facts of the server
-(``pipeline/retention_facts.py``) and, if there is such a table, acknowledgements of cursors that
-the server does not know of (``pipeline/acked.py``).
+The server deletes records by age and size. This job can delete records earlier: those that all
+readers have read and the archive has. ``pipeline/retention_plan.py`` decides which part of each log
+to delete and the reasons to keep the others, from facts of the server
+(``pipeline/retention_facts.py``) and, optionally, a table of acks by cursors that the server does
+not know (``pipeline/acked.py``).
 
-A plan is made to be read: without ``--apply`` nothing else happens. With it, facts are gathered
-again, and only what both plans delete is asked for; the server refuses what may not be cut. The
-plan is in its table before anything is asked for, and its outcome takes its place there: a run that
-is killed in between leaves ``asked`` behind, and nothing is ever deleted that no plan tells of.
+Without ``--apply`` the job only writes the plan. With it, facts are collected again, and only the
+records that both plans delete are deleted; the server rejects what must not be deleted. The plan is
+in its table before any request, and later its outcome is added: a run that is killed before that
+leaves the outcome ``asked``, and no record is ever deleted without a plan.
 """
 
 import time
@@ -47,7 +47,7 @@ from penstock.pipeline.starting import check_topics, client_of
 
 PLAN: Final = "retention_plan"
 NAME: Final = "retention"
-ASKED: Final = "asked"  # the outcome of a run that was killed before it knew
+ASKED: Final = "asked"  # deletion was requested, the outcome is not known
 PLAN_BY: Final = ("plan_id",)
 _PLAN: Final = pa.schema(
     [
@@ -66,8 +66,6 @@ _PLAN: Final = pa.schema(
 
 
 class Planner:
-    """Facts and plans of one run."""
-
     def __init__(
         self, context: JobContext, policies: Sequence[Policy], holds: Sequence[Hold]
     ) -> None:
@@ -75,7 +73,7 @@ class Planner:
         self._policies = policies
         self._holds = holds
         self._acks: str | None = context.arguments.get("acks")
-        self._remade: set[str] = set()  # topics that were told of
+        self._remade: set[str] = set()  # topics that were reported as created again
 
     def decide(self, client: KafkaClient) -> list[Decision]:
         now_ms = time.time_ns() // 1_000_000
@@ -92,8 +90,8 @@ class Planner:
         )
 
     def _archived(self, client: KafkaClient) -> dict[Place, int]:
-        """Where the archive ends. A table of a topic that was deleted says nothing of the one that
-        has its name now: of that one nothing is archived."""
+        """Return the end offsets of the archive. If a topic was deleted and created again, the
+        archive of the old topic does not count for the new one."""
         lake, found = self._context.lake, dict[Place, int]()
         ids = {
             topic.name: known_id(bytes(topic.topic_id).hex())
@@ -126,7 +124,7 @@ class Planner:
             {key: each for key, each in found.items() if Place(*key[:2]) in starts}, starts
         )
         for place, start in starts.items():
-            for cursor in cursors[place.topic]:  # one that it has not come to is needed in full
+            for cursor in cursors[place.topic]:  # without acks it needs the whole partition
                 needs.setdefault(place, {}).setdefault(cursor, start)
         return needs
 
@@ -170,7 +168,7 @@ def run(context: JobContext) -> None:
 def _carry_out(
     client: KafkaClient, planned: Mapping[Place, int], still: Mapping[Place, int]
 ) -> dict[Place, str]:
-    """Only what both plans delete: in between somebody may have begun to need it."""
+    """Delete only what both plans delete: a new reader may have started between the plans."""
     agreed = {place: min(end, still[place]) for place, end in planned.items() if place in still}
     return delete_records(client, agreed)
 
@@ -183,7 +181,7 @@ def _write(
     *,
     batch_id: int,
 ) -> None:
-    """The plan with what is known of its outcome, in place of what was known before."""
+    """Write the plan and its outcome, and replace the rows of the same plan."""
     made_at_us = time.time_ns() // 1_000
     rows = [
         {
@@ -213,7 +211,7 @@ def _write(
 
 
 def _outcome(decision: Decision, outcomes: Mapping[Place, str]) -> str:
-    """Empty: only planned."""
+    """Return "done", a reason for failure, or "" if deletion was only planned."""
     place = decision.segment.place
     if decision.action != DELETE or place not in outcomes:
         return ""

@@ -1,19 +1,19 @@
-"""Job ``telemetry``: how nodes are doing, from ``__telemetry``, by the minute, hour and day, and
-what follows from it.
+"""Job ``telemetry``: sums up the metrics of nodes (``__telemetry``) by minute, hour and day, and
+derives lags, hot spots and rebalancing plans.
 
     __telemetry ─► metrics_1m ─► metrics_1h ─► metrics_1d    sums, levels, histograms
-                        ├──────► lag_1m           groups that are behind, and whether they catch up
-                        ├──────► hot              queues, partitions and nodes with too much
+                        ├──────► lag_1m           lag of groups, and whether they catch up
+                        ├──────► hot              queues, partitions and nodes with high load
                         └──────► rebalance_plan ─► topic __plans
 
-Rows of ``metrics_1m`` are **partial**: each micro-batch adds its own, in one commit, and a reader
-adds up those with equal keys (``telemetry_sums.fold``); whatever comes late is simply one more.
-Everything else is made from complete minutes, hours or days, once each. Time is what nodes say, so
-a run that comes later makes the same of it.
+Rows of ``metrics_1m`` are **partial**: each micro-batch adds rows in one commit, and readers sum
+the rows with equal keys (``telemetry_sums.fold``); late records add further rows. The other tables
+are computed once from complete minutes, hours or days. All times are those that nodes report, so a
+later run gives the same result.
 
 Plans go to a compacted topic, because placement reads topics and has no other port that a pipeline
-could write to. The record with the key ``rebalance`` is the last one; it says itself until when it
-is worth anything, and nothing is moved from here.
+could write to. The record with the key ``rebalance`` is the latest plan and contains its expiry
+time. This job does not move partitions.
 """
 
 import datetime
@@ -57,10 +57,10 @@ MINUTES, HOURS, DAYS = "metrics_1m", "metrics_1h", "metrics_1d"
 LAG, HOT, PLAN = "lag_1m", "hot", "rebalance_plan"
 HOUR_MS: Final = 60 * MINUTE_MS
 DAY_MS: Final = 24 * HOUR_MS
-WINDOW_MS: Final = 5 * MINUTE_MS  # over which heat and load are judged
-LAG_MINUTES: Final = 5  # of history that a lag is judged by
+WINDOW_MS: Final = 5 * MINUTE_MS  # over which heat and load are measured
+LAG_MINUTES: Final = 5  # of history for the trend of a lag
 GRACE_MS: Final = 2 * MINUTE_MS
-LOADS_MAX: Final = 50_000  # partitions that one plan looks at; the busiest, should there be more
+LOADS_MAX: Final = 50_000  # rows that one plan is made from; the busiest, if there are more
 BATCH_BYTES: Final = "256m"
 MINUTES_BY: Final = ("kind", "date")
 MINUTES_SCHEMA: Final = OUT.append(pa.field("date", pa.date32()))
@@ -109,14 +109,14 @@ _PLAN: Final = pa.schema(
 
 
 def dated(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows by the minute as ``metrics_1m`` has them."""
+    """Add the column ``date`` of ``metrics_1m`` to rows by minute."""
     for batch in batches:
         date = batch.column("at").cast(pa.date32())
         yield pa.RecordBatch.from_arrays([*batch.columns, date], schema=MINUTES_SCHEMA)
 
 
 def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
-    """Rows by the minute or hour to rows by a longer ``unit``: one for each set of keys."""
+    """Sum rows by minute or hour to one row for each longer ``unit`` and set of keys."""
     from pyspark.sql import functions as f
 
     counted = rows.where(f"kind <> '{SOURCE}'").drop("date")
@@ -126,7 +126,7 @@ def rolled_up(rows: "DataFrame", unit: str) -> "DataFrame":
 
 
 def lags(rows: "DataFrame") -> "DataFrame":
-    """Rows by the minute to the lag of each group in each of those minutes."""
+    """Return the lag of each group in each minute, from rows by minute."""
     of_groups = rows.where(f"kind = '{facts.LAG}'").selectExpr(
         "at", *names_of(_LAG_KEYS), "committed_max", "log_end_max"
     )
@@ -136,7 +136,7 @@ def lags(rows: "DataFrame") -> "DataFrame":
 
 
 def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows come by group and time. A minute that is there in several parts counts as one."""
+    """Return lags of rows sorted by group and time. Several rows of a minute count as one."""
     last: tuple[Any, ...] | None = None
     points: list[Point] = []
     for batch in batches:
@@ -165,7 +165,7 @@ def _lag_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def by_window(rows: "DataFrame") -> "DataFrame":
-    """Rows by the minute to what each partition, topic and node had in each window."""
+    """Return the load of each partition, topic and node in each window, from rows by minute."""
     kinds = ", ".join(f"'{kind}'" for kind in (facts.CALLS, facts.PARTITION, facts.NODE))
     sums = ("requests", "messages", "bytes_in", "bytes_out", "cpu_ms")
     grouped = (
@@ -181,7 +181,7 @@ def by_window(rows: "DataFrame") -> "DataFrame":
 
 
 def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
-    """Rows of one window to what is hot in it."""
+    """Return the hot queues, partitions and nodes of one window."""
     rates: dict[str, dict[str, float]] = {"queue": {}, "partition": {}, "node": {}}
     for row in rows:
         name = f"{row.account}/{row.region}/{row.resource}"
@@ -200,8 +200,8 @@ def hot_rows(rows: Sequence[Any], *, seconds: float) -> list[dict[str, Any]]:
 
 
 def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
-    """Rows of one window to the load of each partition. What is read and asked of a topic is known
-    for the topic as a whole; its partitions have of it what they have of its records."""
+    """Return the load of each partition in one window. Bytes out and requests are only known for
+    whole topics; each partition gets the share that it has of the topic's messages."""
     asked: dict[tuple[str, str, str], tuple[int, int]] = {}
     last: dict[rebalance.PartitionId, Any] = {}
     for row in rows:
@@ -210,7 +210,7 @@ def loads(rows: Sequence[Any]) -> list[rebalance.Placed]:
             bytes_out, requests = asked.get(topic, (0, 0))
             asked[topic] = bytes_out + row.bytes_out, requests + row.requests
         elif row.kind == facts.PARTITION:
-            # One that moved within the window is where it was seen last.
+            # A partition that moved within the window counts for its last node.
             place = rebalance.PartitionId(*topic, row.partition)
             if place not in last or last[place].at_ms < row.at_ms:
                 last[place] = row
@@ -238,7 +238,7 @@ def _expr(text: str) -> Any:
 
 
 class TelemetryTables:
-    """What one driver does with the tables; all it remembers it has read from them."""
+    """The driver's work on the tables. Its state is read from the tables."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class TelemetryTables:
         publish_plan: Callable[[rebalance.Plan], None] | None = None,
         reading: Reading = as_they_are,
     ) -> None:
-        """``reading``: what makes records of the frames of micro-batches."""
+        """``reading`` converts batches of the source to records."""
         self._spark = spark
         self._lake = lake
         self._reading = reading
@@ -260,7 +260,7 @@ class TelemetryTables:
         self.app = app
 
     def ends(self) -> dict[int, int]:
-        """Partition of ``__telemetry``: where to go on without a checkpoint."""
+        """Return the offset of each partition at which to continue without a checkpoint."""
         if not self._lake.exists(MINUTES):
             return {}
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
@@ -268,7 +268,7 @@ class TelemetryTables:
         return {row.partition: row.end for row in told.collect()}
 
     def add(self, batch: "DataFrame", batch_id: int) -> None:
-        """One micro-batch. Records are fetched, folded and written in one task each."""
+        """Add one micro-batch. Each task fetches, folds and writes its records."""
         table = self._lake.table(MINUTES)
         done = table.version_of(self.app)
         if done is not None and done >= batch_id:
@@ -285,13 +285,13 @@ class TelemetryTables:
         table.commit(parts, app=self.app, batch_id=batch_id)
 
     def derive(self) -> None:
-        """All that follows from minutes that are complete."""
+        """Update the derived tables from all complete minutes."""
         span = self._span_ms()
         if span is None:
             return
         self._since_ms = span[0]
-        # Whatever was written in the newest minute is of that minute or of one before it: those
-        # before are complete, itself is not.
+        # Records written in the newest minute are about this minute or earlier ones, so the
+        # earlier minutes are complete and the newest is not.
         through_ms = span[1] - self._grace_ms
         self._add_lags(through_ms)
         self._add_window(through_ms)
@@ -299,7 +299,7 @@ class TelemetryTables:
         self._roll(HOURS, DAYS, "day", DAY_MS, through_ms)
 
     def _span_ms(self) -> tuple[int, int] | None:
-        """The first and the last minute that is told of."""
+        """Return the first and the last minute with metrics."""
         if not self._lake.exists(MINUTES):
             return None
         rows = self._lake.read(self._spark, MINUTES, f"kind = '{SOURCE}'")
@@ -307,13 +307,13 @@ class TelemetryTables:
         return None if row is None or row.a is None else (row.a, row.b)
 
     def _roll(self, source: str, target: str, unit: str, unit_ms: int, through_ms: int) -> None:
-        """Whole units that are complete and not there yet, all in one commit."""
+        """Append all complete units that the target does not have yet, in one commit."""
         last = through_ms // unit_ms - 1
         done = self._lake.version_of(target, "roll")
         if not self._lake.exists(source) or (done is not None and done >= last):
             return
         if done is None and (last + 1) * unit_ms <= self._since_ms:
-            return  # the first one is not complete yet
+            return  # the first unit is not complete yet
         since_ms = 0 if done is None else (done + 1) * unit_ms
         rows = self._between(source, since_ms, (last + 1) * unit_ms)
         rolled = rolled_up(rows, unit).withColumn("date", _expr("to_date(at)"))
@@ -328,13 +328,13 @@ class TelemetryTables:
         rows = self._between(
             MINUTES, since_ms - LAG_MINUTES * MINUTE_MS, (last + 1) * MINUTE_MS, kind=facts.LAG
         )
-        # Parts of one minute that came in several batches are one.
+        # Merges rows of one minute that came in several batches.
         found = lags(rolled_up(rows, "minute")).where(f"unix_millis(at) >= {since_ms}")
         dated = found.withColumn("date", _expr("to_date(at)"))
         self._lake.append(dated, LAG, app="lag", batch_id=last, partition_by=("date",))
 
     def _add_window(self, through_ms: int) -> None:
-        """Heat and plans are about now: of windows that were missed, only the last counts."""
+        """Append heat and plan of the last complete window. Missed windows are skipped."""
         window = through_ms // WINDOW_MS - 1
         done = self._lake.version_of(HOT, "hot")
         if done is not None and done >= window:
@@ -348,7 +348,7 @@ class TelemetryTables:
             windows.setdefault(row.window, []).append(row)
         latest = windows.get(window, [])
         nodes = {row.node for row in latest if row.node}
-        if len(nodes) > 1:  # alone there is nothing to even out
+        if len(nodes) > 1:  # a single node needs no plan
             self._plan(
                 [loads(windows[n]) for n in sorted(windows)], nodes, (window + 1) * WINDOW_MS
             )
@@ -376,8 +376,8 @@ class TelemetryTables:
             }
             for step in made.steps
         ]
-        # The number of a plan's commit is its time: the pause behind it needs no other memory.
-        # Told first, so that a run killed in between tells the same plan again.
+        # The batch id of a plan's commit is its time, from which the pause after it is computed.
+        # Published before the commit, so that a run after a kill publishes the same plan again.
         if self._publish is not None:
             self._publish(made)
         self._lake.append_arrow(
