@@ -1,8 +1,8 @@
-"""Which partitions the keys of many rows belong to: the choice of Kafka's own producers, so that
-records from Spark stand where the others of their key are.
+"""Hashes the keys of many rows as Kafka's producers do, so that records from Spark go to the same
+partitions as other records with their keys.
 
-Murmur2 of the key with Kafka's seed, its sign bit cleared, modulo the number of partitions; for all
-keys of one length at once.
+The partition is the Murmur2 hash of the key with Kafka's seed, without its sign bit, modulo the
+number of partitions. All keys of one length are hashed at once.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def hashes(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """Of binary keys; what stands for a null is not defined."""
+    """Return the hashes of binary keys. The hash of a null is not defined."""
     count = len(keys)
     edges = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + count + 1]
     raw = keys.buffers()[2]

@@ -1,12 +1,12 @@
-"""How far a group is behind on a partition, and whether it will catch up. Pure.
+"""Computes a group's lag on a partition, and whether the group will catch up. Pure.
 
-Judged by where the group and the log stood at some moments of the last minutes:
+The lag is computed from committed offsets and log ends at several moments of the last minutes:
 
-- **seconds**: how long ago the log ended where the group is now. Between two moments it is
-  interpolated; a group that is behind everything in sight is judged by the rate of appends.
-- **trend**: by how many records a second the lag grows, negative when it shrinks.
-- **eta**: when the group will have caught up if both go on like this; None: it will not.
-- **state**: STALLED, it is behind and has not moved; SLOW, it moves, and falls further behind;
+- **seconds**: how long ago the log ended at the group's committed offset, interpolated between two
+  moments. If the log was already longer at the first moment, the rate of appends gives an estimate.
+- **trend**: growth of the lag in records per second, negative if it shrinks.
+- **eta**: seconds until the group has caught up at the current trend; None if it will not.
+- **state**: STALLED if the group lags and commits nothing; SLOW if it commits, but its lag grows;
   OK otherwise.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-STALLED_MS: Final = 60_000  # without a commit for so long; most groups commit every few seconds
-SLOW_RECORDS_MIN: Final = 100  # fewer are what a fetch brings
+STALLED_MS: Final = 60_000  # time without a commit; most groups commit every few seconds
+SLOW_RECORDS_MIN: Final = 100  # a smaller lag is normal: one fetch returns as many records
 
 
 class State(StrEnum):
@@ -35,14 +35,14 @@ class Point:
 @dataclass(frozen=True, slots=True)
 class Lag:
     records: int
-    seconds: float | None  # None: nobody can say yet
+    seconds: float | None  # None: not known yet
     trend_per_s: float
     eta_s: float | None
     state: State
 
 
 def lag_of(points: Sequence[Point]) -> Lag:
-    """Of at least one point, oldest first."""
+    """Compute the lag from at least one point, oldest first."""
     first, last = points[0], points[-1]
     records = max(0, last.log_end - last.committed)
     span_s = (last.at_ms - first.at_ms) / 1_000
@@ -72,7 +72,7 @@ def _seconds(points: Sequence[Point]) -> float | None:
     later = last
     for point in reversed(points):
         if point.log_end <= last.committed:
-            # The log passed the group's place between this moment and the next.
+            # The log end passed the group's offset between this moment and the next.
             grown = max(later.log_end - point.log_end, 1)
             share = (last.committed - point.log_end) / grown
             at_ms = point.at_ms + share * (later.at_ms - point.at_ms)
@@ -81,5 +81,5 @@ def _seconds(points: Sequence[Point]) -> float | None:
     first = points[0]
     rate = (last.log_end - first.log_end) / ((last.at_ms - first.at_ms) / 1_000)
     if rate <= 0:
-        return None  # nothing was appended in all that time: it is older than we know
+        return None  # no record was appended in this time, so the lag is older than the points
     return (last.at_ms - first.at_ms) / 1_000 + (first.log_end - last.committed) / rate

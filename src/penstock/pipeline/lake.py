@@ -1,13 +1,13 @@
-"""The lake: a folder of Delta tables that every job writes to and every reader can open.
+"""The lake: a folder of Delta tables that all jobs write to and any Delta reader can open.
 
-A table is Parquet files and a log of commits beside them; there is no catalog service. Executors
+A table is a set of Parquet files and a log of commits; there is no catalog service. Executors
 write part files (``parts.py``), then the driver names them all in **one commit**, together with the
-number of the micro-batch (``table.py``). So a commit is there in full or not at all, and one that
-is tried again, after a kill between the table's commit and Spark's, finds its number and does
-nothing. Tables of records are checkpoints as well: ``end_offsets`` says where to go on.
+number of the micro-batch (``table.py``). So a commit is atomic, and a commit that is retried, after
+a kill between the table's commit and Spark's, finds its number and does nothing. Tables of records
+are checkpoints as well: ``end_offsets`` returns the offsets to continue at.
 
-Reading takes the list of files from the log and hands it to Spark's own Parquet reader. Folders
-of lakes are local or mounted on every executor; object stores are left to whoever mounts them.
+A read takes the list of files from the log and passes it to Spark's Parquet reader. A lake's folder
+must be local or mounted on all executors; object stores are not supported unless mounted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ __all__ = [
 
 
 class Lake:
-    """All tables below one folder."""
+    """All tables in one folder."""
 
     def __init__(self, path: str | Path) -> None:
         if "://" in str(path):
@@ -62,7 +62,7 @@ class Lake:
         return Table(self.path, name)
 
     def tables(self, under: str = "") -> list[str]:
-        """Names of all tables, or of those below a name."""
+        """Return the names of all tables, or of those in the folder ``under``."""
         root = self.path / under
         logs = sorted(root.glob("**/_delta_log")) if root.is_dir() else []
         return [str(log.parent.relative_to(self.path)) for log in logs]
@@ -83,12 +83,11 @@ class Lake:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Rows of a DataFrame, once for each (app, batch_id).
+        """Append the rows of a DataFrame, once for each (app, batch_id).
 
-        ``turn`` is the one that follows ``turn_of``: the commit is refused if another query took
-        it, so rows may carry it as a number that only grows. ``replace_where`` is a condition on
-        partition columns: files it selects leave the table in the same commit.
-        """
+        ``turn`` is ``turn_of`` plus 1: the commit is rejected if another query took this turn, so
+        rows can contain the turn as an increasing number. ``replace_where`` is a condition on
+        partition columns: the commit also removes the files that it selects."""
         target = self.table(table)
         done = target.version_of(app)
         if done is not None and done >= batch_id:
@@ -122,7 +121,7 @@ class Lake:
         metadata: Mapping[str, Any] | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """As ``append``, for the few rows that a driver has in its own hands: needs no Spark."""
+        """Append a few rows of the driver, as ``append`` does. Needs no Spark."""
         target = self.table(table)
         done = target.version_of(app)
         if done is not None and done >= batch_id:
@@ -141,11 +140,10 @@ class Lake:
         *,
         files: str | None = None,
     ) -> "DataFrame":
-        """A table as it is now. ``where`` is SQL on its rows; ``files`` picks files only.
+        """Read the current version. ``where`` is a SQL condition on rows; ``files`` only on files.
 
-        Files are pruned by partition values and by minima and maxima of plain columns, as far as
-        the condition allows; ``files`` may be a simpler condition than ``where`` that does.
-        """
+        Files are pruned by partition values and by minima and maxima of plain columns. If ``where``
+        is too complex for pruning, ``files`` can be a simpler condition."""
         return self.table(table).read(spark, where, files=files)
 
     def version_of(self, table: str, app: str) -> int | None:

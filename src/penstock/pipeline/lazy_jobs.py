@@ -1,5 +1,5 @@
-"""Jobs by name, each imported when it is asked for: completing a name must not wait for what every
-job needs, nor for a plotting library."""
+"""Jobs by name, each imported on first use: completing a name must not wait for the imports of all
+jobs, such as a plotting library."""
 
 import importlib
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
-"""A job's log: what the JVM prints and what the runner says, in one bounded file.
+"""A job's log: the output of the JVM and the lines of the runner, in one file of bounded size.
 
-The JVM gets the end of a pipe as its standard output and error; a thread moves what arrives into
-``job.log``. So Spark's log, the traceback of a Python worker and a last word of a dying JVM are all
-in one place, in order. When the file is full it becomes ``job.log.1`` and so on; the oldest goes.
-A full disk loses lines, never the job: the pipe is emptied whatever happens.
+The JVM writes its standard output and error to a pipe; a thread copies the pipe to ``job.log``. So
+Spark's log, tracebacks of Python workers and the last lines of a dying JVM are in one file, in
+order. A full file is renamed to ``job.log.1`` and so on; the oldest is deleted. If the disk is
+full, lines are lost, but the job continues: the pipe is always emptied.
 """
 
 import io
@@ -19,7 +19,7 @@ from penstock.telemetry.logs import printable
 
 NAME = "job.log"
 BYTES_MAX = 8 * 1_048_576  # of one file
-KEPT_MAX = 3  # full files beside the one being written
+KEPT_MAX = 3  # full files, in addition to the current one
 _READ_BYTES = 65_536
 _LOOK_AGAIN_S = 0.25
 _LAST_WORDS_S_MAX = 2.0
@@ -27,7 +27,7 @@ _TAIL_LINES_MAX = 100_000
 
 
 class JobLog:
-    """``with JobLog(folder) as log: ... log.descriptor`` is where a child may write."""
+    """``with JobLog(folder) as log: ...``; child processes write to ``log.descriptor``."""
 
     def __init__(self, folder: Path, *, bytes_max: int = BYTES_MAX) -> None:
         self.path = folder / NAME
@@ -46,7 +46,7 @@ class JobLog:
 
     def __exit__(self, *_: object) -> None:
         os.close(self.descriptor)
-        # The pipe ends when the last child that had it is gone; one that lingers is not waited for.
+        # The pipe closes when the last child that has it ends; waits only briefly for children.
         self._thread.join(timeout=_LAST_WORDS_S_MAX)
         with self._lock:
             self._is_closed = True
@@ -55,12 +55,12 @@ class JobLog:
                 self._handle = None
 
     def line(self, text: str) -> None:
-        """One line of the runner itself."""
+        """Append one line of the runner."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00")
         self._append(f"{now}Z INFO penstock: {printable(text)}\n".encode())
 
     def text(self) -> TextIO:
-        """A stand-in for ``sys.stderr``: what Python libraries print belongs here, too."""
+        """Return a replacement for ``sys.stderr``, so that output of Python libraries is logged."""
         return _LogText(self._append)
 
     def _move(self) -> None:
@@ -84,7 +84,7 @@ class JobLog:
                 assert self._handle is not None
                 self._written += os.write(self._handle, data)
             except OSError:
-                pass  # as said above: lines are lost, and that is all
+                pass  # only lines are lost
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -104,7 +104,7 @@ class JobLog:
 
 
 class _LogText(io.TextIOBase, TextIO):
-    """Never closed: a library may keep it and print after the job."""
+    """A text stream that is never closed: a library may keep it and print after the job."""
 
     def __init__(self, append: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -119,16 +119,16 @@ class _LogText(io.TextIOBase, TextIO):
 
 
 def read_log(path: Path, *, count: int, is_over: Callable[[], bool]) -> Iterator[str]:
-    """The last ``count`` lines, then those that are added, across the file's being replaced, until
-    the writer is said to be over."""
-    pause = threading.Event()  # never set: another process writes, and gives no sign
+    """Yield the last ``count`` lines, then new lines, also after the file was replaced, until
+    ``is_over`` returns True for the writer."""
+    pause = threading.Event()  # never set: the writer is another process and cannot notify
     file = path.open(encoding="utf-8", errors="replace")
     try:
         kept: deque[str] = deque(_lines_before(path), maxlen=min(count, _TAIL_LINES_MAX))
         kept.extend(_whole_lines(file))
         yield from kept
         while True:
-            was_over = is_over()  # asked first: what was written before is still to be read
+            was_over = is_over()  # checked first, so that the last lines are still read
             yield from _whole_lines(file)
             if _is_replaced(file.fileno(), path):
                 file.close()
@@ -142,7 +142,7 @@ def read_log(path: Path, *, count: int, is_over: Callable[[], bool]) -> Iterator
 
 
 def _lines_before(path: Path) -> Iterator[str]:
-    """Of the full file before this one: the newest may just have been begun."""
+    """Yield the lines of the previous, full file: the current one may have just been created."""
     try:
         with path.with_name(f"{path.name}.1").open(encoding="utf-8", errors="replace") as file:
             yield from _whole_lines(file)
@@ -155,7 +155,7 @@ def _whole_lines(file: TextIO) -> Iterator[str]:
         at = file.tell()
         line = file.readline()
         if not line.endswith("\n"):
-            file.seek(at)  # the rest of it is still to come
+            file.seek(at)  # the rest of the line is not written yet
             return
         yield printable(line[:-1])
 
@@ -164,4 +164,4 @@ def _is_replaced(handle: int, path: Path) -> bool:
     try:
         return path.stat().st_ino != os.fstat(handle).st_ino
     except FileNotFoundError:
-        return False  # between the renaming and the new file
+        return False  # renamed, and the new file is not created yet

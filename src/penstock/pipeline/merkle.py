@@ -1,14 +1,14 @@
-"""A Merkle tree over hashes that come one after another, without keeping them.
+"""A Merkle tree over a sequence of hashes, which are not kept.
 
     leaf(x)    = SHA-256( 00 ‖ x )
     node(l, r) = SHA-256( 01 ‖ l ‖ r )
 
-The tree over n leaves splits at the largest power of two below n, as in RFC 6962: the root over a
-beginning of the list never depends on what comes later, and a proof that one leaf is under a root
-is as long as the tree is high. The two prefixes keep a leaf from being passed off as a node.
+The tree over n leaves splits at the largest power of two below n, as in RFC 6962: the root over the
+first leaves never depends on later ones, and a proof that a leaf is in the tree has at most as many
+hashes as the tree is high. The two prefixes prevent a leaf from being presented as a node.
 
-``Merkle`` holds one hash for each bit that is set in the number of leaves, so a day of any length
-takes a few hundred bytes. Pure.
+``Merkle`` holds one hash for each bit that is set in the number of leaves, so a day with any number
+of records takes a few hundred bytes. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Merkle:
         self.count += 1
 
     def root(self) -> bytes:
-        """Of all that was added so far; more may be added afterwards."""
+        """Return the root of all hashes added so far; more may be added afterwards."""
         if not self._peaks:
             return EMPTY_ROOT
         found = self._peaks[-1][1]
@@ -57,7 +57,7 @@ def root_of(items: Iterable[bytes]) -> bytes:
 
 
 def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
-    """What else is needed, from the leaf upwards, to come from one leaf to the root."""
+    """Return the hashes that, from the leaf upwards, lead from one leaf to the root."""
     assert 0 <= index < len(items), "there is such a leaf"
     if len(items) == 1:
         return []
@@ -68,7 +68,7 @@ def proof_of(items: Sequence[bytes], index: int) -> list[bytes]:
 
 
 def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequence[bytes]) -> bool:
-    """Whether a proof leads from the leaf at ``index`` of ``count`` to the root."""
+    """Return whether a proof leads from the leaf at ``index`` of ``count`` to the root."""
     if not 0 <= index < count:
         return False
     sides: list[bool] = []  # from the root down: whether the leaf is on the left
@@ -85,5 +85,5 @@ def is_under(root: bytes, item: bytes, *, index: int, count: int, proof: Sequenc
 
 
 def _split(count: int) -> int:
-    """The largest power of two below ``count``."""
+    """Return the largest power of two below ``count``."""
     return 1 << ((count - 1).bit_length() - 1)

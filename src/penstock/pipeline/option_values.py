@@ -1,7 +1,7 @@
-"""Reading single options: texts into numbers, choices, sizes, durations, and JSON of offsets.
+"""Parses the texts of single options as numbers, choices, sizes, durations, and JSON of offsets.
 
-Every fault is one line that names the option, what it was and what it could have been. Which
-options there are is ``options``' business.
+Each error is one line with the option, its value and the allowed values. ``options`` has the list
+of options.
 """
 
 import json
@@ -26,11 +26,11 @@ _QUANTITY: Final = re.compile(r"\s*([0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 class OptionInvalid(ValueError):
-    """One line for the person who set the option."""
+    """An option is invalid. The text is one line for the user."""
 
 
 class Options:
-    """The texts that a user gave. Names are told as they are documented, compared without case."""
+    """The texts of a user's options. Names are not case-sensitive."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
@@ -67,7 +67,7 @@ class Options:
             raise OptionInvalid(f"option {name} is one of {known}, not '{text}'") from None
 
     def size(self, name: str) -> int | None:
-        """Bytes, such as 64m."""
+        """Return a number of bytes, given as 64m, for example."""
         return self._quantity(name, _SIZES, "a size such as 64m")
 
     def duration_ms(self, name: str, default_ms: int) -> int:
@@ -92,7 +92,7 @@ class Options:
     # ── JSON ─────────────────────────────────────────────────────────────────────────────────
 
     def places(self, name: str) -> list[Place]:
-        """``{"topic":[0,1]}``"""
+        """Parse partitions from JSON like ``{"topic":[0,1]}``."""
         found = [
             Place(topic, number)
             for topic, numbers in self._json(name).items()
@@ -105,7 +105,7 @@ class Options:
         return sorted(set(found))
 
     def by_place(self, name: str, *, least: int) -> dict[Place, int]:
-        """``{"topic":{"0":23,"1":-2}}``"""
+        """Parse numbers by partition from JSON like ``{"topic":{"0":23,"1":-2}}``."""
         found: dict[Place, int] = {}
         for topic, numbers in self._json(name).items():
             pairs: Iterable[tuple[str, Any]] = (

@@ -1,10 +1,10 @@
-"""The options of ``format("penstock")`` for reading: the Kafka connector's names, and our own.
+"""The options of ``format("penstock")`` for reading: those of the Kafka connector, and ours.
 
-Parsed once, on the driver, into a frozen value that is sent to the workers. A name that is not
-known is refused with the nearest one that is, because a misspelt limit that is silently ignored is
-found out in production. Options of the ``kafka.`` family are those of Kafka's clients; what
-concerns security is checked, what concerns the connector's own consumers (buffers, polls) is let
-through without effect. ``sink_options`` has those for writing.
+The driver parses options once into a frozen value that is sent to the workers. An unknown name is
+rejected, with a suggestion of the nearest known name, because a misspelt limit that is silently
+ignored would only be noticed in production. Options that begin with ``kafka.`` are those of Kafka's
+clients: security options are checked; options of the connector's consumers (buffers, polls) are
+accepted and have no effect. ``sink_options`` has the options for writing.
 """
 
 import difflib
@@ -46,11 +46,11 @@ _KNOWN: Final = (
     "columns", "decode", "commitGroup", "maxBytesPerTrigger", "onDataLoss", "onCorrupt",
     "mode", "pushdown", "fetchBytes",
 )  # fmt: skip
-# What Spark itself puts among the options of a source or sink.
+# Options that Spark itself adds to those of a source or sink.
 SPARKS_OWN: Final = (
     "path", "checkpointLocation", "queryName", "outputMode", "__default__", "sourceName",
 )  # fmt: skip
-# Settings of a consumer that would contradict what the source does by itself.
+# Consumer settings that contradict the source, with the reason or an alternative.
 _NOT_YOURS: Final[Mapping[str, str]] = {
     "kafka.auto.offset.reset": "set startingOffsets instead",
     "kafka.enable.auto.commit": "set commitGroup to have offsets committed",
@@ -71,7 +71,7 @@ class OnDataLoss(StrEnum):
 
 
 class NoneSoNew(StrEnum):
-    """What to do where no record is as new as the time that was asked for."""
+    """What to do if all records are older than the requested time."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -79,7 +79,7 @@ class NoneSoNew(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach the cluster; small, and all that a worker needs to know."""
+    """The parameters with which a worker connects to the cluster."""
 
     addresses: str
     security: Security = field(default_factory=Security)
@@ -98,12 +98,12 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: one for all partitions, or one for each."""
+    """Where to begin or end: one value for all partitions, or one for each."""
 
     everywhere: int | None = None  # EARLIEST, LATEST, or a time
     by_place: Mapping[Place, int] | None = None
     is_time: bool = False
-    option: str = ""  # that said so
+    option: str = ""  # name of the option that set the position
     none_so_new: NoneSoNew = NoneSoNew.LATEST
 
 
@@ -131,7 +131,7 @@ class ReadOptions:
 
 
 def check_names(given: Options, known: Iterable[str]) -> None:
-    """Refuses what is not known, and says what may have been meant."""
+    """Raise OptionInvalid for an unknown name, with a suggestion of the nearest known name."""
     names = {name.lower(): name for name in (*known, *SPARKS_OWN)}
     for name in given.names():
         if name in _NOT_YOURS:
@@ -172,7 +172,7 @@ def parse_connection(given: Options) -> Connection:
 
 
 def _password(given: Options) -> str:
-    """Options show in plans and logs; where the secret is may, the secret may not."""
+    """Read the password from a variable or file, because plans and logs show options."""
     if _PASSWORD_ENV in given:
         name = given.text(_PASSWORD_ENV)
         if name not in os.environ:
@@ -299,7 +299,7 @@ def _has(position: Position, sentinel: int) -> bool:
 
 
 def _position(given: Options, end: str, default: str, *, none_so_new: NoneSoNew) -> Position:
-    """In the order of the Kafka connector: one time, times, offsets."""
+    """Parse a position, in the Kafka connector's order of precedence: time, times, offsets."""
     one, several = f"{end}Timestamp", f"{end}OffsetsByTimestamp"
     if one in given:
         at_ms = given.number(one, least=0)

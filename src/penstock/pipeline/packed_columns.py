@@ -1,14 +1,14 @@
-"""Columns of MessagePack, from many records at once, as arrays.
+"""Decodes MessagePack columns of many records at once into arrays.
 
-A fact topic's record holds a table, and each of its columns is one MessagePack array. An element
-says itself how long it is, so an array is a chain that can only be followed link by link. But
-every column of every record is a chain of its own: one step of numpy follows all of them by one
-element, as ``records`` does with record batches, and no object is made for an element.
+A record of a fact topic contains a table, and each of its columns is one MessagePack array. Each
+element encodes its length, so an array is a chain that must be followed element by element. But
+each column of each record is a separate chain: one step of NumPy moves all chains by one element,
+as ``chains`` does with record batches, without a Python object for each element.
 
-Only what our writers write is known here: whole numbers from 0 on, or from -32 on where that is
-said to be so, and texts of less than 256 bytes.
-``Odd`` names the records that hold something else, which may be wrong or only unusual; for those
-whoever asks goes the slow way, through ``wire/facts``, which has the last word.
+This module only decodes values that our writers write: whole numbers from 0 on, or from -32 on in
+``signed`` columns, and texts of less than 256 bytes. ``Odd`` names the records with other values,
+which may be invalid or only unusual; callers decode these records one by one with ``wire/facts``,
+which decides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,26 +23,26 @@ import pyarrow as pa
 from penstock.pipeline.columns import binary_column
 from penstock.pipeline.varints import Bytes, Longs
 
-_ARRAY: Final = b"\x90"  # with nothing in it
-_PADDING: Final = bytes(16)  # so that reading some bytes on from an element stays in the buffer
+_ARRAY: Final = b"\x90"  # an empty array
+_PADDING: Final = bytes(16)  # reads of some bytes after an element stay in the buffer
 _FIX_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 _FIX_TEXT, _TEXT_8 = 0xA0, 0xD9
-_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # code: bytes behind it, big end first
-_BELOW_ZERO: Final = 0xE0  # to 0xFF: -32 to -1, so a byte that is a number is one as int8 too
+_NUMBERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # code: size of the big-endian number
+_BELOW_ZERO: Final = 0xE0  # to 0xFF: -32 to -1, so a one-byte number is its byte as int8
 _NUMBER_MIN: Final = -32
 _NO_NUMBER: Final = -128
-_NARROW: Final = 64  # chains in one step, below which following them singly costs less
+_NARROW: Final = 64  # with fewer chains, following them one by one costs less than a step
 
 Column = msgspec.Raw
 Flags = npt.NDArray[np.bool_]
 
 
 def _sizes() -> Longs:
-    """How long an element is that begins with a byte; 0: none that is known here."""
+    """Return the size of an element by its first byte; 0 if the type is not known here."""
     sizes = np.zeros(256, np.int64)
     sizes[:0x80] = sizes[_BELOW_ZERO:] = 1
     sizes[_FIX_TEXT : _FIX_TEXT + 32] = 1 + np.arange(32)
-    sizes[_TEXT_8] = 2  # and as many as the second byte says
+    sizes[_TEXT_8] = 2  # plus the value of the second byte
     for code, width in _NUMBERS.items():
         sizes[code] = 1 + width
     return sizes
@@ -53,23 +53,23 @@ _SIZES_LIST: Final = _SIZES.tolist()
 
 
 class Odd(Exception):
-    """Some records hold what is not known here."""
+    """Some records have values that are not known here."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__(numbers)
-        self.numbers = numbers  # which of those that were given
+        self.numbers = numbers  # indices of the records
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows of all records, one record behind the other."""
+    """The rows of all records, in the order of the records."""
 
     counts: Longs  # rows of each record
     texts: Mapping[str, pa.Array]
     numbers: Mapping[str, Longs]
 
     def records_of(self, rows: Longs) -> list[int]:
-        """Which records these rows are in."""
+        """Return the indices of the records that contain these rows."""
         return _records_of(rows, self.counts)
 
 
@@ -80,9 +80,9 @@ def read_columns(
     numbers: Sequence[str],
     signed: Sequence[str] = (),
 ) -> Columns:
-    """Columns of these names. One of ``numbers`` that a record does not have is zeros there; those
-    that are ``signed`` as well may be below. The first of ``texts`` says how many rows a record
-    has. Raises Odd."""
+    """Decode the columns with these names. If a record lacks one of ``numbers``, its values are 0.
+    Numbers that are also in ``signed`` may be negative. The first of ``texts`` gives the number of
+    rows of a record. Raises Odd."""
     chains = _Chains(records, (*texts, *numbers))
     chains.check_counts(len(texts))
     found_numbers: dict[str, Longs] = {}
@@ -107,7 +107,7 @@ Record = TypeVar("Record")
 
 
 class Gathering(Generic[Record]):
-    """Records that wait until there are enough to be read together."""
+    """A buffer of records, which are decoded together when there are enough."""
 
     def __init__(
         self,
@@ -116,7 +116,8 @@ class Gathering(Generic[Record]):
         *,
         bytes_max: int,
     ) -> None:
-        """``read_many`` raises Odd before it has done anything; those named go to ``read_one``."""
+        """If ``read_many`` raises Odd, which must be before it changes any state, the named records
+        are passed to ``read_one``."""
         self._read_many = read_many
         self._read_one = read_one
         self._bytes_max = bytes_max
@@ -130,7 +131,7 @@ class Gathering(Generic[Record]):
             self.read()
 
     def read(self) -> None:
-        """All that wait, however few."""
+        """Decode all buffered records."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         while waiting:
             try:
@@ -144,7 +145,7 @@ class Gathering(Generic[Record]):
 
 
 class _Chains:
-    """One for each column of each record: all of the first column, then all of the second…"""
+    """A chain for each column of each record: all of the first column, then all of the second…"""
 
     def __init__(self, records: Sequence[Mapping[str, Column]], names: Sequence[str]) -> None:
         self._count = len(records)
@@ -178,7 +179,7 @@ class _Chains:
             raise Odd(np.flatnonzero(is_odd).tolist())
 
     def short_numbers(self, column: int, least: int) -> Longs | None:
-        """A column whose numbers are all of one byte, which most are; else None."""
+        """Return a column whose numbers all have one byte, as most have; else None."""
         counts, begins, ends = self._counts[column], self._begins[column], self._ends[column]
         if (counts != self.rows).any() or (ends - begins != counts).any():
             return None
@@ -191,7 +192,7 @@ class _Chains:
         return found.astype(np.int64)
 
     def places(self, columns: Sequence[int]) -> dict[int, Longs]:
-        """Where each element of these columns stands."""
+        """Return the positions of all elements of these columns."""
         counts = self._counts[columns]
         at, behind = _walk(self._data, self._begins[columns].ravel(), counts.ravel())
         self._refuse((behind.reshape(counts.shape) != self._ends[columns]).any(axis=0))
@@ -200,7 +201,7 @@ class _Chains:
 
     def texts(self, at: Longs) -> pa.Array:
         code = self._data[at]
-        size = code ^ _FIX_TEXT  # of a short one; of others 32 and more
+        size = code ^ _FIX_TEXT  # of a short text; 32 and more for other types
         is_long = code == _TEXT_8
         begin = at + 1
         if is_long.any():
@@ -223,7 +224,7 @@ class _Chains:
             here = np.flatnonzero(code == each)
             if here.size:
                 long = self._big_endian(at[here], width)
-                long[long < 0] = _NO_NUMBER  # 2^63 and more has no room
+                long[long < 0] = _NO_NUMBER  # 2^63 and more does not fit
                 values[here] = long
         self._refuse_rows(values < least, column)
         missing = self._counts[column] != self.rows
@@ -259,8 +260,8 @@ def _is_text(raw: bytes) -> bool:
 
 
 def _heads(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """How many elements the arrays have that begin here, and how long their heads are; -1: there is
-    no array."""
+    """Return the number of elements (-1 if there is no array) and the size of the header of the
+    arrays at these positions."""
     code = data[at]
     counts = np.full(len(at), -1, np.int64)
     sizes = np.ones(len(at), np.int64)
@@ -277,11 +278,11 @@ def _heads(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Where each element stands, chain by chain, and where each chain ends. One that comes to
-    something unknown stays there, and so does not end where it should."""
+    """Return the positions of all elements, chain by chain, and the end of each chain. A chain
+    stops at an element of unknown type, and so does not end where it should."""
     found = np.empty(int(counts.sum()), np.int64)
     behind = np.empty(len(counts), np.int64)
-    # Longest chain first: those that still have an element are then always the first few.
+    # Longest chain first: the chains that still have an element always come first.
     order = np.argsort(-counts, kind="stable")
     place = (np.cumsum(counts) - counts)[order]
     at = begins[order]
@@ -311,7 +312,7 @@ def _walk(data: Bytes, begins: Longs, counts: Longs) -> tuple[Longs, Longs]:
 
 
 def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """One chain alone: where its next elements stand, and what is behind them."""
+    """Return the positions of the next elements of one chain, and the position after them."""
     links = []
     for _ in range(count):
         links.append(at)
@@ -323,8 +324,8 @@ def _follow(blob: bytes, at: int, count: int) -> tuple[list[int], int]:
 
 
 def listed(columns: object, *, texts: Sequence[str], numbers: Sequence[str]) -> Columns:
-    """The same from columns that are lists, for what cannot be read in bulk. Raises OverflowError
-    for a number that has no room."""
+    """Convert columns that are lists, of a record that ``read_columns`` does not read. Raises
+    OverflowError for a number that does not fit."""
     found = {name: pa.array(getattr(columns, name), pa.string()) for name in texts}
     count = len(found[texts[0]])
     return Columns(

@@ -1,18 +1,18 @@
-"""Part files: rows become Parquet files of a table's folder, durable before anybody names them.
+"""Writes rows to Parquet files in a table's folder, which are durable before a commit names them.
 
-This runs where the rows are, in an executor's Python worker (or in the driver for a handful of
-rows), and knows nothing of commits: a file that is not named by a table's log does not exist for
-readers, so a task that dies or runs twice leaves orphans and no harm. ``lake.py`` commits.
+This runs in an executor's Python worker (or in the driver for a few rows), without any knowledge
+of commits: readers ignore a file that the table's log does not name, so the files of a task that
+dies or runs twice are harmless orphans. ``lake.py`` commits.
 
-Each file holds the rows of one combination of partition values, in the order in which they came.
-For every file the writer tells its size, its rows, minima and maxima of plain columns (what
-readers prune by), and, for rows that come from a log, the span of offsets of each partition.
+Each file has the rows of one combination of partition values, in their original order. For each
+file the writer returns its size, its number of rows, minima and maxima of plain columns (by which
+readers prune) and, for rows that come from a log, the span of offsets of each partition.
 
-Who knows already which rows belong together hands them over as pieces (``write_pieces``); rows of
-any other origin are cut here, by the values of their columns (``write_parts``).
+Callers that have already grouped their rows pass them as pieces (``write_pieces``); other rows are
+grouped here by the values of their columns (``write_parts``).
 
-Rows are gathered into row groups of ``ROW_GROUP_BYTES``; how many files are open at a time is
-bounded as well, so a task's memory does not depend on its input.
+Row groups have about ``ROW_GROUP_BYTES``, and the number of open files is limited as well, so a
+task's memory does not depend on its input.
 """
 
 import contextlib
@@ -33,21 +33,21 @@ import pyarrow.parquet as pq
 
 ROW_GROUP_BYTES: Final = 32 * 1_048_576  # readers hold one row group; larger ones compress better
 ROW_GROUP_ROWS_MAX: Final = 1_048_576
-FILE_BYTES_MAX: Final = 256 * 1_048_576  # then a new file: compaction and retries stay cheap
-OPEN_FILES_MAX: Final = 32  # of one task; beyond, the one unused for longest is finished
+FILE_BYTES_MAX: Final = 256 * 1_048_576  # keeps compaction and retries cheap
+OPEN_FILES_MAX: Final = 32  # of one task; beyond, the least recently used is finished
 STAT_TEXT_CHARS_MAX: Final = 64  # longer texts have no minimum and maximum in the log
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 
-# What executors hand back to the driver, one row for each file.
+# Executors return one such row for each file to the driver.
 PART_SCHEMA: Final = "path string, size long, rows long, written_at_ms long, detail string"
 
-# Which columns say where a row came from, when it comes from a log.
+# Columns with the origin of a row that comes from a log.
 TOPIC, PARTITION, OFFSET = "topic", "partition", "offset"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The offsets that one part file has of one partition: first, last and how many."""
+    """The offsets of one partition in one part file: first, last and their number."""
 
     first: int
     last: int
@@ -66,12 +66,12 @@ Spans = dict[tuple[str, int], Span]
 class Part:
     """One durable file that no commit names yet."""
 
-    path: str  # below the table's folder, as the file system has it
+    path: str  # in the table's folder, as in the file system
     size: int
     rows: int
     written_at_ms: int
     values: Mapping[str, str | None]  # of the partition columns
-    stats: str  # JSON, as Delta's log wants it
+    stats: str  # JSON in the format of Delta's log
     spans: Spans = field(default_factory=dict)
 
     def to_row(self) -> tuple[str, int, int, int, str]:
@@ -102,7 +102,7 @@ class Part:
 
 
 class Piece(NamedTuple):
-    """Rows for one file: they share the partition values, which are not among their columns."""
+    """Rows for one file, with the same partition values, which are not among their columns."""
 
     values: tuple[str | None, ...]  # in the order of the partition columns
     rows: pa.RecordBatch
@@ -112,7 +112,7 @@ class Piece(NamedTuple):
 def part_batches(
     batches: Iterable[pa.RecordBatch], root: str, partition_by: Sequence[str], *, is_tracked: bool
 ) -> Iterator[pa.RecordBatch]:
-    """``write_parts`` in the form that ``mapInArrow`` wants: batches in, one batch of parts out."""
+    """Call ``write_parts`` and yield its result as one batch, for use with ``mapInArrow``."""
     parts = write_parts(batches, Path(root), partition_by, is_tracked=is_tracked)
     columns = list(zip(*(part.to_row() for part in parts), strict=True)) or [()] * 5
     kinds = (pa.string(), pa.int64(), pa.int64(), pa.int64(), pa.string())
@@ -124,7 +124,7 @@ def part_batches(
 def write_parts(
     batches: Iterable[pa.RecordBatch], root: Path, partition_by: Sequence[str], *, is_tracked: bool
 ) -> list[Part]:
-    """Write all rows below a table's folder; when this returns, they survive a power cut."""
+    """Write all rows to a table's folder; on return, they are durable."""
     pieces = (
         Piece(values, rows, _spans_of(rows) if is_tracked else {})
         for batch in batches
@@ -134,7 +134,7 @@ def write_parts(
 
 
 def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str]) -> list[Part]:
-    """As ``write_parts``, for rows that are cut already."""
+    """Write rows that are already grouped, as ``write_parts`` does."""
     done: list[Part] = []
     open_files: dict[tuple[str | None, ...], _PartFile] = {}
     try:
@@ -145,7 +145,7 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
                     done.append(open_files.pop(next(iter(open_files))).finish())
                 named = dict(zip(partition_by, piece.values, strict=True))
                 file = _PartFile(root, named, piece.rows.schema)
-            open_files[piece.values] = file  # at the end: the first one is unused for longest
+            open_files[piece.values] = file  # last; the first is the least recently used
             file.add(piece)
             if file.is_full:
                 done.append(open_files.pop(piece.values).finish())
@@ -162,7 +162,7 @@ def write_pieces(pieces: Iterable[Piece], root: Path, partition_by: Sequence[str
 def _by_partition(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The batch cut by the values of partition columns; these are in names of folders and not in
+    """Group a batch by the values of partition columns, which are stored in folder names and not in
     files."""
     if batch.num_rows == 0:
         return
@@ -184,7 +184,7 @@ def _by_partition(
 
 
 def _text(value: Any) -> str | None:
-    """A partition value as Delta's log has it."""
+    """Return a partition value in the format of Delta's log."""
     match value:
         case None:
             return None
@@ -193,16 +193,16 @@ def _text(value: Any) -> str | None:
         case datetime.datetime():
             raise TypeError("a table is partitioned by dates, numbers and texts, not by timestamps")
         case str() if not value.isascii():
-            # Readers do not agree on how such a folder's name is written.
+            # Readers encode such folder names differently.
             raise ValueError("a table is divided by ASCII texts only")
         case str() | int() | datetime.date():
-            # An empty text cannot be told from null in a folder's name: both mean null in Delta.
+            # Delta does not distinguish an empty text from null in a folder's name.
             return str(value) or None
     raise TypeError(f"no partition value: {type(value).__name__}")
 
 
 class _PartFile:
-    """One file being written: rows gather until they make a row group."""
+    """A file being written, with rows that wait until they fill a row group."""
 
     def __init__(self, root: Path, values: Mapping[str, str | None], schema: pa.Schema) -> None:
         folders = "".join(
@@ -271,8 +271,8 @@ class _PartFile:
         )
 
     def drop(self) -> None:
-        """The task failed: what it has written is of no use."""
-        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk takes no footer either
+        """Delete the file of a failed task."""
+        with contextlib.suppress(OSError, pa.ArrowException):  # a full disk fails here as well
             self._writer.close()
         with contextlib.suppress(OSError):
             self._file.close()
@@ -280,7 +280,7 @@ class _PartFile:
 
 
 def _repeats(column: pa.Field) -> bool:
-    """Whether a dictionary can pay: bodies and numbers rarely repeat, names do."""
+    """Return whether dictionary encoding helps: names repeat; bodies and numbers rarely do."""
     return bool(pa.types.is_string(column.type) or pa.types.is_boolean(column.type))
 
 
@@ -301,7 +301,7 @@ def _add_spans(spans: Spans, more: Spans) -> None:
 
 
 def spans_of_file(path: str) -> Spans:
-    """What a file of a tracked table holds, read from its rows."""
+    """Return the spans of a file of a tracked table, read from its rows."""
     spans: Spans = {}
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[TOPIC, PARTITION, OFFSET]):
@@ -310,7 +310,7 @@ def spans_of_file(path: str) -> Spans:
 
 
 def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Rows, and least and greatest value of each plain column, over all row groups."""
+    """Return the number of rows, and the minimum and maximum of each plain column."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     unknown: set[str] = set()
@@ -321,7 +321,7 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
             column = group.column(c)
             name, seen = column.path_in_schema, column.statistics
             if "." in name or seen is None:
-                continue  # a column of lists or structs is not pruned by
+                continue  # readers do not prune by columns of lists or structs
             if seen.has_null_count:
                 nulls[name] = nulls.get(name, 0) + seen.null_count
             edges = _edges(seen)
@@ -340,13 +340,13 @@ def _stats(metadata: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _edges(seen: pq.Statistics) -> tuple[Any, Any] | None:
-    """Least and greatest value, if they are such as a log can tell."""
+    """Return minimum and maximum, or None if the log cannot represent them."""
     if not seen.has_min_max:
         return None
     try:
         least, greatest = seen.min, seen.max
     except (OverflowError, ValueError):
-        return None  # a producer may send any time, also one that no calendar has
+        return None  # a producer may send any timestamp, even outside the calendar
     return (least, greatest) if _is_comparable(least) and _is_comparable(greatest) else None
 
 
@@ -354,12 +354,12 @@ def _is_comparable(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= STAT_TEXT_CHARS_MAX
     if isinstance(value, datetime.date):
-        return value.year < datetime.MAXYEAR  # its last moment cannot be rounded up
+        return value.year < datetime.MAXYEAR  # the end of that year cannot be rounded up
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _stat(value: Any, *, is_max: bool) -> Any:
-    """Timestamps have milliseconds in Delta's statistics: a maximum must not be cut short."""
+    """Convert to Delta's statistics, where timestamps have milliseconds: maxima are rounded up."""
     if isinstance(value, datetime.datetime):
         if is_max:
             value += datetime.timedelta(microseconds=999)
@@ -370,7 +370,7 @@ def _stat(value: Any, *, is_max: bool) -> Any:
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or a folder's names, to the disk."""
+    """Sync a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -379,7 +379,7 @@ def sync(path: Path) -> None:
 
 
 def _sync_folders(folder: Path, root: Path) -> None:
-    """A file is durable once every folder on the way to it is."""
+    """Sync all folders from ``folder`` up to ``root``, so that new files in it are durable."""
     while True:
         sync(folder)
         if folder in (root, folder.parent):

@@ -1,8 +1,7 @@
-"""Plans on their way to whoever places partitions: the compacted topic ``__plans``.
+"""Publishes plans for the placement of partitions in the compacted topic ``__plans``.
 
-One record for each sort of plan, its sort being the key; a newer one takes the older one's place.
-The value is JSON and says when it was made and until when it may be followed. The topic is made
-with the first plan.
+The key of a record is the kind of the plan, so a newer plan replaces the older one of its kind. The
+value is JSON with the time of creation and the expiry time. The first plan creates the topic.
 """
 
 from typing import Any, Final
@@ -26,7 +25,7 @@ _CREATE_TOPICS: Final = 19
 
 
 def publish(client: KafkaClient, plan: Plan) -> int:
-    """The offset that it has. Raises KafkaTrouble."""
+    """Append the plan, and return its offset. Raises KafkaTrouble."""
     client.retried(lambda: _make_topic(client))
     producer_id, epoch = client.producer_id()
     record = encode_record(

@@ -1,7 +1,6 @@
-"""From what a user asked for to offsets: which partitions, and from where to where in each.
+"""Converts a user's options to partitions, and to the offsets at which to begin and end in each.
 
-Asks the cluster, decides nothing about loss: offsets come back as they are said, and whoever reads
-them finds out whether they are still there.
+Offsets given by the user are returned unchecked: a later read finds out whether they still exist.
 """
 
 import re
@@ -17,7 +16,7 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class TopicsMissing(Exception):
-    """Topics that were named and are not there."""
+    """Topics that the user named do not exist."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self.topics = sorted(topics)
@@ -29,15 +28,16 @@ class TopicsMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The partitions of a subscription, and the id of each topic: another id is another topic."""
+    """The partitions of a subscription, and the topics' ids, which change with re-creation."""
 
     places: tuple[Place, ...]
     ids: Mapping[str, str]
-    missing: tuple[str, ...] = ()  # topics that were named and are not there
+    missing: tuple[str, ...] = ()  # named topics or partitions that do not exist
 
 
 def look_up(client: KafkaClient, subscription: Subscription) -> Found:
-    """Raises KafkaTrouble. A pattern never matches internal topics, as with Kafka's clients."""
+    """Find the subscription's partitions. A pattern never matches internal topics, as in Kafka's
+    clients. Raises KafkaTrouble."""
     named = subscription.topics or sorted({place.topic for place in subscription.places})
     reply = client.retried(lambda: client.metadata(named or None))
     pattern = re.compile(subscription.pattern)
@@ -64,7 +64,7 @@ def look_up(client: KafkaClient, subscription: Subscription) -> Found:
 def resolve(
     client: KafkaClient, position: Position, places: Iterable[Place], *, is_committed: bool
 ) -> dict[Place, int]:
-    """The offset in each partition. Raises KafkaTrouble, OptionInvalid."""
+    """Return the offset in each partition. Raises KafkaTrouble, OptionInvalid."""
     wanted = {place: _said(position, place) for place in places}
     if position.by_place is not None:
         unknown = sorted(set(position.by_place) - set(wanted))

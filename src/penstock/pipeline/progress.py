@@ -1,9 +1,9 @@
-"""How far a job is, gathered from Spark's own events and handed to whoever wants to know.
+"""Collects a job's progress from Spark's events, and reports it.
 
-One listener per session hears of every batch of every query, after its offsets are in the
-checkpoint. It keeps the numbers for the status file, calls those who asked (``on_progress``) and
-tells the display. Work that is no query is counted in tasks, or by the job itself. How it looks
-is the display's affair: the command line draws bars, a test takes notes.
+One listener per session gets an event for each batch of each query, after its offsets are in the
+checkpoint. It keeps the numbers for the status file, runs the callbacks (``on_progress``) and
+updates the display. Other work is counted in tasks, or by the job itself. Displays differ: the
+command line draws bars, a test records the calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TASKS_LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far one piece of work is. ``total`` is None where nobody knows it."""
+    """The progress of one piece of work. ``total`` is None if it is not known."""
 
     label: str
     done: int = 0
@@ -53,7 +53,7 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of one run of a job, over all its queries and restarts."""
+    """The counts of one run of a job, over all its queries and restarts."""
 
     batches: int = 0
     last_batch: int | None = None
@@ -81,8 +81,8 @@ class Gauge:
         self._tally = Tally()
         self._lags: dict[str, int] = {}
         self._starts: dict[str, int] = {}
-        self._batches_of: dict[str, int] = {}  # run of a query → batches that it has finished
-        self._running: set[str] = set()  # runs of queries that have begun and not ended
+        self._batches_of: dict[str, int] = {}  # run of a query → number of finished batches
+        self._running: set[str] = set()  # runs of queries that have started and not ended
         self._spark: SparkSession | None = None
 
     # ── The session ──────────────────────────────────────────────────────────────────────────
@@ -100,7 +100,7 @@ class Gauge:
     def tally(self) -> Tally:
         return self._tally
 
-    # ── What a job may call ──────────────────────────────────────────────────────────────────
+    # ── For jobs ─────────────────────────────────────────────────────────────────────────────
 
     def on_progress(self, callback: Callable[[StreamingQueryProgress], None]) -> None:
         with self._lock:
@@ -108,7 +108,7 @@ class Gauge:
             self._callbacks.append(callback)
 
     def forget_callbacks(self) -> None:
-        """Before a job runs again: it will register them again."""
+        """Remove all callbacks, before the job runs again and registers them again."""
         with self._lock:
             self._callbacks.clear()
 
@@ -137,7 +137,7 @@ class Gauge:
             done.set()
             watcher.join()
 
-    # ── What the listener says ───────────────────────────────────────────────────────────────
+    # ── For the listener ─────────────────────────────────────────────────────────────────────
 
     def batch_done(self, progress: StreamingQueryProgress) -> None:
         run, label = str(progress.runId), progress.name or "query"
@@ -182,8 +182,8 @@ class Gauge:
             self._moved.notify_all()
 
     def settle(self, *, timeout_s: float) -> None:
-        """Until everything that queries have done was heard of: events come a moment later than
-        what they tell of, in order, and the last one tells of a query's end."""
+        """Wait until all events of the queries have arrived. Events arrive with a delay and in
+        order; the last event of a query is its end."""
         with self._moved:
             self._moved.wait_for(lambda: not self._running, timeout_s)
 
@@ -192,7 +192,7 @@ class Gauge:
             return self._batches_of.get(run, 0)
 
     def wait_batch(self, run: str, *, beyond: int, timeout_s: float) -> None:
-        """Until a query has finished more batches than ``beyond``, or the time is up."""
+        """Wait until a query has finished more batches than ``beyond``, or until the timeout."""
         with self._moved:
             self._moved.wait_for(lambda: self._batches_of.get(run, 0) > beyond, timeout_s)
 
@@ -230,13 +230,13 @@ def _finite(rate: float) -> float:
 
 
 def _offsets(progress: StreamingQueryProgress) -> tuple[int, int, int | None]:
-    """Sums over the partitions of all sources: where the batch began, ended, and where the
-    sources end. The last is None unless every source says it."""
+    """Return sums over the partitions of all sources: start and end of the batch, and end of the
+    sources. The last is None unless all sources report it."""
     start = end = latest = 0
     is_known = bool(progress.sources)
     for source in progress.sources:
         end += _total(source.endOffset)
-        # A query's first batch has no start: it began at whatever the source begins with.
+        # The first batch of a query has no start offset; it is estimated from the rows.
         start += _total(source.startOffset) or _total(source.endOffset) - source.numInputRows
         if source.latestOffset in (None, "null"):
             is_known = False
@@ -253,8 +253,8 @@ def _total(offset: str | None) -> int:
 
 
 def _sum_of(value: Any) -> int:
-    """All whole numbers in an offset. What is no offset, a version say, is the same in each and
-    cancels out in differences."""
+    """Return the sum of all integers in an offset. Other numbers, such as a version, are the same
+    in all offsets and cancel out in differences."""
     if isinstance(value, dict):
         return sum(map(_sum_of, value.values()))
     if isinstance(value, list):
@@ -278,7 +278,7 @@ def _watch_tasks(spark: SparkSession, label: str, display: Display, done: thread
         finished = sum(each for each, _ in seen.values())
         total = sum(each for _, each in seen.values())
         if is_last:
-            finished = total  # stages that ended unseen between two looks
+            finished = total  # some stages may have ended since they were last polled
         display.show(Reading(label, done=finished, total=total or None, unit="tasks"))
         if is_last:
             return

@@ -1,8 +1,8 @@
-"""What filters on partition, offset and time leave to be read: whole ranges only.
+"""Narrows the ranges of a read by filters on topic, partition, offset and time.
 
-Nothing is filtered here; Spark evaluates every filter again. A range is cut where the log can tell
-without looking at records: by partition, by offset, and by a least time, since the server knows
-the first record that is so new. (It does not know the last that is so old: times may go back.)
+No records are filtered here; Spark evaluates all filters again. A range is narrowed without reading
+records: by partition, by offset, and by a minimum time, for which the server finds the first record
+that is new enough. (It cannot find the last record before a time, because timestamps may decrease.)
 """
 
 import datetime as dt
@@ -26,7 +26,7 @@ class Bounds:
     time_ms_min: int | None = None
 
     def applied(self, ranges: Sequence[Range], client: KafkaClient) -> list[Range]:
-        """Raises KafkaTrouble."""
+        """Return the narrowed ranges, without empty ones. Raises KafkaTrouble."""
         left = []
         for each in ranges:
             if self.topics is not None and each.place.topic not in self.topics:
@@ -60,7 +60,7 @@ class _Gathered:
 
 
 def bounds_from(filters: "Iterable[Filter]") -> Bounds:
-    """All of the filters hold at once; those that say nothing of ranges are passed over."""
+    """Return the bounds that satisfy all filters. Filters that cannot narrow ranges are ignored."""
     found = _Gathered()
     for each in filters:
         _take(each, found)
@@ -106,9 +106,9 @@ def _take(each: "Filter", found: _Gathered) -> None:
 
 
 def _ms(value: object) -> int | None:
-    """Rounded down: a millisecond too early is harmless, one too late would lose records."""
+    """Round down to milliseconds: too early is safe, too late would lose records."""
     if not isinstance(value, dt.datetime):
         return None
     if value.tzinfo is None:
-        value = value.astimezone()  # how PySpark hands over a time: in the zone of the process
+        value = value.astimezone()  # PySpark passes times in the time zone of the process
     return max(0, int(value.timestamp() * 1_000) - 1)

@@ -1,10 +1,10 @@
-"""Rules of data quality on rows: which fail, and how many.
+"""Checks rows against the rules of data quality, and counts the rows that fail.
 
-Every rule of a topic becomes one column that is true where a row fails, so that all are decided
-in one pass and counted in one aggregation; a rule about repeats adds a sort. A value that is not
-there fails ``not_null`` and nothing else: each fault is counted by one rule.
+Each rule of a topic becomes one column that is true where a row fails, so that all rules are
+checked in one pass and counted in one aggregation; a rule about repeats adds a sort. A missing
+value only fails ``not_null`` and no other rule, so that each fault is counted once.
 
-JSON is opened once for each row, as a variant. A body that is no JSON has no fields.
+JSON is parsed once for each row, as a variant. A body that is not JSON has no fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ _JSON: Final = "__json"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one rule found in one batch."""
+    """The result of one rule in one batch."""
 
     rule: Rule
     checked: int
     failed: int
-    value: float | None = None  # what was measured, where it is not a number of rows
-    sample: str = ""  # partition:offset of the first that failed
+    value: float | None = None  # measured value of a rule that does not count rows
+    sample: str = ""  # partition:offset of the first failure
 
     @property
     def is_ok(self) -> bool:
@@ -39,8 +39,8 @@ class Result:
 def mark(
     rows: "DataFrame", rules: Sequence[Rule], history: "DataFrame | None" = None
 ) -> "DataFrame":
-    """The rows with a column ``fail_N`` for each rule about rows. ``history`` are rows before
-    these, for what must not repeat."""
+    """Add a column ``fail_N`` for each rule about rows. ``history``: earlier rows, for rules about
+    repeats."""
     from pyspark.sql import functions as f
 
     marked = rows.withColumn(_HISTORY, f.lit(False))
@@ -57,7 +57,8 @@ def mark(
 
 
 def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -> list[Result]:
-    """One result for each rule that rows can decide. ``ends``: where earlier batches ended."""
+    """Return a result for each rule about rows or offsets. ``ends``: offsets after earlier
+    batches."""
     from pyspark.sql import functions as f
 
     sums = [f.count("*").alias("rows")]
@@ -76,7 +77,7 @@ def count(marked: "DataFrame", rules: Sequence[Rule], ends: Mapping[int, int]) -
 
 
 def quarantined(marked: "DataFrame", rules: Sequence[Rule]) -> "DataFrame":
-    """Rows to put aside, as they came, with the names of all rules that they fail."""
+    """Return the rows to quarantine, unchanged, with the names of all rules that they fail."""
     from pyspark.sql import functions as f
 
     of_rows = [(n, rule) for n, rule in enumerate(rules) if rule.check in OF_ROWS]
@@ -111,7 +112,7 @@ def _summed(rule: Rule, number: int, parts: Sequence[Any]) -> Result:
 
 
 def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
-    """Offsets that are not there, within the rows and between them and those before."""
+    """Count the missing offsets, within the rows and between them and earlier batches."""
     failed, sample = 0, ""
     for part in sorted(parts, key=lambda each: int(each["partition"])):
         first = ends.get(part["partition"], part["first"])
@@ -126,7 +127,7 @@ def _gaps(rule: Rule, parts: Sequence[Any], ends: Mapping[int, int]) -> Result:
 
 
 def _fails(rule: Rule) -> "Column":
-    """True where a row fails; null where there is nothing to judge."""
+    """Return a column that is true where a row fails, and null where the value is missing."""
     from pyspark.sql import functions as f
 
     match rule.check:
@@ -136,7 +137,7 @@ def _fails(rule: Rule) -> "Column":
             return ~_text(rule.field).rlike(f"^(?:{rule.pattern})$")
         case Check.RANGE:
             number = _text(rule.field).try_cast("double")
-            # What is there and no number is out of any range; NaN is no number.
+            # A value that is not a number is out of range; this includes NaN.
             bad = number.isNull() | f.isnan(number) | _outside(number, rule)
             return _text(rule.field).isNotNull() & bad
         case Check.SIZE:
@@ -201,8 +202,8 @@ def _is_kind(found: "Column", kind: str) -> "Column":
 
 
 def _skewed(rule: Rule) -> "Column":
-    """The time that a record tells, in milliseconds or as text, against the one it has in the
-    log. What is there and no time is skewed."""
+    """Compare the time in a record's field, in milliseconds or as text, with its timestamp in the
+    log. A value that is not a time counts as skewed."""
     from pyspark.sql import functions as f
 
     text = _text(rule.field)

@@ -1,9 +1,9 @@
-"""Archived records to a FIFO queue, with SQS's own SendMessageBatch.
+"""Sends archived records to a FIFO queue with SendMessageBatch of SQS.
 
-A record's key becomes the message group, so that what was in order stays so; its headers become
-attributes. The deduplication id is made of the replay, the partition and the offset: a message that
-is sent again within the queue's window is there once. Only text can be a body; a record that is
-none, or that no message can hold, ends the replay with its place, rather than being left out.
+A record's key becomes the message group, so that order is kept; its headers become attributes. The
+deduplication id consists of replay, partition and offset: the queue drops a message that is sent
+again within its deduplication window. A body must be text; a record that cannot be a message ends
+the replay with an error that names its partition and offset.
 """
 
 import base64
@@ -28,7 +28,7 @@ _PAUSE_S: Final = 0.1
 
 
 class NotSendable(Exception):
-    """A record cannot be a message of this queue, or the queue refused it."""
+    """A record cannot be a message of this queue, or the queue rejected it."""
 
 
 class QueueSender:
@@ -46,7 +46,7 @@ class QueueSender:
             self._queue_url = answer["QueueUrl"]
         for entries in _requests(entry_of(self._way.job, row) for row in rows):
             self._send_all(entries)
-        return False  # the queue drops copies without a word
+        return False  # the queue drops copies without reporting them
 
     def _send_all(self, entries: list[dict[str, Any]]) -> None:
         for attempt in range(_TRIES):
@@ -56,7 +56,7 @@ class QueueSender:
                 return
             if any(each["SenderFault"] for each in failed):
                 raise NotSendable(f"{self._way.topic} refused: {failed[0].get('Message')}")
-            # From the first that failed on: what comes behind must not get in front of it.
+            # Retry from the first failed entry on, to keep the order of later ones.
             first = min(int(each["Id"]) for each in failed)
             entries = [entry for entry in entries if int(entry["Id"]) >= first]
             self._pause.wait(_PAUSE_S * 2**attempt)
@@ -78,7 +78,7 @@ class QueueSender:
 
 
 def entry_of(job: str, row: Sequence[Any]) -> dict[str, Any]:
-    """One record as an entry of SendMessageBatch; raises NotSendable."""
+    """Convert a record to an entry of SendMessageBatch. Raises NotSendable."""
     partition, offset, _, key, value, headers = row
     where = f"partition {partition}, offset {offset}"
     try:
@@ -117,7 +117,7 @@ def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
 
 
 def _requests(entries: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Up to ten at a time, and no more than a request may hold."""
+    """Group entries into requests, within the limits of SQS for entries and bytes."""
     gathered: list[dict[str, Any]] = []
     size = 0
     for entry in entries:

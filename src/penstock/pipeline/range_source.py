@@ -1,16 +1,15 @@
-"""``penstock_ranges``: a stream whose micro-batches say which records they have, and not what is in
-them.
+"""``penstock_ranges``: a stream whose micro-batches contain ranges of offsets instead of records.
 
-Offsets are planned, limited and kept in the checkpoint as by ``format("penstock")``; only what a
-task yields differs: one row for each record, of which the first says from where to where the task
-is to read. A job that makes little of much hands such rows to the function that works records up,
-and fetches them there (``records_in``). Records then go from the socket to their sum within one
-process; the JVM, which would carry each of them twice, counts empty rows for the progress.
+Offsets are planned, limited and kept in the checkpoint as by ``format("penstock")``. Only the rows
+of a task differ: one row for each record, of which the first has the range to read and the others
+are null. A job with much input and little output passes such rows to the function that processes
+records, and fetches the records there (``records_in``). Records then stay in one process; the JVM,
+which would copy each record twice, only counts null rows for the progress.
 
-A batch of fewer partitions than there are cores is shared out among them, if it is worth it.
+A batch with fewer partitions than cores is divided among all cores, if it is large enough.
 """
 
-# ruff: noqa: N802 - the names of methods are Spark's
+# ruff: noqa: N802 - Spark names these methods
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,14 +32,14 @@ if TYPE_CHECKING:
 
 NAME: Final = "penstock_ranges"
 _SCHEMA: Final = pa.schema([("range", pa.string())])
-_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; less is done before a task has begun
-_ROWS_MAX: Final = 1_048_576  # that are told at once, at four bytes each
+_TASK_RECORDS_MIN: Final = 50  # of thousands of rows each; fewer take less time than a task's start
+_ROWS_MAX: Final = 1_048_576  # of one Arrow batch that Spark gets, at four bytes each
 
 Reading = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def range_stream(spark: "SparkSession", options: Mapping[str, str]) -> "DataStreamReader":
-    """For ``load``; the options are those of ``penstock``."""
+    """Return a reader to call ``load`` on. Options are those of ``penstock``."""
     spark.dataSource.register(RangeSource)
     cores = str(spark.sparkContext.defaultParallelism)
     given = {"minPartitions": cores, **options}
@@ -48,7 +47,7 @@ def range_stream(spark: "SparkSession", options: Mapping[str, str]) -> "DataStre
 
 
 def records_in(options: ReadOptions) -> Reading:
-    """What makes records of ranges, in a task; their columns are those of the options."""
+    """Return a function for tasks that reads the records of ranges, with the options' columns."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -60,7 +59,7 @@ def records_in(options: ReadOptions) -> Reading:
 
 
 def as_they_are(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For a frame that holds records already."""
+    """Return the batches of a DataFrame that has records already."""
     yield from batches
 
 

@@ -1,8 +1,8 @@
-"""Which offsets are read by which task: pure arithmetic over partitions.
+"""Divides offsets among tasks. Pure.
 
-Splitting is the Kafka connector's: no more than so many records a task, and at least so many tasks,
-given to partitions by how much they have. So is sharing out a limit: each partition gets the part
-of it that it has of all there is to read.
+Ranges are split as in the Kafka connector, by a maximum of records per task and a minimum number of
+tasks, which partitions get in proportion to their records. A limit is divided among partitions in
+proportion to their records as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,8 @@ def _cut(whole: Range, parts: int) -> list[Range]:
 
 
 def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ...]]:
-    """Neighbours together, as long as they have no more records than that in all: a task costs as
-    much as reading some thousand records, whatever it reads."""
+    """Group neighbouring ranges up to ``records_max`` records in all, because the start of a task
+    costs as much as reading some thousand records."""
     packs: list[tuple[Range, ...]] = []
     room = 0
     for each in ranges:
@@ -65,8 +65,8 @@ def packed(ranges: Sequence[Range], *, records_max: int) -> list[tuple[Range, ..
 def shared_out(
     begins: Mapping[Place, int], ends: Mapping[Place, int], limit: float
 ) -> dict[Place, int]:
-    """Ends that are no more than ``limit`` records away in all. Every partition that has something
-    gets at least one, so that a small one beside a large one is not starved."""
+    """Return ends that are at most ``limit`` records away in all. Each partition with records gets
+    at least one record, so that large partitions do not starve small ones."""
     sizes = {place: max(0, ends[place] - begins[place]) for place in ends}
     total = sum(sizes.values())
     if total <= limit:

@@ -1,27 +1,27 @@
-"""The rate card: what use costs, and the arithmetic of an invoice. Pure; no Spark, no files.
+"""The rate card, and the arithmetic of an invoice. Pure; no Spark, no files.
 
-A card is TOML. Prices are whole millionths of the currency, so no sum depends on how a machine
-rounds; a line is rounded once, half up. A card has versions, each valid from a day on (UTC): use
-is priced by the version of the hour in which it happened.
+A card is TOML. Prices are whole millionths of the currency, so no sum depends on floating-point
+rounding; a line is rounded once, half up. A card has versions, each valid from a day on (UTC):
+usage is priced by the version that was valid in its hour.
 
     currency = "EUR"
 
     [[version]]
     valid_from = 2026-01-01
-    requests_by = "units64k"        # or "requests": what counts as one
+    requests_by = "units64k"        # or "requests": the unit that is counted
     bills_refused = false           # throttled, denied and failed requests
-    free_requests = 1_000_000       # a month and tenant; over all classes
+    free_requests = 1_000_000       # per month and tenant, for all classes together
     free_bytes_out = 1_000_000_000
     bytes_out_micros = 90_000       # for 10^9 bytes
     storage_micros = 23_000         # for 10^9 bytes over one month
     [version.request_micros]        # for a million, by class; "other" is for all the rest
     send = 400_000
     other = 100_000
-    [version.classes]               # which operations a class has
+    [version.classes]               # the operations of each class
     send = ["sqs:SendMessage", "kafka:Write"]
 
-What is free is used up by the classes in alphabetical order, and by earlier versions first: any
-order would do, but it has to be the same each time.
+The free amount is assigned to earlier versions first, and to classes in alphabetical order: any
+order is correct, but it must always be the same.
 """
 
 import datetime
@@ -45,12 +45,12 @@ _VERSION_KEYS: Final = frozenset(
 
 
 class RatesInvalid(Exception):
-    """The card cannot be used; the text says what is wrong with it."""
+    """The card is invalid; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one tenant did with one operation while one version of the card was valid."""
+    """The usage of one operation by one tenant while one version of the card was valid."""
 
     tenant: str
     op: str
@@ -66,7 +66,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of an invoice. ``quantity`` is all that was used, ``free`` what costs nothing."""
+    """One line of an invoice. ``free`` is the part of ``quantity`` that costs nothing."""
 
     item: str  # requests:<class>, bytes_out, storage
     version: int
@@ -97,10 +97,10 @@ class Version:
 @dataclass(frozen=True, slots=True)
 class RateCard:
     currency: str
-    versions: Sequence[Version]  # by the day from which they are valid
+    versions: Sequence[Version]  # sorted by ``valid_from``
 
     def version_at(self, day: datetime.date) -> int:
-        """Index of the version that is valid on a day."""
+        """Return the index of the version that is valid on a day."""
         found = -1
         for number, version in enumerate(self.versions):
             if version.valid_from <= day:
@@ -117,12 +117,12 @@ class RateCard:
 
 
 def lines_of(uses: Iterable[Use], card: RateCard, *, days: int) -> list[Line]:
-    """The lines for one tenant and one month, which has so many days."""
+    """Return the lines of one tenant for one month, which has ``days`` days."""
     by_version: dict[int, list[Use]] = {}
     for use in uses:
         by_version.setdefault(use.version, []).append(use)
     lines: list[Line] = []
-    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of what is free
+    spent = {"requests": 0, "bytes_out": 0, "storage": 0}  # of the free amounts
     for number in sorted(by_version):
         lines += _lines_of_version(by_version[number], card.versions[number], number, spent, days)
     return lines
@@ -168,14 +168,14 @@ def _requests_by_class(
         name = version.class_of(use.op)
         count = use.units64k if version.requests_by == "units64k" else use.requests
         counts[name] = counts.get(name, 0) + count
-        # A refused request is one unit: its body was not taken.
+        # A refused request is one unit: its body was not accepted.
         without = 0 if version.bills_refused else min(use.refused, count)
         refused[name] = refused.get(name, 0) + without
     return counts, refused
 
 
 def _rounded(numerator: int, denominator: int) -> int:
-    """Half up; amounts are never negative."""
+    """Divide and round half up; amounts are never negative."""
     return (2 * numerator + denominator) // (2 * denominator)
 
 

@@ -1,20 +1,20 @@
-"""Which partitions should live elsewhere, so that no node carries far more than the others. Pure
-and deterministic: the same loads give the same plan, to the last id.
+"""Plans moves of partitions, so that no node has far more load than the others. Pure and
+deterministic: the same loads give the same plan, including its id.
 
-Load is a vector (bytes in, bytes out, requests); it is compared as the mean of a partition's shares
-of what all partitions together have, so no unit outweighs another.
+Load is a vector (bytes in, bytes out, requests). A partition's score is the mean of its shares of
+the three totals, so that no unit outweighs another.
 
-**When.** A node is overloaded if it carried more than ``OVER`` times the mean in *every* one of
-the last windows: one burst, or load that wanders from node to node, moves nothing. After a plan
-there is a pause, in which the new placement shows what it is worth.
+**When.** A node is overloaded if its load was more than ``OVER`` times the mean in *each* of the
+last windows: a single burst, or load that moves between nodes, causes no plan. After a plan there
+is a pause, to measure the new placement.
 
-**What.** As long as an overloaded node is above ``GOAL`` times the mean, the largest of its
-partitions that leaves the receiver below the goal goes to the node with the least. A partition that
-alone is more than a node should carry is to be split, and so is one of more than half of that if
-nothing fits. Else the move is taken that leaves giver and receiver with the least. Moves and bytes
-of one plan are bounded: the next plan goes on from there.
+**What.** While an overloaded node is above ``GOAL`` times the mean, it gives the largest partition
+that keeps the receiver, the node with the least load, below the goal. A partition with more load
+than the goal is split; if no partition fits, so is one with more than half of the mean. Otherwise
+the plan has the move that leaves the lowest maximum of giver and receiver. The moves and bytes of a
+plan are limited; the next plan continues.
 
-A plan is advice. Placement looks whether it is still fresh and still true before it moves anything.
+A plan is advice: placement checks that it is still valid before it moves a partition.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from typing import Final
 OVER: Final = 1.2
 GOAL: Final = 1.1
 SPLIT_SHARE: Final = 0.5
-WORTH: Final = 0.005  # of the mean: moving less relieves nobody
+WORTH: Final = 0.005  # of the mean: smaller moves have no effect
 WINDOWS_MIN: Final = 3
 PAUSE_MS: Final = 30 * 60_000
 VALID_MS: Final = 5 * 60_000
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One partition in one window."""
+    """The load and the node of one partition in one window."""
 
     id: PartitionId
     node: str
@@ -75,7 +75,7 @@ class Step:
     partition: int
     source: str
     target: str
-    gain: float  # by how much the busiest node's load over the mean falls
+    gain: float  # decrease of the skew
     cost_bytes: int
     reason: str
 
@@ -106,8 +106,8 @@ def plan(
     moves_max: int = MOVES_MAX,
     bytes_max: int = MOVE_BYTES_MAX,
 ) -> Plan | None:
-    """``windows``: the latest ones, oldest first; where a partition lives is told by the last.
-    ``nodes``: all that could carry something, idle ones too. None: leave everything as it is."""
+    """Return a plan, or None if no move is needed. ``windows``: the latest windows, oldest first;
+    the last one has the current nodes of partitions. ``nodes``: all nodes, including idle ones."""
     everyone = sorted(set(nodes))
     if len(everyone) < 2 or len(windows) < WINDOWS_MIN:
         return None
@@ -135,8 +135,8 @@ def plan(
 
 
 def replay(window: Sequence[Placed], made: Plan) -> list[Placed]:
-    """The window as it would have been with the plan carried out: moved load is elsewhere, a
-    split partition's load is halved and the other half where the plan says."""
+    """Return the window as if the plan had been applied: moved partitions are on their targets, and
+    the load of a split partition is divided equally between its source and its target."""
     by_id = {step.id: step for step in made.steps}
     after: list[Placed] = []
     for placed in window:
@@ -154,7 +154,7 @@ def replay(window: Sequence[Placed], made: Plan) -> list[Placed]:
 
 
 def skew(window: Sequence[Placed], nodes: Iterable[str]) -> float:
-    """The busiest node's load over the mean; 1 is even."""
+    """Return the busiest node's load divided by the mean; 1 is even."""
     everyone = sorted(set(nodes))
     loads = _by_node(window, _scores(window), everyone)
     return _skew(loads)
@@ -251,7 +251,7 @@ class _Draft:
         return self._steps
 
     def _of(self, giver: str) -> list[PartitionId]:
-        """Its partitions that are not in the plan yet and worth it, the largest first."""
+        """Return the giver's partitions worth a move and not in the plan, largest first."""
         least = WORTH * self._mean
         found = [
             partition
@@ -265,7 +265,7 @@ class _Draft:
         return min(others, key=lambda node: (self.loads[node], node))
 
     def _move(self, giver: str) -> bool:
-        """The largest that leaves the receiver below the goal."""
+        """Move the largest partition that keeps the receiver below the goal."""
         receiver = self._receiver(giver)
         room = GOAL * self._mean - self.loads[receiver]
         for partition in self._of(giver):
@@ -275,7 +275,7 @@ class _Draft:
         return False
 
     def _improve(self, giver: str) -> bool:
-        """Where nothing fits: the one that leaves both with the least, if that is less."""
+        """Move the partition that leaves the lowest maximum of both nodes, if that is lower."""
         receiver = self._receiver(giver)
         best, least = None, (1 - WORTH) * self.loads[giver]
         for partition in self._of(giver):
@@ -289,8 +289,8 @@ class _Draft:
         return True
 
     def _split(self, giver: str, *, above: float) -> bool:
-        """The largest, if it is more than ``above`` times what a node should carry: what is there
-        stays, new records go to both."""
+        """Split the largest partition, if its load is more than ``above`` times the mean: existing
+        records stay, new records go to both parts."""
         receiver = self._receiver(giver)
         for partition in self._of(giver)[:1]:
             half = self._scores[partition] / 2

@@ -1,16 +1,12 @@
-"""Where the fields of many records stand: the records of all batches of a chunk at once.
+"""Finds the fields of the records of all batches of a chunk at once.
 
-A record says how long it is, so within a batch they are a chain that can only be followed link by
-link. But each batch is a chain of its own: one step of numpy follows all of them by one record (the
-lock-step walk of ``chains``), and every other field is then read for many records together. No
-object is made for a record.
+``chains`` finds the beginning and the end of each record; then each field is read for many records
+together, without a Python object for each record. Fields are read in blocks of some thousand
+records, because the data of a block stays in the processor's cache.
 
-Fields are read block by block, because what a block of some thousand records needs stays in the
-processor's cache.
-
-Nothing is believed. Everything must add up in the end: chains end exactly where their batch ends,
-fields exactly where their record ends, offsets lie within their batch. If anything does not,
-``Unreadable`` says so for the chunk, and ``decode`` looks for the batch at fault in the slow way.
+The input is not trusted: chains must end exactly where their batch ends, fields exactly where their
+record ends, and offsets must lie within their batch. Otherwise ``Unreadable`` is raised for the
+chunk, and ``decode`` reads the batches one by one to find the invalid one.
 """
 
 from typing import Final, NamedTuple
@@ -30,7 +26,7 @@ _BLOCK: Final = 8_192  # records whose fields are read together
 
 
 class Fields(NamedTuple):
-    """Of each record, in order. A size of −1 is null."""
+    """Columns with one element for each record, in order. A size of −1 is null."""
 
     time_delta: Longs
     offset_delta: Longs
@@ -47,7 +43,7 @@ class Fields(NamedTuple):
 
 
 class HeaderFields(NamedTuple):
-    """Of each header of all records, in order."""
+    """Columns with one element for each header of all records, in order."""
 
     name_at: Longs
     name_size: Longs
@@ -56,8 +52,8 @@ class HeaderFields(NamedTuple):
 
 
 def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: Longs) -> Fields:
-    """Of the records between ``starts`` and ``stops``, one pair for each batch, batch by batch;
-    ``spans`` are the last offset deltas. Raises Unreadable."""
+    """Return the fields of the records between ``starts`` and ``stops``, which have one element for
+    each batch, as ``spans``, the last offset deltas, have. Raises Unreadable."""
     if (counts * RECORD_BYTES_MIN > stops - starts).any():
         raise Unreadable("more records than bytes for them")
     begin, end = walk(data, starts, stops, counts, is_dense=counts == spans + 1)
@@ -78,8 +74,8 @@ def read_fields(data: Bytes, starts: Longs, stops: Longs, counts: Longs, spans: 
 
 
 def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
-    """``begin`` is behind the length of each record."""
-    time_delta, at = read_varints(data, begin + 1)  # behind the attributes, which nobody uses
+    """Return the fields of some records. ``begin``: positions after the lengths of the records."""
+    time_delta, at = read_varints(data, begin + 1)  # after the attributes, which are unused
     offset_delta, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
     value_size, value_at = read_varints(data, key_at + np.maximum(key_size, 0))
@@ -111,7 +107,7 @@ def _read_block(data: Bytes, begin: Longs, end: Longs) -> Fields:
 
 
 def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.bool_]) -> Fields:
-    """Leave out the ``penstock`` header of those of these records that begin with one."""
+    """Remove the ``penstock`` header from the chosen records, where it is the first header."""
     rows = np.flatnonzero(which & (fields.headers_count > 0))
     at = fields.headers_at[rows]
     for number, octet in enumerate(_SYSTEM_NAME):
@@ -132,7 +128,7 @@ def without_system_header(data: Bytes, fields: Fields, which: npt.NDArray[np.boo
 
 
 def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
-    """Walks the headers of all records as ``chains`` does records. Raises Unreadable."""
+    """Return the headers of all records, found as ``chains`` finds records. Raises Unreadable."""
     total = int(fields.headers_count.sum())
     found = HeaderFields(*(np.empty(total, np.int64) for _ in range(4)))
     with_some = np.flatnonzero(fields.headers_count)
@@ -146,7 +142,7 @@ def read_headers(data: Bytes, fields: Fields) -> HeaderFields:
     widths = np.searchsorted(-counts, -np.arange(steps), side="left")
     for step, width in enumerate(widths.tolist()):
         name_size, name_at = read_varints(data, at[:width])
-        # Each size against what is left, before it is added to anything: sums could wrap.
+        # Each size is compared with the rest before it is added: a sum could overflow.
         if (name_size < 0).any() or (name_size > stop[:width] - name_at).any():
             raise Unreadable("headers do not add up to their record")
         value_size, value_at = read_varints(data, name_at + name_size)

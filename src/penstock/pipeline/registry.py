@@ -1,14 +1,14 @@
-"""Which jobs there are, by the command that runs them.
+"""Finds jobs by the command that runs them, and by name.
 
     penstock pipeline run NAME       penstock.pipeline.jobs
     penstock pipeline report NAME    penstock.pipeline.reports
     penstock pipeline verify NAME    penstock.pipeline.verify
     penstock pipeline cluster NAME   penstock.pipeline.cluster
 
-Each of these modules has ``JOBS``, a mapping of names to ``Job``; a line there is all that a new
-job needs, its options are those that it declares itself. Such a module is imported by ``--help``
-and by tab completion: it must not import PySpark before a job runs. A job that is not ours is named
-by where it is, ``package.module:ATTRIBUTE``.
+Each of these modules has ``JOBS``, a mapping of names to ``Job``; a new job only needs a line
+there, and declares its own options. ``--help`` and tab completion import these modules, so they
+must not import PySpark before a job runs. Jobs of other packages are named
+``package.module:ATTRIBUTE``.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ MODULES: Mapping[str, str] = {
 
 
 class NoSuchJob(Exception):
-    """The text is one line for a person."""
+    """The job does not exist. The text is one line for users."""
 
 
 def jobs_of(command: str) -> Mapping[str, Job]:
-    """Empty for a part that this installation is without."""
+    """Return the jobs of a command; none if its module is not installed."""
     module = MODULES[command]
     if find_spec(module) is None:
         return {}

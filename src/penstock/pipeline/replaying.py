@@ -1,17 +1,18 @@
-"""One partition of an archive, sent again: what a task of the job ``replay`` does.
+"""Sends one partition of an archive, in a task of the job ``replay``.
 
-Exactly once over kills, without transactions, so that standard queues can be filled as well. Each
-archived partition has a producer of its own, whose id was kept when the job began, and a **place**:
-the next archived offset, and the sequence number that goes with it. A chunk is one batch with that
-sequence; when it is answered, the place moves on. A task that is killed in between sends the same
-chunk with the same sequence again, and the broker, which remembers a producer's last batches,
-takes it for what it is: a copy. Chunks are cut by count and size alone, so they are the same again.
+Delivery is exactly once even after kills, without transactions, so that the target can also be a
+standard queue. Each archived partition has its own producer, whose id is stored when the job
+starts, and a **position**: the next archived offset, and its sequence number. A chunk is one batch
+with this sequence number; after the reply, the position advances. If a task is killed before that,
+the next task sends the same chunk with the same sequence number, and the broker, which remembers
+the last batches of a producer, drops it as a duplicate. Only count and size limit a chunk, so the
+next task forms the same chunks.
 
-Places are offsets of a consumer group in the cluster, one group for each archived partition: they
-are as durable as what was sent, and tools that show groups show how far a replay is.
+Positions are committed offsets of consumer groups, one group for each archived partition: they are
+as durable as the sent records, and tools that show groups show the progress of a replay.
 
-FIFO queues take no records from Kafka producers; they get messages (``queue_sender.py``) with a
-deduplication id made of job, partition and offset.
+FIFO queues do not accept records from Kafka producers; they get messages (``queue_sender.py``) with
+a deduplication id of job, partition and offset.
 """
 
 import json
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_RECORDS: Final = 1_000
-CHUNK_BYTES: Final = 768 * 1_024  # below the megabyte that a batch may have by default
+CHUNK_BYTES: Final = 768 * 1_024  # less than the default maximum of a batch, 1 MB
 SEQUENCE_MODULO: Final = 1 << 31
 COLUMNS: Final = ("partition", "offset", "timestamp", "key", "value", "headers")
 SYSTEM_HEADER: Final = "penstock"
@@ -42,12 +43,12 @@ _FETCH_ONE_GROUP_MAX: Final = 7
 
 
 class ProgressLost(Exception):
-    """The cluster no longer knows how far a replay was: going on could send records twice."""
+    """The cluster lost the position of a replay: continuing could send records twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From where to where one replay goes; all that a task needs."""
+    """The parameters of one replay that a task needs."""
 
     job: str
     connection: Connection
@@ -55,11 +56,11 @@ class Way:
     partitions: int  # of the target
     rate: float | None  # records a second, of each archived partition
     is_original_time: bool = False
-    now_ms: int = 0  # what records are stamped with otherwise
+    now_ms: int = 0  # timestamp of all records, unless ``is_original_time``
     queue: "QueueAddress | None" = None  # of a FIFO queue
 
     def target_of(self, partition: int) -> Place:
-        """Records of one partition stay in one partition, so their order is kept."""
+        """Return one target partition for each archived partition, so that order is kept."""
         return Place(self.topic, partition % self.partitions)
 
     def group_of(self, partition: int) -> str:
@@ -71,12 +72,12 @@ class QueueAddress:
     endpoint: str
     region: str
     key_id: str
-    secret_file: str  # a path: options and plans are shown, secrets are not
+    secret_file: str  # a path, because plans are logged and must not contain secrets
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far one archived partition is."""
+    """The position of one archived partition."""
 
     next_offset: int
     producer_id: int
@@ -88,11 +89,11 @@ class Standing:
         return replace(self, next_offset=offset + 1, sequence=sequence)
 
 
-# ── Places in the cluster ────────────────────────────────────────────────────────────────────
+# ── Positions in the cluster ─────────────────────────────────────────────────────────────────
 
 
 def read_standing(client: KafkaClient, way: Way, partition: int) -> Standing | None:
-    """None: nothing was ever noted. Raises KafkaTrouble."""
+    """Return the position, or None if none was committed. Raises KafkaTrouble, ProgressLost."""
     from penstock.wire.kafka.generated import offset_fetch as api
 
     place, group = way.target_of(partition), way.group_of(partition)
@@ -143,13 +144,13 @@ def note_standing(client: KafkaClient, way: Way, partition: int, standing: Stand
 
 
 class Sender(Protocol):
-    """Sends one chunk, and tells whether the target says that it had it already."""
+    """Sends one chunk, and returns whether the target reports that it had the chunk already."""
 
     def send(self, partition: int, rows: Sequence[Any], standing: Standing) -> bool: ...
 
 
 def send_again(batches: "Iterable[pa.RecordBatch]", way: Way) -> "Iterator[pa.RecordBatch]":
-    """Rows by partition and in the order of offsets, to the target; a line for each partition."""
+    """Send rows, sorted by partition and offset, and yield a row for each partition."""
     import pyarrow as pa
 
     client = client_for(way.connection)
@@ -192,7 +193,7 @@ def _sender(client: KafkaClient, way: Way) -> Sender:
 
 
 class _Partition:
-    """One archived partition on its way: gathers a chunk, sends it, notes the place."""
+    """One archived partition: collects chunks, sends them, and commits the position."""
 
     def __init__(self, number: int, client: KafkaClient, sender: Sender, way: Way) -> None:
         standing = read_standing(client, way, number)
@@ -242,7 +243,7 @@ class _Partition:
 
 
 class TopicSender:
-    """To a topic or a standard queue, as one idempotent batch."""
+    """Sends a chunk to a topic or a standard queue, as one idempotent batch."""
 
     def __init__(self, client: KafkaClient, way: Way) -> None:
         self._client = client
@@ -275,7 +276,7 @@ class TopicSender:
             base_sequence=standing.sequence,
         )
         place = self._way.target_of(partition)
-        # Only the first chunk of a task can have been sent before: by one that was killed.
+        # Only the first chunk of a task may have been sent before, by a task that was killed.
         end = self._client.offsets({place: LATEST})[place] if self._is_first(partition) else 0
         return self._client.produce({place: batch}, is_repeatable=True)[place] < end
 
@@ -286,5 +287,5 @@ class TopicSender:
 
 
 def _headers(headers: Sequence[Any] | None) -> list[tuple[bytes, bytes | None]]:
-    """All but the one that says which message of a queue a record is: a copy is another one."""
+    """Return all headers but the one with the queue's message id: a copy is another message."""
     return [(h["key"].encode(), h["value"]) for h in headers or () if h["key"] != SYSTEM_HEADER]

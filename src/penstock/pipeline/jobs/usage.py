@@ -1,23 +1,23 @@
-"""Job ``usage``: the facts of ``__usage`` added up by the hour, each counted exactly once.
+"""Job ``usage``: sums the facts of ``__usage`` by hour, and counts each fact exactly once.
 
-    __usage ─► usage_partial ─► usage_hour      which hours are complete, and up to which turn
+    __usage ─► usage_partial ─► usage_hour      complete hours, and the turn at which each closed
                      │       └► usage_hourly    their sums; never changed
-                     ├────────► usage_adjustment  what came for an hour after it was sealed
-                     └─ what cannot be read, and copies ─► usage_reject
+                     ├────────► usage_adjustment  sums that came for an hour after it was sealed
+                     └─ unreadable records and copies ─► usage_reject
 
-**Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, and
-one commit; the total of an hour is the sum of its partials, so there is no state to lose and
-nothing comes too late to be counted. The same commit says which flushes of which node it holds
-(rows of the kind ``flush``): a flush that is there already is a copy and is not counted again, one
-that is missing between two others is an alarm. Each commit takes the next *turn* of the table, and
-its rows carry it: which partials an hour was sealed with is then a comparison of numbers.
+**Partial sums.** A micro-batch becomes sums by hour, tenant, region, resource and operation, in
+one commit. The total of an hour is the sum of its partials, so the job has no state to lose, and
+late facts are always counted. The same commit records the flushes of each node that it contains
+(rows of the kind ``flush``): a flush that is there already is a copy and is not counted again; a
+flush that is missing between two others is reported. Each commit has the next *turn* of the table,
+and its rows carry this number, so a comparison shows which partials an hour was sealed with.
 
-**Sealing.** An hour is complete when every live node has told everything up to its end and some
-grace. Tables are written in an order in which each can be made from those before, and each knows
-how far it is: a job that was killed anywhere goes on from what stands there.
+**Sealing.** An hour is complete when each live node has written all its facts up to the end of the
+hour plus a grace period. Tables are written in an order in which each can be computed from earlier
+ones, and each table records its progress, so a killed job continues from its tables.
 
-Records are fetched, added up (``pipeline/usage_sums.py``) and written (``pipeline/usage_files.py``)
-in one task each; the driver is told of files and flushes, and commits.
+Each task fetches its records, sums them (``pipeline/usage_sums.py``) and writes files
+(``pipeline/usage_files.py``); the driver gets the lists of files and flushes, and commits.
 """
 
 import datetime
@@ -68,9 +68,9 @@ TOPIC: Final = "__usage"
 HOUR, ADJUSTMENT = "usage_hour", "usage_adjustment"
 DAY_MS: Final = 24 * HOUR_MS
 GRACE_MS: Final = 15 * 60_000
-SILENT_MS: Final = DAY_MS  # a node that told nothing for so long keeps no hour open
-SEEN_DAYS: Final = 40  # flushes are remembered for longer than the topic keeps them
-BATCH_BYTES: Final = "256m"  # of records, which hold about twenty rows a kilobyte
+SILENT_MS: Final = DAY_MS  # a node without facts for this time keeps no hour open
+SEEN_DAYS: Final = 40  # of flushes that are remembered; more than the topic's retention
+BATCH_BYTES: Final = "256m"  # of records, with about twenty rows per kilobyte
 INPUT_COLUMNS: Final = "partition,offset,value"
 
 
@@ -78,7 +78,7 @@ INPUT_COLUMNS: Final = "partition,offset,value"
 
 
 def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
-    """Partials that came for an hour after it was sealed, by turn."""
+    """Return the partials that came for an hour after it was sealed, by turn."""
     from pyspark.sql import functions as f
 
     counted = partial.where(f.col("kind").isin(CALLS, STORAGE))
@@ -89,11 +89,10 @@ def adjustments(partial: "DataFrame", hours: "DataFrame") -> "DataFrame":
 
 
 def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> int | None:
-    """The number of the last hour for which every live node has told everything; None: none.
+    """Return the number of the last hour for which each live node has written all facts, or None.
 
-    A node that was silent for a day while others were not is not live. Time is what nodes say:
-    a job that runs later, or again, decides the same.
-    """
+    A node is not live if it wrote no facts for a day while others did. Only the times that nodes
+    report count, so a later or repeated run gets the same result."""
     if not written_at_ms:
         return None
     newest = max(written_at_ms.values())
@@ -105,7 +104,7 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 
 class UsageTables:
-    """What one driver does with the tables; all it remembers it has read from them."""
+    """The driver's work on the tables. Its state is read from the tables."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class UsageTables:
         grace_ms: int = GRACE_MS,
         reading: Reading = as_they_are,
     ) -> None:
-        """``reading``: what makes records of the frames of micro-batches."""
+        """``reading`` converts batches of the source to records."""
         self._spark = spark
         self._lake = lake
         self._reading = reading
@@ -124,7 +123,7 @@ class UsageTables:
         self.app = app
         self.flushes = Flushes()
         self._written_at_ms: dict[str, int] = {}
-        self.ends: dict[int, int] = {}  # partition of __usage: where to go on without a checkpoint
+        self.ends: dict[int, int] = {}  # by partition: where to continue without a checkpoint
         self.rejected = 0
         self._remember()
 
@@ -147,13 +146,13 @@ class UsageTables:
         self.ends[told.partition] = max(told.end_offset, self.ends.get(told.partition, 0))
 
     def add(self, batch: "DataFrame", batch_id: int) -> bool:
-        """One micro-batch; false if the tables had it already."""
+        """Add one micro-batch. Return False if the tables have it already."""
         done = self._lake.version_of(PARTIAL, self.app)
         if done is not None and done >= batch_id:
             return False
         turn = self._lake.table(PARTIAL).turn_of("usage") + 1
         found = self._write(batch, turn)
-        if _overlap(found.told):  # copies of one flush in two tasks: one task sees both
+        if _overlap(found.told):  # two tasks had copies of a flush; a single task finds them
             found.drop(self._lake.path)
             found = self._write(batch.coalesce(1), turn)
         self._commit(found, batch_id, turn)
@@ -169,7 +168,7 @@ class UsageTables:
 
     def _commit(self, found: Written, batch_id: int, turn: int) -> None:
         if found.reject:
-            # Before the sums: when those are there, a second run would take all for copies.
+            # Committed before the sums: after these, a second run takes all flushes for copies.
             table = self._lake.table(REJECT)
             table.ensure_arrow(REJECT_SCHEMA, ())
             table.commit(found.reject, app=self.app, batch_id=batch_id)
@@ -182,7 +181,7 @@ class UsageTables:
         return self._lake.version_of(HOUR, "seal")
 
     def adjust(self) -> int:
-        """Tell apart what came after its hour was sealed; how many rows there were."""
+        """Append the sums that came after their hour was sealed, and return the number of rows."""
         turn = self._lake.table(PARTIAL).turn_of("usage")
         before = self._lake.version_of(ADJUSTMENT, "adjust") or 0
         if turn <= before or not self._lake.exists(HOUR):
@@ -195,7 +194,7 @@ class UsageTables:
         return commit.rows
 
     def seal(self) -> int:
-        """Close the hours that are complete; how many there were."""
+        """Close the complete hours, and return their number."""
         count = self._close_hours()
         last = self.sealed_through()
         done = self._lake.version_of(HOURLY, "seal")
@@ -220,7 +219,7 @@ class UsageTables:
         numbers = range(sealed + 1, last + 1)
         if not numbers:
             return 0
-        # What is late for an hour must be known by its turn, so adjustments up to here are due.
+        # Partials after this turn are late for these hours, so earlier adjustments come first.
         self.adjust()
         turn = self._lake.table(PARTIAL).turn_of("usage")
         rows = pa.table(
@@ -236,7 +235,7 @@ class UsageTables:
 
 
 def _overlap(told: Sequence[Told]) -> bool:
-    """Whether two tasks have the same flush."""
+    """Return whether two tasks have the same flush."""
     found: dict[Name, list[tuple[int, int]]] = {}
     for row in told:
         found.setdefault((row.node, row.incarnation), []).append((row.first_flush, row.last_flush))
@@ -248,7 +247,7 @@ def _overlap(told: Sequence[Told]) -> bool:
 
 
 def _islands(flushes: "DataFrame") -> "DataFrame":
-    """Flushes of many batches as few ranges."""
+    """Merge the flushes of many batches into few ranges."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -266,7 +265,7 @@ def _islands(flushes: "DataFrame") -> "DataFrame":
 
 
 def _through(hours: Table, done: int | None) -> dict[int, int]:
-    """Hours that are closed, behind the one that is done, and with which turn each was."""
+    """Return the closed hours after the hour ``done``, with the turn at which each was closed."""
     where = None
     if done is not None:
         at = datetime.datetime.fromtimestamp(done * 3_600, datetime.UTC)
@@ -292,7 +291,7 @@ def run(context: JobContext) -> None:
         grace_ms=grace_ms_of(context, GRACE_MS),
         reading=records_in(parse_read_options(reading, is_streaming=False)),
     )
-    tables.adjust()  # what a killed run had not come to
+    tables.adjust()  # for a run that was killed before this step
     checkpoint = context.checkpoint_of()
 
     def take(batch: "DataFrame", batch_id: int) -> None:
@@ -319,7 +318,7 @@ def run(context: JobContext) -> None:
 
 
 def _starting(context: JobContext, topic: str, ends: Mapping[int, int], checkpoint: str) -> str:
-    """Where a query without a checkpoint begins: the table is one as well."""
+    """Return the starting offsets of a query; without a checkpoint they come from the table."""
     if not ends or (Path(checkpoint) / "metadata").exists():
         return "earliest"
     with client_of(context) as client:

@@ -1,7 +1,7 @@
-"""The reports of ``penstock pipeline report``. Each is one file with a ``JOB``; this is the list.
+"""The list of the reports of ``penstock pipeline report``. Each is one file with a ``JOB``.
 
-A report's module is imported when the report is asked for: plotting takes a second to load. None of
-them needs Spark: what they show was added up by jobs before, and fits in memory.
+A report's module is imported on first use, because the plotting library takes a second to load.
+Reports do not need Spark: they show sums of earlier jobs, which fit in memory.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Report ``billing``: what each tenant owes and for what, from the invoices of the job ``billing``.
+"""Report ``billing``: the amounts that tenants owe, from the invoices of the job ``billing``.
 
-Of a tenant's month only the last revision counts; those before it stay in the lake. Amounts are
-whole millionths and are added as such: what stands under a table is what stands in it.
+Only the last revision of a tenant's month counts; earlier ones stay in the lake. Amounts are summed
+as whole millionths, so the total of a table is exactly the sum of its rows.
 """
 
 import datetime
@@ -44,8 +44,8 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> tuple[list[Row], list[Row]]:
-    """The last revision of each invoice and its lines, of months that the time touches. Raises
-    JobMisused."""
+    """Return the last revision of each invoice and its lines, for the months that overlap the
+    requested time. Raises JobMisused."""
     require_table(lake, INVOICE, job="billing")
     last: dict[tuple[str, str], Row] = {}
     for row in read(lake, INVOICE, where=_months(since_ms, until_ms)):

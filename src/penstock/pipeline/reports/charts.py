@@ -1,9 +1,9 @@
-"""Plots as SVG text, to stand within a page that may be light or dark.
+"""Draws plots as SVG text, for a page that may be light or dark.
 
-Axes and letters have a colour that stands for none, and become ``currentColor``: the page's own.
-Fills are of middle brightness and can be told apart on both, and by people who see few colours.
-Letters stay letters, in the page's font. A plot is small on purpose: a telephone shows it at
-its own size, and wider screens put several side by side.
+Axes and text are drawn in a placeholder colour, which is replaced by ``currentColor``, the colour
+of the page. Fills have medium brightness, so they are distinguishable on both backgrounds and for
+colour-blind readers. Text stays text, in the page's font. Plots are small: a phone shows one in
+full size, and wider screens show several side by side.
 """
 
 import datetime
@@ -17,19 +17,19 @@ from penstock.pipeline.reports import numbers
 WIDTH_IN, HEIGHT_IN = 4.6, 2.9
 RANKED_MAX: Final = 10
 LINE_STEPS_MIN: Final = 3
-AXIS_STEPS_MIN: Final = 6  # a single hour is a bar among hours, and not as wide as the plot
+AXIS_STEPS_MIN: Final = 6  # so that the bar of a single hour is not as wide as the plot
 NAME_CHARS_MAX: Final = 26
 COLOURS: Final = ("#4c86c6", "#e8833a", "#3f9f77", "#d1568a", "#8a72c9", "#b0913a")
 OTHERS_COLOUR: Final = "#8d9199"
 _DAY_S: Final = 86_400
-_INK: Final = "#010203"  # the colour that stands for the page's own
+_INK: Final = "#010203"  # placeholder for the colour of the page
 _NUMBERS = re.compile(r'(?<=(?:width|eight)=")([\d.]+)pt(?=")')
 
 Times = Sequence[datetime.datetime]
 
 
 def stacked(times: Times, series: Mapping[str, Sequence[float]], *, step_s: float) -> str:
-    """Bars over time, the series on top of one another."""
+    """Draw stacked bars over time."""
     figure, axes = _empty()
     bottom = [0.0] * len(times)
     width = datetime.timedelta(seconds=step_s * 0.86)
@@ -70,7 +70,7 @@ def _beside(
     step_s: float,
     form: Callable[[float], str],
 ) -> str:
-    """Bars side by side: a line through one or two steps shows nothing."""
+    """Draw bars side by side, because a line with one or two points shows nothing."""
     figure, axes = _empty()
     each_s = step_s * 0.86 / max(1, len(series))
     width = datetime.timedelta(seconds=each_s)
@@ -83,7 +83,7 @@ def _beside(
 
 
 def ranking(values: Mapping[str, float], *, form: Callable[[float], str] = numbers.short) -> str:
-    """The largest as bars beside their names; the rest as one."""
+    """Draw the largest values as bars with their names, and the sum of the others as one bar."""
     ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
     shown_max = RANKED_MAX if len(ranked) > RANKED_MAX + 1 else RANKED_MAX + 1
     shown, rest = ranked[:shown_max], ranked[shown_max:]
@@ -106,7 +106,7 @@ def ranking(values: Mapping[str, float], *, form: Callable[[float], str] = numbe
 
 
 def shortened(name: str) -> str:
-    """Both ends of a long name: what tells names apart stands there."""
+    """Keep both ends of a long name, because names differ mostly there."""
     if len(name) <= NAME_CHARS_MAX:
         return name
     half = (NAME_CHARS_MAX - 1) // 2
@@ -131,7 +131,7 @@ def _empty(*, height: float = HEIGHT_IN) -> tuple[Any, Any]:
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": "penstock",  # the same rows give the same page
-        "text.parse_math": False,  # a dollar in a name is a dollar
+        "text.parse_math": False,  # a dollar sign in a name does not start a formula
         "font.family": "sans-serif",
         "font.size": 9,
         **dict.fromkeys(
@@ -179,7 +179,7 @@ def _finish(axes: Any, form: Callable[[float], str], *, is_named: bool) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
     if is_named:
-        # Above the plot and never on it; two columns are what a telephone has room for.
+        # Above the plot, not on it; two columns fit on a phone.
         axes.legend(
             loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, frameon=False, fontsize=8.5,
             handlelength=1.0, handleheight=0.8, borderpad=0.2, columnspacing=1.2,
@@ -201,7 +201,7 @@ def _svg(figure: Any) -> str:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]  # without the head of a document of its own
+    text = text[text.index("<svg") :]  # without the XML declaration and doctype
     text = text.replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)

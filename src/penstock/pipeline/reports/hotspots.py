@@ -1,5 +1,5 @@
-"""Report ``hotspots``: where the load is, how long requests take, who is behind, and what could be
-moved; from the tables of the job ``telemetry``. Without ``--from`` it is about the last day.
+"""Report ``hotspots``: load, durations of requests, lag of groups and advised moves, from the
+tables of the job ``telemetry``. Without ``--from`` the report covers the last day.
 """
 
 import datetime
@@ -23,7 +23,7 @@ from penstock.pipeline.reports.usage import period_of
 from penstock.pipeline.sketch import count_of, merge, percentile
 from penstock.wire.facts import telemetry as facts
 
-METRICS_MAX: Final = 500_000  # rows by the minute that one page looks at
+METRICS_MAX: Final = 500_000  # rows by minute that one page is made from
 CSV_COLUMNS: Final = ("at", "scope", "name", "rate", "share", "z", "reason")
 _HOT: Final = (
     Column("at", "When"),
@@ -106,7 +106,7 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> Found:
 
 
 def _last(lags: Iterable[Row]) -> list[Row]:
-    """Of each group and partition the newest; those in trouble first."""
+    """Return the newest row of each group and partition, sorted by state, worst first."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in lags:
         if not is_bookkeeping_group(row["group"]):
@@ -119,10 +119,9 @@ def _last(lags: Iterable[Row]) -> list[Row]:
 def _timed(rows: Sequence[Row]) -> Row:
     """Return the last row, with ``seconds`` or with ``seconds_min``.
 
-    A row has no seconds if nothing was appended in the minutes before it. While the group stands
-    still its lag grows by a second each second, so an earlier row with seconds tells the lag; if
-    there is none, the lag is at least as old as the first row.
-    """
+    A row has no seconds if nothing was appended in the minutes before it. While the group commits
+    nothing, its lag grows by a second each second, so the lag follows from an earlier row with
+    seconds; if there is none, the lag is at least as old as the first row."""
     last = rows[-1]
     if last["seconds"] is not None:
         return last

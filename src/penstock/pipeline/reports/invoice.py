@@ -1,7 +1,7 @@
 """Report ``invoice``: a document for each tenant and month, to send to the customer.
 
-It has one tenant's lines and nothing of any other tenant. The amounts are those of the report
-``billing``: the last revision counts, and a draft says that it is one.
+A document has the lines of one tenant only. The amounts are those of the report ``billing``: the
+last revision counts, and drafts are marked.
 """
 
 import calendar
@@ -24,7 +24,7 @@ _LINES: Final = (
     Column("price", "Price", is_number=True),
     Column("amount", "Amount", is_number=True),
 )
-_UNBILLED: Final = ("", "*")  # use that belongs to no known tenant has no customer
+_UNBILLED: Final = ("", "*")  # usage of unknown tenants has no customer
 
 Row = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ def _table(lines: Sequence[Row], total: str, currency: str, *, days: int) -> Tab
 
 
 def _kind(item: str, *, days: int) -> tuple[str, Callable[[float], str], str]:
-    """What a line is called, how its quantity is written, and what its price is for."""
+    """Return the name of a line, the format of its quantity, and the unit of its price."""
     if item == "storage":  # counted in byte-minutes, priced by the month
 
         def average(byte_minutes: float) -> str:

@@ -1,4 +1,4 @@
-"""Numbers as people read them. Each has a form for tables; plots use the same."""
+"""Formats numbers for the tables and plots of reports."""
 
 import datetime
 from typing import Final
@@ -12,7 +12,7 @@ def count(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """For the axis of a plot."""
+    """Format a number for the axis of a plot."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"
@@ -28,7 +28,7 @@ def size(value: float) -> str:
 
 
 def money(micros: int, currency: str) -> str:
-    """Whole millionths of a currency; cents, and more digits where they are all there is."""
+    """Format millionths of a currency with two digits, or with six if less than a cent."""
     digits = 2 if abs(micros) >= 10_000 or not micros else 6
     return f"{micros / _MILLION:,.{digits}f} {currency}"
 

@@ -1,8 +1,8 @@
-"""Where a report goes: a page into a file, or its rows as CSV; the options that all share.
+"""Writes a report as a page to a file, or its rows as CSV; and the options of all reports.
 
 In a folder of reports (the working folder, or ``--out DIR``) pages have links to one another, and
-``penstock-reports.html`` lists them. A page that is written to a file of another name has no links:
-it may be mailed, and the others would not be beside it.
+``penstock-reports.html`` lists them. A page that is written to a named file has no links, because
+users may mail it without the others.
 """
 
 import csv
@@ -26,7 +26,7 @@ from penstock.pipeline.reports.page import Link, Page, Section
 PREFIX: Final = "penstock-"
 INVOICE_PREFIX: Final = f"{PREFIX}invoice-"
 INDEX: Final = f"{PREFIX}reports.html"
-PAGES_MAX: Final = 2_000  # that an index lists
+PAGES_MAX: Final = 2_000  # in an index
 _HEAD_CHARACTERS: Final = 1_000
 _TITLE: Final = re.compile(r"<title>(.*?) – (.*?)</title>")
 
@@ -49,7 +49,7 @@ def write(
     rows: Iterable[Mapping[str, Any]],
     columns: Sequence[str],
 ) -> None:
-    """As the options of the command say. CSV goes to the standard output if no file is named."""
+    """Write the page, or with ``--csv`` the rows, which go to standard output without ``--out``."""
     out = context.arguments.get("out")
     if not context.arguments.get("is_csv"):
         write_pages(context, {name: page})
@@ -89,8 +89,8 @@ def write_pages(context: JobContext, pages: Mapping[str, Page]) -> None:
 
 
 def _links(folder: Path, *, but: str) -> list[Link]:
-    """To the index and to the reports beside a page. The index lists invoices; they have no links
-    themselves, since they go to customers."""
+    """Return a page's links to the index and to other reports. Only the index links to invoices,
+    and invoices have no links, because they are sent to customers."""
     if but.startswith(INVOICE_PREFIX):
         return []
     there = [(title, file) for file, (title, _) in _known(folder).items() if file != but]
@@ -111,7 +111,7 @@ def _index(folder: Path) -> Page:
 
 
 def _known(folder: Path) -> dict[str, tuple[str, str]]:
-    """Title and period of each page in a folder, by the name of its file."""
+    """Return title and period of each page in a folder, by the name of its file."""
     found = {}
     for path in sorted(folder.glob(f"{PREFIX}*.html"))[:PAGES_MAX]:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -140,14 +140,14 @@ def _csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    # A spreadsheet would take these for formulas, and names are chosen by others.
+    # A spreadsheet would run these as formulas, and tenants choose the names.
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value
 
 
 def _replace(target: Path, text: str) -> None:
-    """In full or not at all: somebody may be looking at the one before."""
+    """Replace a file atomically, because a user may be reading the old one."""
     handle, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

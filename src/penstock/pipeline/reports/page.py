@@ -1,8 +1,8 @@
-"""One page that needs nothing beside it: style and plots stand in it, nothing is fetched, nothing
-runs. It follows the reader's choice of light or dark, fits a telephone, and prints. On a telephone
-each row of a table becomes a card, so that no column is outside of the screen.
+"""A self-contained HTML page: style and plots are inline, and there are no scripts or requests. The
+page supports light and dark mode, phones and printing. On a phone each row of a table becomes a
+card, so that all columns are visible.
 
-All text of others, names of queues above all, goes through ``html.escape`` here and nowhere else.
+All text, especially names of queues, which users choose, is escaped by ``html.escape`` only here.
 """
 
 import datetime
@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from penstock import __version__
 
-SHORT_MAX: Final = 24  # characters of a cell that stay on one line: an id, an operation, a time
-ROWS_MAX: Final = 200  # of a table; the rest is summed up in its last row, and whole in the CSV
+SHORT_MAX: Final = 24  # characters of a cell that is not wrapped: an id, an operation, a time
+ROWS_MAX: Final = 200  # of a table; its last row counts the others, and the CSV has all
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells are text that is meant to be read. ``totals`` stand below, ``left_out`` rows are
-    somewhere else."""
+    """A table of formatted text, with ``totals`` below. ``left_out``: number of rows that are only
+    in the CSV."""
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, str]]
@@ -45,7 +45,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """To another page in the same folder."""
+    """A link to another page in the same folder."""
 
     text: str
     file: str
@@ -57,14 +57,14 @@ class Section:
     plots: Sequence[Plot] = ()
     table: Table | None = None
     note: str = ""
-    links: Sequence[tuple[Link, str]] = ()  # and a word about each
+    links: Sequence[tuple[Link, str]] = ()  # with a description
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     title: str
     period: str
-    tiles: Sequence[tuple[str, str]]  # what, how much
+    tiles: Sequence[tuple[str, str]]  # name, value
     sections: Sequence[Section]
     notes: Sequence[str] = ()
 
@@ -151,7 +151,7 @@ def _cell(tag: str, column: Column, text: str) -> str:
     kind = ' class="n"' if column.is_number else ""
     if not column.is_number and len(text) <= SHORT_MAX:
         kind = ' class="s"'
-    # On a telephone, where there is no row of headings, each cell names its column.
+    # On a phone there is no header row, so each cell shows the name of its column.
     label = f' data-label="{html.escape(column.title, quote=True)}"' if tag == "td" else ""
     return f"<{tag}{kind}{label}>{html.escape(text)}</{tag}>"
 

@@ -1,5 +1,5 @@
-"""Rows of the lake for reports, read with PyArrow: files are chosen by their statistics, read batch
-by batch and added up as they come, so memory holds sums and not rows."""
+"""Reads rows of the lake for reports with PyArrow. Files are chosen by their statistics and read
+batch by batch; sums are computed while reading, so memory holds sums and not rows."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ DAY_MS: Final = 86_400_000
 
 
 def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
-    """A condition on a time column, with one on the partitions by ``date`` beside it; None: all."""
+    """Return a condition on a time column and on the partition column ``date``; None: all rows."""
     condition = None
     for at_ms, is_since in ((since_ms, True), (until_ms, False)):
         if at_ms is None:
@@ -34,14 +34,14 @@ def times(column: str, since_ms: int | None, until_ms: int | None) -> Any:
 
 
 def both(one: Any, other: Any) -> Any:
-    """Two conditions, either of which may be missing."""
+    """Return the conjunction of two conditions, either of which may be None."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
 
 
 def rows(lake: Lake, table: str, *, where: Any = None, rows_max: int = 100_000) -> list[Any]:
-    """All columns of a small table; refuses one that is not small."""
+    """Return all columns of a table. Raises JobMisused if there are more than ``rows_max`` rows."""
     dataset = _dataset(lake, table)
     found: list[Any] = []
     for batch in dataset.to_batches(filter=where):
@@ -63,7 +63,7 @@ def summed(
     where: Any = None,
     truncate: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Sums by keys. ``truncate``: a time among the keys, to the hour or day."""
+    """Return sums by keys. ``truncate``: unit (hour, day) to which a time key is rounded down."""
     waiting: list[pa.Table] = []
     count = 0
     for batch in _dataset(lake, table).to_batches(columns=[*keys, *sums], filter=where):

@@ -1,5 +1,5 @@
-"""Rows with a time to series for a plot: steps that leave no gap and are not too many, the largest
-names each on its own and all others as one. Pure."""
+"""Converts rows with a time to series for a plot: with a limited number of steps, without gaps, and
+with one series for each of the largest names and one for all others. Pure."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from penstock.pipeline.reports.charts import COLOURS
 
 OTHERS: Final = "others"
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
-# How many steps of a length a plot has room for; the last one takes what there is.
+# Maximum number of steps of each length in a plot; days are not limited.
 _ROOM: Final = ((MINUTE_S, 180), (HOUR_S, 96), (DAY_S, 1 << 30))
 _UNITS: Final[Mapping[int, str]] = {MINUTE_S: "a minute", HOUR_S: "an hour", DAY_S: "a day"}
 
@@ -37,8 +37,8 @@ def over_time(
     step_s_min: int,
     series_max: int = len(COLOURS),
 ) -> Series:
-    """Of at least one row. ``at`` is the column of the time; steps are no shorter than
-    ``step_s_min``."""
+    """Return the series of at least one row. ``at``: the time column. ``step_s_min``: the length of
+    the shortest step."""
     seconds = [int(row[at].timestamp()) for row in rows]
     for step_s, room in _ROOM:
         first = min(seconds) // step_s

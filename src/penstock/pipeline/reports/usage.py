@@ -1,7 +1,7 @@
-"""Report ``usage``: who used what and when, from the sums of the job ``usage``.
+"""Report ``usage``: the usage of tenants over time, from the sums of the job ``usage``.
 
-All of it comes from ``usage_partial``, whose rows are everything that was counted, once: hours that
-are sealed, hours that are open, and what came late.
+The report only reads ``usage_partial``, which contains all usage once: that of sealed hours, of
+open hours, and late additions.
 """
 
 import datetime
@@ -45,7 +45,7 @@ Row = Mapping[str, Any]
 
 
 def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict[str, Any]]:
-    """Sums by hour, tenant, resource and operation. Raises JobMisused."""
+    """Return sums by hour, tenant, resource and operation. Raises JobMisused."""
     import pyarrow.compute as pc
 
     require_table(lake, PARTIAL, job="usage")
@@ -60,7 +60,7 @@ def collect(lake: Lake, since_ms: int | None, until_ms: int | None) -> list[dict
 
 
 def by_key(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Without the hours, the largest first."""
+    """Return sums over all hours, most requests first."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple(row[name] for name in _KEYS)
