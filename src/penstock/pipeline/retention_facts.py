@@ -1,9 +1,9 @@
-"""What a server says that a retention plan needs: where logs begin and end, how large they are, who
-has read how far, and which topics cannot be cut.
+"""Collects from the server the facts that a retention plan needs: start, end and size of logs,
+offsets of readers, and topics from which no records can be deleted.
 
-Kafka's API knows no segments. A log is therefore cut into stretches where a decision can change:
-at the offset that is as old as the policy keeps, and where each cursor and the archive stand. The
-bytes of a stretch are its share of the log by offsets, an estimate.
+Kafka's API has no segments. A log is therefore divided into stretches at the offsets where a
+decision can change: the first record that the policy keeps by age, and the offsets of each cursor
+and of the archive. The bytes of a stretch are estimated by its share of the log's offsets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from penstock.wire.kafka.faults import ErrorCode
 
 _OFFSET_FETCH, _LIST_GROUPS, _DELETE_RECORDS = 9, 16, 21
 _DESCRIBE_CONFIGS, _DESCRIBE_LOG_DIRS, _DESCRIBE_SHARE_OFFSETS = 32, 35, 90
-_ONE_GROUP_MAX: Final = 7  # newer requests ask for several groups
-_TOPIC: Final = 2  # a kind of resource that has configs
+_ONE_GROUP_MAX: Final = 7  # newer requests name several groups
+_TOPIC: Final = 2  # resource type in config requests
 _SHARE: Final = "share"
 A_QUEUE: Final = "a queue: it drops what its consumers are done with by itself"
 COMPACTED: Final = "compacted: nothing is deleted from its front"
@@ -40,7 +40,8 @@ def gather(
     archived: Mapping[Place, int],
     acked: Mapping[Place, Mapping[str, int]],
 ) -> Facts:
-    """``acked``: what cursors need that the server does not tell of. Raises KafkaTrouble."""
+    """Collect the facts. ``acked``: first offsets needed by cursors that the server does not know.
+    Raises KafkaTrouble."""
     places = _places(client, policies)
     needs = _joined(_committed(client, places), acked)
     firsts = client.offsets(dict.fromkeys(places, EARLIEST)) if places else {}
@@ -51,7 +52,7 @@ def gather(
     segments: list[Segment] = []
     for place in places:
         first, end = firsts[place], ends[place]
-        old_end = end if young[place] < 0 else young[place]  # -1: nothing is so young
+        old_end = end if young[place] < 0 else young[place]  # -1: all records are older
         edges = {old_end, archived.get(place, 0), *needs.get(place, {}).values()}
         edges |= {hold.from_offset for hold in holds if hold.speaks_of(place.topic)}
         cut = sorted({first, end, *(edge for edge in edges if first < edge < end)})
@@ -64,7 +65,7 @@ def gather(
 
 
 def _places(client: KafkaClient, policies: Sequence[Policy]) -> list[Place]:
-    """Of topics that a policy speaks of; never those of the node itself."""
+    """Return the partitions of topics that have a policy, without internal topics."""
     found = []
     for topic in client.retried(client.metadata).topics:
         is_ours = not topic.is_internal and not topic.name.startswith("__")
@@ -80,7 +81,7 @@ def _keep_s(policies: Sequence[Policy], topic: str) -> int:
 def _joined(
     one: Mapping[Place, Mapping[str, int]], other: Mapping[Place, Mapping[str, int]]
 ) -> dict[Place, dict[str, int]]:
-    """The lower of both, where both know a cursor."""
+    """Merge the needs; if both have a cursor, the lower offset counts."""
     found = {place: dict(needs) for place, needs in one.items()}
     for place, needs in other.items():
         into = found.setdefault(place, {})
@@ -89,7 +90,7 @@ def _joined(
     return found
 
 
-# ── Who has read how far ─────────────────────────────────────────────────────────────────────────
+# ── Offsets of readers ───────────────────────────────────────────────────────────────────────────
 
 
 def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict[str, int]]:
@@ -98,7 +99,7 @@ def _committed(client: KafkaClient, places: Sequence[Place]) -> dict[Place, dict
         offsets = _share_starts(client, name) if kind == _SHARE else _group_offsets(client, name)
         topics = {place.topic for place in offsets}
         for place in places:
-            if place.topic in topics:  # partitions it has not come to are needed from the start
+            if place.topic in topics:  # a partition without a committed offset is needed from 0
                 needs.setdefault(place, {})[name] = offsets.get(place, 0)
     return needs
 
@@ -147,7 +148,7 @@ def _share_starts(client: KafkaClient, group: str) -> dict[Place, int]:
         for topic in each.topics:
             for part in topic.partitions:
                 _check(part.error_code, f"group {group}")
-                # Before its first record a share group has no start: then it needs everything.
+                # A share group has no start before its first record: then it needs all records.
                 found[Place(topic.topic_name, part.partition_index)] = max(0, part.start_offset)
     return found
 
@@ -191,8 +192,8 @@ def _uncuttable(client: KafkaClient, topics: Sequence[str]) -> dict[str, str]:
 
 
 def delete_records(client: KafkaClient, cuts: Mapping[Place, int]) -> dict[Place, str]:
-    """Have everything below these offsets deleted; for each partition what the server says: empty
-    when it is done. It checks for itself whether the topic may be cut there."""
+    """Delete all records below these offsets. Return for each partition the server's error, or ""
+    for success. The server itself checks whether records of the topic may be deleted."""
     from penstock.wire.kafka.generated import delete_records as api
 
     def request(places: Sequence[Place]) -> Any:

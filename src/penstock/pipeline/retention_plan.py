@@ -1,21 +1,20 @@
-"""What may be deleted, and why the rest may not: a pure decision over stretches of logs.
+"""Decides which stretches of logs can be deleted, and the reason to keep each of the others. Pure.
 
-A stretch goes when everything in it is done with. It stays, whatever else holds, when
+A stretch is kept if any of these is true:
 
-- no policy speaks of its topic, or the topic cannot be cut (a queue, a compacted one);
-- it is held;
-- it has records younger than its policy keeps them;
-- the archive is required and does not have it yet;
-- a cursor still needs something of it, or nobody is known to read the topic and the policy does
-  not say that nobody does;
-- it is behind one that stays: a log has no holes.
+- its topic has no policy, or records cannot be deleted from it (a queue, a compacted topic);
+- a hold covers the stretch;
+- the stretch has records younger than its policy's age;
+- the policy requires the archive, which does not have the stretch yet;
+- a cursor still needs a record of the stretch; or the topic has no known reader, and the policy
+  does not state that it has none;
+- an earlier stretch is kept: a log has no holes.
 
-What a cursor needs is the first offset that it is not done with. For a consumer group that is what
-it has committed; for leases it is where the acknowledged records from its start on end, which
-``acked_floor`` finds in any heap of ranges. A group that has read one partition of a topic needs
-all of the others: it may just not have come to them.
+A cursor needs all records from the first that it has not finished: for a consumer group this is its
+committed offset, for leases the first offset without an ack (``acked_floor``). A group that has
+read one partition of a topic needs all others, which it may read later.
 
-A plan is a hint. Whoever carries it out asks for the facts again, and so does the server.
+A plan is advice. The job collects the facts again before it deletes, and the server checks too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,12 +32,12 @@ KEEP: Final = "keep"
 
 
 class PoliciesInvalid(Exception):
-    """One line: which table, and what is wrong with it."""
+    """A policy is invalid. The text is one line with the table and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a log that goes or stays as a whole: offsets from ``base`` up to ``end``."""
+    """A stretch of a log that is deleted or kept as a whole: offsets from ``base`` to ``end``."""
 
     place: Place
     base: int
@@ -51,7 +50,7 @@ class Segment:
 class Policy:
     topics: str  # a name, or a pattern with * and ?
     keep_s: int
-    groups: tuple[str, ...] | None = None  # None: whoever reads it; empty: nobody does
+    groups: tuple[str, ...] | None = None  # None: any reader; empty: the topic has no readers
     is_archive_required: bool = True
 
     def speaks_of(self, topic: str) -> bool:
@@ -74,12 +73,12 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How things stand at one moment."""
+    """The state of logs and readers at one moment."""
 
     segments: Sequence[Segment]
     needs: Mapping[Place, Mapping[str, int]] = field(default_factory=dict)  # cursor: first offset
     archived: Mapping[Place, int] = field(default_factory=dict)  # the archive's end
-    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: why
+    uncuttable: Mapping[str, str] = field(default_factory=dict)  # topic: reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ class Decision:
 def plan(
     facts: Facts, policies: Sequence[Policy], holds: Sequence[Hold], *, now_ms: int
 ) -> list[Decision]:
-    """One decision for each segment. The first policy that speaks of a topic is its policy."""
+    """Return one decision for each segment. A topic's policy is the first that matches its name."""
     made: list[Decision] = []
     ordered = sorted(facts.segments, key=lambda each: (each.place, each.base))
     for place, segments in groupby(ordered, key=lambda each: each.place):
@@ -112,7 +111,7 @@ def plan(
 
 
 def cuts(decisions: Iterable[Decision]) -> dict[Place, int]:
-    """For each partition that loses something: the first offset to remain."""
+    """Return the first offset to keep, for each partition with records to delete."""
     found: dict[Place, int] = {}
     for each in decisions:
         if each.action == DELETE:
@@ -129,7 +128,7 @@ def _stays(
     *,
     now_ms: int,
 ) -> str:
-    """Why; empty: nothing keeps it."""
+    """Return the reason to keep a segment, or "" if there is none."""
     place = segment.place
     if policy is None:
         return "no policy"
@@ -147,7 +146,7 @@ def _stays(
 def _needed(segment: Segment, policy: Policy, needs: Mapping[str, int]) -> str:
     if policy.groups is None and not needs:
         return "nobody is known to read it"
-    # Those that the policy names must have been there; whoever else reads is heard as well.
+    # Groups that the policy names must have committed; all other readers count as well.
     for name in sorted({*(policy.groups or ()), *needs}):
         if needs.get(name, 0) < segment.end:
             return f"needed by {name}"
@@ -155,8 +154,8 @@ def _needed(segment: Segment, policy: Policy, needs: Mapping[str, int]) -> str:
 
 
 def acked_floor(ranges: Iterable[tuple[int, int]], start: int) -> int:
-    """The first offset from ``start`` on that no range (first, last) has. Ranges come in any order,
-    overlap and repeat."""
+    """Return the first offset from ``start`` on that is in no range (first, last). Ranges may be
+    unordered, overlap and repeat."""
     floor = start
     for first, last in sorted(ranges):
         if first > floor:
@@ -166,7 +165,7 @@ def acked_floor(ranges: Iterable[tuple[int, int]], start: int) -> int:
 
 
 def savings(decisions: Iterable[Decision]) -> dict[str, int]:
-    """Bytes to be freed, by topic."""
+    """Return the bytes to be freed, by topic."""
     freed: dict[str, int] = {}
     for each in decisions:
         if each.action == DELETE:
@@ -175,7 +174,7 @@ def savings(decisions: Iterable[Decision]) -> dict[str, int]:
     return freed
 
 
-# ── Policies as they are written ─────────────────────────────────────────────────────────────────
+# ── Parsing of policies ──────────────────────────────────────────────────────────────────────────
 
 
 def read_policies(path: str | Path) -> tuple[list[Policy], list[Hold]]:

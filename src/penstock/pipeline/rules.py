@@ -1,4 +1,4 @@
-"""Rules of data quality, as they are written: TOML in, checked values out.
+"""Parses the rules of data quality from TOML.
 
     [[rule]]
     topic = "orders"
@@ -6,10 +6,10 @@
     field = "amount"             # key, value, header:NAME, or a path into a JSON body: customer.id
     min = 0
     on_fail = "quarantine"       # alert (default), quarantine, stop
-    allowed = 0                  # so many failures are no failure
+    allowed = 0                  # number of failures that are accepted
 
-A rule says nothing of how it is evaluated (``quality_checks.py``). Mistakes are found here, all of
-one file before anything runs, each told with the rule that has it. Pure but for ``read_rules``.
+``quality_checks.py`` evaluates rules. A mistake in any rule of a file is reported here, with the
+number of the rule, before any rule runs. Pure, except ``read_rules``.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ DAY_S: Final = 86_400
 
 
 class RulesInvalid(Exception):
-    """One line: which rule, and what is wrong with it."""
+    """A rule is invalid. The text is one line with the rule and the reason."""
 
 
 class Check(StrEnum):
@@ -45,21 +45,21 @@ class Check(StrEnum):
     VOLUME = "volume"
 
 
-# Decided row by row; the others look at a topic as a whole.
+# Checked row by row; the other rules check a topic as a whole.
 OF_ROWS: Final = frozenset(
     (Check.NOT_NULL, Check.UNIQUE, Check.RANGE, Check.REGEX, Check.SIZE, Check.JSON, Check.SKEW)
 )
 
 
 class OnFail(StrEnum):
-    ALERT = "alert"  # the run ends with an exit code that says so
-    QUARANTINE = "quarantine"  # failing rows are put aside
-    STOP = "stop"  # the run ends before the batch counts as done
+    ALERT = "alert"  # the run fails with a specific exit code
+    QUARANTINE = "quarantine"  # failing rows go to a separate table
+    STOP = "stop"  # the run ends before the batch is committed
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a value is found. Exactly one is set; neither: the whole key or value."""
+    """The location of a value: a whole key or value, a header, or a path in JSON; one is set."""
 
     column: str = "value"
     header: str = ""

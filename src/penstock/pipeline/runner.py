@@ -1,15 +1,15 @@
 """Runs one job in this process, from its claim on the checkpoint folder to its last status.
 
     claim ─► log ─► session ─► job.run ──► done
-                       ▲          ├──► Stopped      a signal: the batch under way was finished
-                       └── pause ─┤    transient    again from the same checkpoint, so many times
-                                  └──► failed       anything else
+                       ▲          ├──► Stopped      a signal: the current batch was finished
+                       └── pause ─┤    transient    retried from the same checkpoint, with a limit
+                                  └──► failed       any other error
 
-A stream is stopped between two batches: Spark's own ``stop`` would throw away the one under way.
-The first signal asks for that, the second ends the process at once; nothing is lost either way,
-since what was not committed is done again by the next run. A signal only becomes a byte in a pipe,
-and not by a handler in Python: that would wait for the main thread, which waits for Spark, unless
-the signal happened to meet that one; and it may interrupt any line, also one that holds a lock.
+A stream is stopped between two batches, because Spark's ``stop`` would discard the current one. The
+first signal requests this, the second ends the process at once; no data is lost, because the next
+run repeats what was not committed. Signals are read from a pipe (``set_wakeup_fd``), not handled in
+Python: a handler runs in the main thread, which usually waits for Spark, and it could interrupt any
+line, even one that holds a lock.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from penstock.pipeline.transient import is_transient, reason_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RESTARTS_MAX = 5  # in a row, without one batch finished in between
+RESTARTS_MAX = 5  # consecutive, without a finished batch between them
 _PAUSE_S, _PAUSE_S_MAX = 1.0, 30.0
-_DRAIN_S_MAX = 300.0  # for the batch under way; after that it is cut off and done again next time
+_DRAIN_S_MAX = 300.0  # for the current batch; after that it is discarded, and repeated next time
 _SETTLE_S_MAX = 5.0
 _LOOK_S = 0.1
-_STATUS_S_MIN = 0.5  # between two writings of the status
+_STATUS_S_MIN = 0.5  # between two writes of the status
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """All that somebody says who wants a job to run."""
+    """A request to run a job, with all its parameters."""
 
     job: Job
     server: str
     lake: Path
-    checkpoints: Path  # the job's folder is below
+    checkpoints: Path  # contains the job's folder
     mode: Mode = Mode.ONCE
     trigger_s: int = TRIGGER_S_DEFAULT
     since_ms: int | None = None
@@ -82,7 +82,7 @@ class Wish:
 
     @property
     def name(self) -> str:
-        """The folder below ``checkpoints``, and the name that ``pipeline logs`` takes."""
+        """The name of the folder in ``checkpoints``, and the argument of ``pipeline logs``."""
         return self.job.name if self.kind is Kind.JOB else f"{self.kind}-{self.job.name}"
 
     @property
@@ -94,10 +94,10 @@ class Wish:
 class Ending:
     state: State
     tally: Tally
-    signal: int | None = None  # what stopped it
+    signal: int | None = None  # that stopped the job
     error: Exception | None = None
     reason: str = ""
-    is_transient: bool = False  # it might have passed, had it been tried for longer
+    is_transient: bool = False  # more retries might have succeeded
 
 
 def run_job(
@@ -106,9 +106,9 @@ def run_job(
     *,
     show: Callable[[Iterable[Mapping[str, Any]]], None],
 ) -> Ending:
-    """Raises JobMisused, KafkaTrouble, JobRunning, JavaMissing, SessionFailed before the job has
-    begun; what goes wrong later is in the ending. Meanwhile ``sys.stderr`` is the job's log: a
-    display that draws there has to have taken hold of it before."""
+    """Run a job to its end. Meanwhile ``sys.stderr`` is the job's log; a display that draws to the
+    original stderr must have saved it before. Raises JobMisused, KafkaTrouble, JobRunning,
+    JavaMissing, SessionFailed before the job starts; the ending contains later errors."""
     if wish.job.check is not None:
         wish.job.check(_context(wish))
     claim = Claim(wish.folder)
@@ -122,7 +122,7 @@ def run_job(
 
 
 def _context(wish: Wish, **rest: Any) -> JobContext:
-    """``rest``: what only a job that runs has, such as its session."""
+    """Make a context. ``rest``: fields that only a running job has, such as its session."""
     nothing: Any = None
     return JobContext(
         **{"spark": nothing, "progress": nothing, **rest},
@@ -190,7 +190,7 @@ class _Run:
                 try:
                     self._run_once()
                 finally:
-                    if jvm_pid() is not None:  # a dead one tells nothing any more
+                    if jvm_pid() is not None:  # a dead JVM sends no more events
                         self.gauge.settle(timeout_s=_SETTLE_S_MAX)
             except Stopped:
                 return self._stopped()
@@ -200,7 +200,7 @@ class _Run:
                 if self.stopper.signal is not None:
                     return self._stopped()
                 if self._spark is None and self._wish.job.needs_spark and not self._restarts:
-                    raise  # no session: the job has not begun
+                    raise  # no session: the job has not started
                 reason = reason_of(error, characters_max=ERROR_CHARACTERS_MAX)
                 is_passing = is_transient(error)
                 in_a_row = 1 if self.gauge.tally.batches > batches_before else in_a_row + 1
@@ -248,7 +248,7 @@ class _Run:
 
     def _session(self) -> SparkSession:
         if self._spark is not None and jvm_pid() is None:
-            self._close()  # the JVM has ended: this attempt needs a new one
+            self._close()  # the JVM has ended, and this attempt needs a new one
         if self._spark is None:
             wish = self._wish
             self._spark = open_session(
@@ -270,7 +270,7 @@ class _Run:
     # ── Stopping, called by the stopper's threads ────────────────────────────────────────────
 
     def drain(self, is_over: threading.Event) -> None:
-        """Until the job has ended: let each query finish the batch under way, then stop it."""
+        """Let each query finish its current batch and stop it, until the job has ended."""
         self._enter(State.STOPPING)
         self.gauge.note("stopping after the batch under way; once more ends it at once")
         while not is_over.wait(_LOOK_S):
@@ -285,7 +285,7 @@ class _Run:
                 if not active and not self._wish.job.is_draining:
                     spark.sparkContext.cancelAllJobs()
             except Exception as error:
-                # The session is closing under our hands, or gone: then there is nothing to stop.
+                # The session is closing or closed, so there is nothing to stop.
                 self._log.line(f"while stopping: {reason_of(error, characters_max=500)}")
 
     def _finish_batch(self, query: Any) -> None:
@@ -341,11 +341,11 @@ class _Run:
             try:
                 write_status(self._wish.folder, status)
             except OSError as error:
-                self._log.line(f"cannot write the status: {error}")  # the job goes on
+                self._log.line(f"cannot write the status: {error}")  # the job continues
 
 
 class Stopper:
-    """Turns signals into an orderly end, and a second one into an end."""
+    """Stops the job in order after the first signal, and at once after the second."""
 
     def __init__(self, run: _Run) -> None:
         self.stopping = threading.Event()
@@ -353,7 +353,7 @@ class Stopper:
         self._run = run
         self._is_over = threading.Event()
         self._reader, self.writer = os.pipe()  # the number of each signal, as a byte
-        os.set_blocking(self.writer, False)  # as is asked of a descriptor for signals
+        os.set_blocking(self.writer, False)  # required by signal.set_wakeup_fd
         self._thread = threading.Thread(target=self._listen, name="stopper", daemon=True)
 
     def start(self) -> None:
@@ -368,7 +368,7 @@ class Stopper:
     def _listen(self) -> None:
         while heard := os.read(self._reader, 1):
             if heard[0] not in SIGNALS:
-                continue  # one that somebody else handles
+                continue  # a signal with another handler
             if self.signal is not None:
                 self._run.end_at_once(heard[0])
             self.signal = heard[0]
@@ -380,7 +380,7 @@ class Stopper:
 
 @contextlib.contextmanager
 def _signals(stopper: Stopper) -> Iterator[None]:
-    """Only the main thread hears signals; elsewhere whoever runs the job handles them."""
+    """Pass signals to the stopper, only in the main thread; elsewhere the caller handles them."""
     stopper.start()
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
@@ -397,7 +397,7 @@ def _signals(stopper: Stopper) -> Iterator[None]:
 
 
 def _heard_already(_number: int, _frame: FrameType | None) -> None:
-    """Without a handler a signal would end the process, and not be written down anywhere."""
+    """Do nothing: without a handler, a signal would end the process and not reach the pipe."""
 
 
 def _now_ms() -> int:

@@ -1,11 +1,11 @@
-"""A Spark session with settings that suit Penstock: ``open_session``.
+"""Opens a Spark session with settings for Penstock: ``open_session``.
 
-Starts the JVM itself instead of leaving it to PySpark, for three reasons: the Java is the one that
-``java.py`` found, what the JVM prints goes where the caller wants it, and Ctrl-C stays the
-caller's to handle. Everything is bound to the loopback address unless the executors are elsewhere.
+This module starts the JVM itself, instead of PySpark, for three reasons: the Java is the one that
+``java.py`` found, the caller chooses where the output of the JVM goes, and the caller handles
+Ctrl-C. All ports are bound to the loopback address, unless executors run on other machines.
 
-A local master is given as ``local[*,4]``: the second number lets a task whose Python worker died
-run again, where plain ``local[*]`` would end the query.
+The default master is ``local[*,4]``: with the second number, a task whose Python worker died is
+retried; with ``local[*]`` the query would fail.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MASTER_DEFAULT = "local[*,4]"
-_END_S_MAX = 30.0  # for a JVM that was told to end
+_END_S_MAX = 30.0  # for a JVM to end
 _LOOPBACK = "127.0.0.1"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?\Z")
 _LOOPBACK_MASTER = re.compile(r"local-cluster\[|spark://(?:127\.0\.0\.1|localhost)[:,]")
-_SHUFFLE_PARTITIONS_MAX = 16  # on one machine; each costs a task and a state store a batch
+_SHUFFLE_PARTITIONS_MAX = 16  # on one machine; each costs a task and a state store per batch
 _STATIC_CONF: Mapping[str, str] = {
     "spark.driver.memory": "1g",
     "spark.executorEnv.TZ": "UTC",
     "spark.scheduler.mode": "FIFO",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.python.filterPushdown.enabled": "true",  # a source with filters fails without
+    "spark.sql.python.filterPushdown.enabled": "true",  # required by sources with filters
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -45,7 +45,7 @@ _STATIC_CONF: Mapping[str, str] = {
 
 
 class SessionFailed(Exception):
-    """Spark did not start. The text is one line for a person."""
+    """Spark did not start. The text is one line for users."""
 
 
 def open_session(
@@ -57,12 +57,11 @@ def open_session(
     output: int | None = None,
     log_level: str = "error",
 ) -> SparkSession:
-    """The session of this process: one that is open already is returned as it is.
+    """Open the session of this process, or return the one that is already open.
 
     ``is_short`` saves start-up time at the cost of throughput, for tests and jobs of seconds.
-    ``output`` is a file descriptor for all that the JVM prints; without, it is our own stderr.
-    ``conf`` wins over what is chosen here, except that options for the JVM are added to ours.
-    """
+    ``output`` is a file descriptor for the output of the JVM; the default is our stderr. ``conf``
+    overrides the settings chosen here, but options for the JVM are added to ours."""
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -85,7 +84,7 @@ def open_session(
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are one process."""
+    """Return whether driver and executors are one process."""
     return _LOCAL.match(master) is not None
 
 
@@ -116,11 +115,11 @@ def _java_options(java: Java, *, is_short: bool, log_level: str) -> list[str]:
         *archive_options(java),
     ]
     if java.major >= 24:
-        # What Spark's libraries do is announced as deprecated on every start otherwise.
+        # Without these, each start prints that Spark's libraries use deprecated features.
         options += ["--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED"]
     if is_short:
-        # The first compiler only, and one thread that collects: both save more than they cost
-        # in a process that lives for seconds.
+        # Only the first compiler, and a single-threaded garbage collector: faster in a process
+        # that lives for seconds.
         options += ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     return [shlex.quote(option) for option in options]
 
@@ -146,26 +145,26 @@ def _start(java: Java, settings: Mapping[str, str], output: int | None) -> Spark
         raise SessionFailed(f"Spark did not start: {' '.join(str(error).split())}") from error
     finally:
         if is_main:
-            signal.signal(signal.SIGINT, ours)  # PySpark puts its own in place
+            signal.signal(signal.SIGINT, ours)  # PySpark has replaced the handler
 
 
 def _set_environment(java: Java, settings: Mapping[str, str]) -> None:
-    """What the JVM and its Python workers inherit."""
+    """Set the environment that the JVM and its Python workers inherit."""
     os.environ["JAVA_HOME"] = str(java.home)
-    # The short-lived JVM that only puts Spark's command line together.
+    # For the short-lived JVM that only composes Spark's command line.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    os.environ.pop("SPARK_HOME", None)  # another Spark than the one PySpark brings would not fit
+    os.environ.pop("SPARK_HOME", None)  # PySpark must use the Spark that it contains
     if settings.get("spark.driver.host") == _LOOPBACK:
         os.environ["SPARK_LOCAL_IP"] = _LOOPBACK
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers run what we run
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # same Python as the driver
     python = settings.get("spark.pyspark.python")
     if python:
         os.environ["PYSPARK_PYTHON"] = python
 
 
 def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> None:
-    """End the session and the JVM that was started for it, also one that has died. A JVM that has
-    not ended after ``seconds_max`` is killed."""
+    """End the session and its JVM, even one that has died. A JVM that has not ended after
+    ``seconds_max`` is killed."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -176,13 +175,13 @@ def close_session(spark: SparkSession, *, seconds_max: float = _END_S_MAX) -> No
     finally:
         process = gateway.proc if gateway is not None else None
         if process is not None:
-            process.stdin.close()  # the JVM ends when nobody holds its input
+            process.stdin.close()  # the JVM ends when its standard input is closed
             wait_or_kill(process, seconds_max)
         _forget()
 
 
 def jvm_pid() -> int | None:
-    """The process of the JVM that this process has started, while it lives."""
+    """Return the id of the JVM that this process has started, or None if it has ended."""
     from pyspark import SparkContext
 
     gateway: Any = SparkContext._gateway
@@ -191,7 +190,7 @@ def jvm_pid() -> int | None:
 
 
 def _forget() -> None:
-    """PySpark remembers the JVM in its classes; the next session is to start one of its own."""
+    """Clear the JVM in PySpark's classes, so that the next session starts a new one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

@@ -1,8 +1,8 @@
-"""Our own code as one zip, for executors on machines where Penstock is not installed.
+"""Packs our code into one zip, for executors on machines where Penstock is not installed.
 
-Named by its contents and kept in the cache folder, because Spark serves it from there as long as
-the session lives. What our code imports (PyArrow, NumPy, msgspec and the like) has to be on the
-executors already: compiled packages do not run from a zip.
+The name of the zip is a hash of its contents. It is kept in the cache folder, from where Spark
+serves it during the session. Dependencies (PyArrow, NumPy, msgspec and others) must be installed on
+the executors: compiled packages do not run from a zip.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from penstock.pipeline.java import cache_folder
 
 PACKAGES = ("penstock", "pyspark_penstock")
 _KEPT_MAX = 4
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest a zip can say: the same code gives the same bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # one time for all files: the same code gives the same bytes
 
 
 def code_zip() -> Path:

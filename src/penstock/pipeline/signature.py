@@ -1,22 +1,23 @@
-"""Why a message died, as something that can be counted: its signature.
+"""Computes the signature of a dead-letter message, by which messages with the same cause of failure
+are grouped.
 
-Two messages that died of the same thing differ in their ids, numbers and times, and agree in the
-rest. So what names a cause is masked and hashed together:
+Two messages with the same cause differ in ids, numbers and times, and are otherwise equal. So the
+following parts are masked and hashed together:
 
     source queue │ error, masked │ names of attributes │ kind of message │ shape of the body
 
-- **Error**: text of the attributes in which consumers and frameworks leave it, its first line.
-  Times and addresses become ``<time>`` and ``<ip>``; uuids, numbers, hexadecimal and words that mix
-  digits with letters ``<id>``. A number behind *status*, *code* and their like stays, for 404 and
-  503 are different causes.
-- **Shape**: of a JSON body its keys and the types behind them, not the values; of anything else
-  only what sort of bytes it is. Keys that are ids are masked as well.
+- **Error**: the first line of the attribute in which consumers and frameworks store the reason.
+  Times, mail and IP addresses become ``<time>``, ``<mail>`` and ``<ip>``; UUIDs, numbers, hex and
+  words with digits become ``<id>``. A number after *status*, *code* and similar words is kept,
+  because 404 and 503 are different causes.
+- **Shape**: the keys of a JSON body and the types of their values; for any other body only its
+  format. Keys that are ids are masked as well.
 
-``content`` is the fingerprint of a message's own bytes. A redrive gives a message a new id and the
-same content: that is how one that comes back is recognised.
+``content`` is a fingerprint of a message's bytes. A redrive changes the id but not the content, so
+the content identifies a message that comes back.
 
-Pure. Everything is cut to a bound before it is looked at, because a dead letter is by definition
-something that somebody could not cope with.
+Pure. All input is truncated before it is parsed, because dead letters are messages that consumers
+could not process.
 """
 
 import re
@@ -28,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-ERROR_CHARS_MAX: Final = 2_000  # of an error's text that are looked at
+ERROR_CHARS_MAX: Final = 2_000  # of an error's text that are used
 ERROR_SHOWN_MAX: Final = 300
 BODY_BYTES_MAX: Final = 262_144  # a larger body is not parsed
 DEPTH_MAX: Final = 6
@@ -36,13 +37,13 @@ KEYS_MAX: Final = 200  # of one object
 KEY_CHARS_MAX: Final = 200
 NAMES_MAX: Final = 64  # attributes of one message
 
-# Where consumers leave the reason, in lower case, most telling first.
+# Attributes in which consumers store the reason, in lower case, most specific first.
 ERROR_ATTRIBUTES: Final = (
     "error", "errormessage", "error_message", "error-message", "exception", "exceptionmessage",
     "exception_message", "reason", "failure_reason", "cause", "x-death-reason",
     "x-exception-message", "kafka_dlt-exception-message", "__connect.errors.exception.message",
 )  # fmt: skip
-# Which kind of error or message it is; short names whose values do not vary by message.
+# Attributes with the kind of error or message, whose values do not vary by message.
 KIND_ATTRIBUTES: Final = (
     "errortype", "error_type", "error-type", "errorcode", "error_code", "error-code",
     "exceptionclass", "exception_class", "kafka_dlt-exception-fqcn",
@@ -52,7 +53,7 @@ KIND_ATTRIBUTES: Final = (
 
 _KINDS: Final = frozenset(KIND_ATTRIBUTES)
 _ERRORS: Final = frozenset(ERROR_ATTRIBUTES)
-# What repeats from message to message: names of attributes, and keys of bodies.
+# Names of attributes and keys of bodies, which repeat from message to message.
 _NAMES_CACHED: Final = 4_096
 
 _MASKS: Final = re.compile(
@@ -75,14 +76,14 @@ _XML_ROOT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<([A-Za-z_][\w.:-]{0,80}
 @dataclass(frozen=True, slots=True)
 class Signature:
     digest: str  # 16 hexadecimal digits
-    error: str  # masked, for people
+    error: str  # masked, for display
     shape: str
 
 
 def signature_of(
     source: str, attributes: Mapping[str, bytes], body: bytes, *, error_name: str | None = None
 ) -> Signature:
-    """``error_name``: the attribute with the reason, if the consumers have one of their own."""
+    """Compute the signature. ``error_name``: the attribute with the reason, if not a usual one."""
     by_name = {name.lower(): value for name, value in list(attributes.items())[:NAMES_MAX]}
     error = masked(_error_text(by_name, error_name)) if by_name else ""
     kinds = [
@@ -97,7 +98,7 @@ def signature_of(
 
 
 def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) -> str:
-    """A fingerprint of what the message is, whatever id it goes by."""
+    """Return a fingerprint of the message without its id."""
     digest = blake2b(digest_size=16)
     for part in (
         key or b"",
@@ -110,14 +111,13 @@ def content_of(key: bytes | None, attributes: Mapping[str, bytes], body: bytes) 
 
 
 def masked(text: str) -> str:
-    """The first line without what differs from message to message."""
+    """Return the first line, with masks for the parts that differ from message to message."""
     line = next((line for line in text[:ERROR_CHARS_MAX].splitlines() if line.strip()), "")
     return _SPACE.sub(" ", _MASKS.sub(_mask, line)).strip()
 
 
 def _mask(match: re.Match[str]) -> str:
-    # One mask for every sort of id: the same field may hold a number in one message and a uuid in
-    # the next.
+    # One mask for all kinds of ids: a field may contain a number in one message, a UUID in another.
     name = match.lastgroup
     if name == "code":
         return match[0].lower()
@@ -180,13 +180,13 @@ def _masked_names(names: tuple[str, ...]) -> str:
 
 @lru_cache(_NAMES_CACHED)
 def _masked_key(key: str) -> str:
-    """Names have digits in them (``line2``); ids are long, or nothing but digits."""
+    """Mask a key that is an id: long, or only digits. Short names may have digits (``line2``)."""
     if len(key) < 8 and not key.isdigit():
         return key
     return _MASKS.sub(_mask, key[:KEY_CHARS_MAX])
 
 
-# ── What to do ───────────────────────────────────────────────────────────────────────────────────
+# ── Suggestions ──────────────────────────────────────────────────────────────────────────────────
 
 REDRIVE: Final = "redrive"
 FIX: Final = "fix-consumer"
@@ -202,9 +202,10 @@ _STALE: Final = re.compile(
 
 
 def suggestion_for(error: str, *, shape: str, poison: int, span_ms: int, quiet_ms: int) -> str:
-    """``poison``: messages that came back after a redrive. ``span_ms``: from the first death to the
-    last; ``quiet_ms``: since then. Without a word from the consumer, a short burst that is over
-    looks like an outage, and deaths that go on like a defect."""
+    """Return what to do with a group of messages. ``poison``: number of messages that came back
+    after a redrive. ``span_ms``: time from the first failure to the last; ``quiet_ms``: time since
+    the last. Without an error text, a short burst in the past is taken for an outage, and failures
+    that continue for a defect."""
     if poison:
         return FIX
     if _STALE.search(error):

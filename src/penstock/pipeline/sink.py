@@ -1,10 +1,10 @@
-"""``df.write.format("penstock")`` and ``writeStream``: rows become records.
+"""The sink of ``df.write.format("penstock")`` and ``writeStream``, which writes rows as records.
 
     exactly-once     a transaction for each task, one decision for the batch (``sink_commit``)
-    at-least-once    records are appended at once; a batch that is run again is there twice
+    at-least-once    records are appended at once; a repeated batch appends them twice
 
-A batch write has no batch that could run again: its tasks' transactions are ended when all are
-done, and aborted when one fails.
+A batch write is never repeated: the transactions of its tasks are committed when all tasks have
+finished, and aborted if one fails.
 """
 
 import uuid
@@ -34,7 +34,7 @@ _BATCH: Final = "streaming.sql.batchId"
 
 
 class CommitLost(Exception):
-    """Transactions of tasks were ended by somebody else before the batch was decided."""
+    """Transactions of tasks were aborted before the batch was committed."""
 
     def __init__(self, query_id: str, tasks: Sequence[int]) -> None:
         super().__init__(query_id, tasks)
@@ -49,13 +49,13 @@ class CommitLost(Exception):
 
 @dataclass
 class Done(WriterCommitMessage):
-    """What a task has done."""
+    """The result of a task."""
 
     query_id: str
     row_count: int = 0
-    topic: str = ""  # any that it wrote to
-    written: Written | None = None  # left open for the driver
-    is_settled: bool = False  # the batch had been decided before
+    topic: str = ""  # any topic that the task wrote to
+    written: Written | None = None  # an open transaction, for the driver to end
+    is_settled: bool = False  # an earlier run had decided the batch
 
 
 def _append(
@@ -65,7 +65,7 @@ def _append(
     query_id: str,
     task: int,
 ) -> Done:
-    """All rows of a task; the transaction begins with the first."""
+    """Write all rows of a task; a transaction begins with the first row."""
     appender: Appender | None = None
     producer: Producer | None = None
     for batch in batches:
@@ -159,14 +159,14 @@ def write_task(
     batch_id: int,
     task: int,
 ) -> Done:
-    """One task of a micro-batch, for the first time or again. Raises KafkaTrouble, RowInvalid."""
+    """Run a task of a new or repeated micro-batch. Raises KafkaTrouble, RowInvalid."""
     client = client_for(options.connection)
     if options.delivery is Delivery.EXACTLY_ONCE:
         decision = sink_commit.decided(client, query_id)
         settled = None if decision is None else _settled(client, query_id, task, decision, batch_id)
         if settled is not None:
             for _ in batches:
-                pass  # Spark expects its rows to be taken
+                pass  # Spark expects that all rows are read
             return settled
     return _append(batches, client, options, query_id, task)
 
@@ -174,20 +174,21 @@ def write_task(
 def _settled(
     client: KafkaClient, query_id: str, task: int, decision: Decision, batch_id: int
 ) -> Done | None:
-    """For a batch that was decided in an earlier run; nothing: this task has to write."""
+    """Return the result of a batch that an earlier run decided; None if this task must write."""
     if decision.batch_id != batch_id:
         is_long_done = decision.batch_id > batch_id
         return Done(query_id, is_settled=True) if is_long_done else None
     there = sink_commit.settle(client, query_id, decision)
     mine = next((each for each in decision.written if each.task == task), None)
-    # With every transaction in the log it does not matter which rows are whose this time.
+    # If all transactions are committed, the rows may be divided differently among tasks this time.
     if len(there) < len(decision.written) and mine is not None and task not in there:
         return None
     return Done(query_id, written=mine, is_settled=True)
 
 
 def commit_batch(messages: Sequence[Done], options: WriteOptions, *, batch_id: int) -> None:
-    """Raises KafkaTrouble, CommitLost, TooManyTasks."""
+    """Decide the batch and commit its transactions. Raises KafkaTrouble, CommitLost,
+    TooManyTasks."""
     fresh = [each for each in messages if each.written is not None and not each.is_settled]
     if not fresh:
         return

@@ -1,16 +1,17 @@
-"""How the transactions of a micro-batch's tasks become one decision.
+"""Commits the transactions of a micro-batch's tasks with one atomic decision.
 
-Each task that has rows writes them in a transaction of its own and leaves it open. When all tasks
-are done the driver *decides*: one commit of a consumer group, which is a single row in the server's
-log, names the batch and the transaction of every task. Only then are they ended, one after another.
+Each task that has rows writes them in a separate transaction and leaves it open. When all tasks
+have finished, the driver *decides*: one offset commit of a consumer group, which is a single row in
+the server's log, names the batch and the transactions of all tasks. Then the driver ends the
+transactions one after another.
 
     tasks     init (fences an earlier attempt) ── records ── left open
     driver    decide(batch, every transaction) ── end, end, end …
 
-Whoever runs the batch again first looks for a decision. There is none: what earlier attempts left
-open is aborted when a task takes over its transactional id. There is one: the batch is settled, its
-transactions are ended (which may be done twice) and nothing is written. A transaction that ran into
-its time-out between the decision and its end is written again by its task alone.
+A repeated batch first looks for a decision. Without one, transactions of earlier attempts are
+aborted when the tasks take over their transactional ids. With one, the transactions are ended
+(which is idempotent) and no rows are written. Only a transaction that timed out between decision
+and end is written again, by its task.
 """
 
 import base64
@@ -26,11 +27,11 @@ from penstock.wire.kafka.faults import ErrorCode
 _OFFSET_COMMIT, _OFFSET_FETCH, _INIT_PRODUCER_ID, _END_TXN = 8, 9, 22, 26
 _COMMIT_BY_NAME_MAX: Final = 9
 _ONE_GROUP_MAX: Final = 7
-_END_TWICE_MAX: Final = 4  # newer ones raise the epoch, and ending twice is then an error
+_END_TWICE_MAX: Final = 4  # newer versions raise the epoch, which makes a second end an error
 _ENTRY: Final = struct.Struct(">iqh")  # task, producer id, epoch
 assert _ENTRY.size == 14
 _FORMAT: Final = "1:"
-_METADATA_MAX: Final = 4_096  # of what a group may attach to an offset
+_METADATA_MAX: Final = 4_096  # characters of an offset's metadata
 TASKS_MAX: Final = (_METADATA_MAX - len(_FORMAT)) // 4 * 3 // _ENTRY.size
 
 _ABORTED: Final = (
@@ -43,12 +44,12 @@ _ABORTED: Final = (
 
 
 class TooManyTasks(ValueError):
-    """One line for whoever wrote the query."""
+    """A batch has too many tasks. The text is one line for the author of the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task has left open."""
+    """The open transaction of a task."""
 
     task: int
     producer_id: int
@@ -70,8 +71,8 @@ def transactional_id(query_id: str, task: int) -> str:
 
 
 def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> Producer:
-    """Take over the task's transactional id: what an earlier attempt left open is aborted, and
-    whatever it still sends is refused. Raises KafkaTrouble."""
+    """Take over the task's transactional id: the open transaction of an earlier attempt is aborted,
+    and its later records are rejected. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated.init_producer_id import InitProducerIdRequest
 
     name = transactional_id(query_id, task)
@@ -88,7 +89,8 @@ def begin(client: KafkaClient, query_id: str, task: int, *, timeout_ms: int) -> 
 
 
 def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool) -> bool:
-    """Whether it has ended so, now or before; if not it was aborted. Raises KafkaTrouble."""
+    """End a transaction. Return True if it has ended as requested, now or before; False if it was
+    aborted. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated.end_txn import EndTxnRequest
 
     name = transactional_id(query_id, written.task)
@@ -107,8 +109,8 @@ def end(client: KafkaClient, query_id: str, written: Written, *, is_commit: bool
 
 
 def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str) -> None:
-    """For good, once it is answered. ``topic`` is any that there is. Raises KafkaTrouble,
-    TooManyTasks."""
+    """Store the decision, which is final after the reply. ``topic`` is any existing topic. Raises
+    KafkaTrouble, TooManyTasks."""
     from penstock.wire.kafka.generated import offset_commit as api
 
     if len(decision.written) > TASKS_MAX:
@@ -134,7 +136,7 @@ def decide(client: KafkaClient, query_id: str, decision: Decision, *, topic: str
 
 
 def decided(client: KafkaClient, query_id: str) -> Decision | None:
-    """The newest decision of a query. Raises KafkaTrouble."""
+    """Return the newest decision of a query, if any. Raises KafkaTrouble."""
     from penstock.wire.kafka.generated.offset_fetch import OffsetFetchRequest
 
     request = OffsetFetchRequest(group_id=group_of(query_id), topics=None)
@@ -156,7 +158,8 @@ def decided(client: KafkaClient, query_id: str) -> Decision | None:
 
 
 def settle(client: KafkaClient, query_id: str, decision: Decision) -> frozenset[int]:
-    """End what was decided; the tasks whose records are in the log. Raises KafkaTrouble."""
+    """Commit the transactions of a decision. Return the tasks whose transactions are committed.
+    Raises KafkaTrouble."""
     return frozenset(
         each.task for each in decision.written if end(client, query_id, each, is_commit=True)
     )

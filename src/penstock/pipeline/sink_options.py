@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 TRANSACTION_MS: Final = 10 * 60_000
-TRANSACTION_MS_MAX: Final = 15 * 60_000  # what the server allows
-BATCH_BYTES: Final = 900 * 1_024  # records of one batch; a topic takes 1 MiB unless it says more
+TRANSACTION_MS_MAX: Final = 15 * 60_000  # the server's maximum
+BATCH_BYTES: Final = 900 * 1_024  # records of one batch; the default limit of topics is 1 MiB
 _KNOWN: Final = ("topic", "delivery", "transactionTimeout", "batchBytes", "includeHeaders")
 _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": ("string",),
@@ -33,7 +33,7 @@ class Delivery(StrEnum):
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     connection: Connection
-    topic: str = ""  # empty: each row says
+    topic: str = ""  # empty: each row has a topic
     delivery: Delivery = Delivery.EXACTLY_ONCE
     codec: int = Codec.NONE
     transaction_ms_max: int = TRANSACTION_MS

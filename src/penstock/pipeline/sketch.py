@@ -1,9 +1,8 @@
-"""Histograms of durations as ``__telemetry`` has them: added, and asked for percentiles. Pure.
+"""Merges histograms of durations from ``__telemetry``, and computes percentiles. Pure.
 
-A histogram is a list: the number of its first bucket and the counts from there on
-(``wire/facts/telemetry.py`` says which bucket is which). Adding is exact, whatever is added in
-whatever order; a percentile is known to one bucket, and is answered with the bucket's upper bound:
-never less than the true value, and at most 9 % more.
+A histogram is a list: the number of its first bucket, followed by the counts of this and the next
+buckets (``wire/facts/telemetry.py`` defines buckets). Merging is exact, in any order. A percentile
+is the upper bound of its bucket: never less than the true value, and at most 9 % more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,8 @@ def count_of(hist: Sequence[int]) -> int:
 
 
 def percentile(hist: Sequence[int], q: float) -> float | None:
-    """Seconds that a share ``q`` of the observations did not exceed; None: there are none."""
+    """Return the seconds that a share ``q`` of the observations did not exceed, or None if the
+    histogram is empty."""
     count = count_of(hist)
     if not count:
         return None
@@ -45,8 +45,8 @@ def percentile(hist: Sequence[int], q: float) -> float | None:
 
 
 def merge_groups(offsets: Longs, values: Longs, groups: Longs, group_count: int) -> tuple[Any, Any]:
-    """Many at once: histogram ``i`` is ``values[offsets[i]:offsets[i + 1]]`` and belongs to group
-    ``groups[i]``. Offsets and values of one histogram for each group."""
+    """Merge many histograms at once: histogram ``i`` is ``values[offsets[i]:offsets[i + 1]]`` and
+    belongs to group ``groups[i]``. Return offsets and values of one histogram for each group."""
     lengths = np.diff(offsets)
     used = lengths > 1
     sizes = lengths[used] - 1
@@ -54,7 +54,7 @@ def merge_groups(offsets: Longs, values: Longs, groups: Longs, group_count: int)
     if not total:
         return np.zeros(group_count + 1, np.int64), np.zeros(0, np.int64)
     begins = offsets[:-1][used]
-    # Where each count stands in its histogram, counted from 0.
+    # The index of each count in its histogram, from 0.
     ends = np.cumsum(sizes)
     within = np.arange(total) - np.repeat(ends - sizes, sizes)
     counts = values[np.repeat(begins + 1, sizes) + within]
@@ -68,10 +68,10 @@ def merge_groups(offsets: Longs, values: Longs, groups: Longs, group_count: int)
 
 
 def _packed(groups: Longs, buckets: Longs, sums: Longs, group_count: int) -> tuple[Longs, Longs]:
-    """Groups ascend, and buckets within each."""
+    """Pack sums that are sorted by group and bucket."""
     first = np.full(group_count, -1, np.int64)
     last = np.full(group_count, -2, np.int64)
-    last[groups] = buckets  # of equal ones the later stays
+    last[groups] = buckets  # the last assignment to a group counts
     first[groups[::-1]] = buckets[::-1]
     sizes = np.where(first < 0, 0, last - first + 2)
     offsets = np.zeros(group_count + 1, np.int64)

@@ -1,11 +1,11 @@
-"""``spark.read.format("penstock")``: the data source as Spark sees it, and the batch read.
+"""``spark.read.format("penstock")``: the data source for Spark, and the batch read.
 
-Options are parsed here, on the driver, so that a mistake is one line and not a failed task. Ranges
-are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has the streaming read,
-``sink`` what is written.
+Options are parsed here, on the driver, so that a mistake is reported in one line and not by a
+failed task. Ranges are planned once; tasks fetch and decode (``fetching``). ``stream_source`` has
+the streaming read, ``sink`` the writers.
 """
 
-# ruff: noqa: N802 - the names of methods are Spark's
+# ruff: noqa: N802 - Spark names these methods
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,8 +95,8 @@ class PenstockSource(DataSource):
             return StreamWriter(self._write_options(schema))
 
     def _write_options(self, schema: StructType) -> WriteOptions:
-        """Also creates the topic, so that a topic that cannot be created fails here, on the driver,
-        and not in every task."""
+        """Parse the options, and create the topic here, on the driver, so that a failure to create
+        it is reported once and not by each task."""
         options = parse_write_options(self.options)
         check_columns(schema, options)
         if options.topic:
@@ -106,7 +106,7 @@ class PenstockSource(DataSource):
     def _options(self, *, is_streaming: bool, is_probing: bool = False) -> ReadOptions:
         options: Mapping[str, str] = self.options
         if is_probing:
-            # Only columns are asked for, and of which kind the read will be is not known yet.
+            # Only the columns are needed; whether the read is a stream is not known yet.
             options = {
                 name: value
                 for name, value in options.items()
@@ -128,7 +128,7 @@ def in_one_line() -> Iterator[None]:
 
 
 def _inner_schema(options: ReadOptions, schema: StructType) -> "pa.Schema | None":
-    """Of the rows within records, where only the user knows it."""
+    """Return the user's schema of the rows within records, which only ``decode=arrow`` needs."""
     if options.decode != "arrow":
         return None
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -172,10 +172,10 @@ class BatchReader(DataSourceReader):
 
 
 class PushdownReader(BatchReader):
-    """With filters. A class of its own: Spark refuses a reader that has the method unless its
-    setting for filters is on."""
+    """A batch reader with filters. A separate class, because Spark rejects a reader that has
+    ``pushFilters`` unless its setting for filter pushdown is on."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         self.bounds = bounds_from(filters)
-        # All of them are evaluated again: ranges are wider than what was asked for.
+        # Spark evaluates all filters again: ranges contain more records than filters select.
         yield from filters

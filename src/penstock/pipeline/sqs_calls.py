@@ -1,8 +1,8 @@
 """A blocking SQS client for jobs: AWS JSON over HTTP, one connection, one call at a time.
 
-A connection belongs to one thread. A call whose connection was lost is sent a second time: a
-repeated receive only leases twice, repeated deletes and extensions do no harm, and a repeated send
-to a FIFO queue has the same deduplication id.
+A connection belongs to one thread. If the connection is lost, the call is retried once: a repeated
+receive only leases more messages, deletes and extensions are idempotent, and a repeated send to a
+FIFO queue has the same deduplication id.
 """
 
 import http.client
@@ -23,7 +23,7 @@ _REPLY_BYTES_MAX: Final = 64 * 1_048_576
 
 
 class SqsRefused(Exception):
-    """The server replied with an error; ``code`` is the server's."""
+    """The server replied with an error."""
 
     def __init__(self, action: str, code: str, message: str, status: int = 400) -> None:
         super().__init__(action, code, message, status)
@@ -37,7 +37,7 @@ class SqsRefused(Exception):
 
 
 class SqsUnreachable(Exception):
-    """The endpoint does not reply, or not like SQS."""
+    """The endpoint does not reply, or is not an SQS endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Endpoint:
 
 
 class Sqs:
-    """Calls raise SqsRefused and SqsUnreachable."""
+    """A client, whose calls raise SqsRefused and SqsUnreachable."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -73,7 +73,7 @@ class Sqs:
         return str(self.call("GetQueueUrl", {"QueueName": name})["QueueUrl"])
 
     def waiting_count(self, queue_url: str) -> int:
-        """About how many messages could be received now."""
+        """Return the approximate number of messages that can be received now."""
         names = ["ApproximateNumberOfMessages"]
         asked = {"QueueUrl": queue_url, "AttributeNames": names}
         return int(self.call("GetQueueAttributes", asked)["Attributes"][names[0]])
@@ -93,7 +93,7 @@ class Sqs:
         return list(found or ())
 
     def delete(self, queue_url: str, receipts: Sequence[str]) -> list[str]:
-        """The receipts that did not do; those are of leases that have ended."""
+        """Delete messages, and return the receipts that failed: their leases have expired."""
         return self._each(queue_url, "DeleteMessageBatch", receipts, {})
 
     def extend(self, queue_url: str, receipts: Sequence[str], *, lease_s: int) -> list[str]:

@@ -1,9 +1,8 @@
-"""Where a query without a checkpoint begins: behind what its table already has.
+"""Finds where a query without a checkpoint begins: after the records that its table has.
 
-A tracked table of the lake knows behind which offsets it ends, so it stands in for a checkpoint
-that was lost. Partitions that it does not know begin with their first record, and so does one whose
-records between the table's end and the log's beginning are gone: that something is missing is for
-the job to notice.
+A tracked table of the lake knows its end offsets, so it replaces a checkpoint that was lost.
+Partitions that the table does not know begin at their first record, and so does a partition whose
+log begins after the table's end: the job itself must notice the missing records.
 """
 
 import json
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def client_of(context: "JobContext") -> KafkaClient:
-    """The server of a job, for what is asked without Spark; to be closed. Raises OptionInvalid."""
+    """Return a client for requests without Spark; the caller closes it. Raises OptionInvalid."""
     connection = parse_connection(Options(context.read_options))
     return KafkaClient(
         connection.addresses,
@@ -33,8 +32,8 @@ def client_of(context: "JobContext") -> KafkaClient:
 
 
 def check_topics(context: "JobContext", topics: Sequence[str]) -> None:
-    """Raise NotFound unless the server has all of these topics, and KafkaTrouble if it cannot be
-    asked. Without topics only the server is checked."""
+    """Raise NotFound unless the server has all of these topics, and KafkaTrouble if the server is
+    not available. Without topics only the server is checked."""
     with client_of(context) as client:
         if not topics:
             client.nodes()
@@ -45,7 +44,7 @@ def check_topics(context: "JobContext", topics: Sequence[str]) -> None:
 
 
 def starting_offsets(client: KafkaClient, topics: Sequence[str], ends: Ends) -> str:
-    """For the option ``startingOffsets``. Raises KafkaTrouble."""
+    """Return a value for the option ``startingOffsets``. Raises KafkaTrouble."""
     if not any(ends.get(topic) for topic in topics):
         return "earliest"
     places = [place for topic in topics for place in client.places(topic)]

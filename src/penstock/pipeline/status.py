@@ -1,9 +1,8 @@
-"""What a job is doing, in a file that anybody may read: ``status.json`` in the job's folder.
+"""The status of a job, in the file ``status.json`` of the job's folder.
 
-Written by the runner after every batch, whole or not at all. Whether the writer still lives is not
-in the file but in a lock that the kernel takes back when the process ends, so that a killed job is
-seen as dead at once and the number of a process that another one has been given misleads nobody.
-The same lock keeps a second run away from the checkpoint.
+The runner replaces the file atomically after every batch. A lock, which the kernel releases when
+the process ends, shows whether the runner is alive: a killed job is reported as dead at once, and
+a reused process id does not matter. The lock also prevents a second run with the same checkpoint.
 """
 
 import fcntl
@@ -26,19 +25,19 @@ ERROR_CHARACTERS_MAX = 2_000
 class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
-    RESTARTING = "restarting"  # waits before it tries again
+    RESTARTING = "restarting"  # waits before a retry
     STOPPING = "stopping"
     DONE = "done"
     STOPPED = "stopped"
     FAILED = "failed"
-    DEAD = "dead"  # never written: the runner is gone and did not say so
+    DEAD = "dead"  # never written: the runner ended without writing its last status
 
 
 ENDED = frozenset({State.DONE, State.STOPPED, State.FAILED, State.DEAD})
 
 
 class Kind(StrEnum):
-    """Which command ran it; a job and a report may have the same name."""
+    """The command that ran a job; a job and a report may have the same name."""
 
     JOB = "job"
     REPORT = "report"
@@ -58,7 +57,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_batch: int | None = None  # its number in the checkpoint
     rows: int = 0  # of this run
     rows_per_s: float = 0.0
-    lag: int | None = None  # records not read yet, where the source knows
+    lag: int | None = None  # records not read yet, if the source reports them
     error: str = ""
     kind: Kind = Kind.JOB
 
@@ -93,7 +92,7 @@ def _is_locked_by(handle: int) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            pause.wait(_CLAIM_PAUSE_S)  # it may be `is_claimed` that holds it for an instant
+            pause.wait(_CLAIM_PAUSE_S)  # `is_claimed` may hold the lock for a moment
         else:
             return True
     return False
@@ -125,7 +124,7 @@ def write_status(folder: Path, status: Status) -> None:
 
 
 def read_status(folder: Path) -> Status | None:
-    """As of now: a runner that is gone without a word makes its job dead."""
+    """Return the current status; DEAD if the runner ended without writing its last status."""
     try:
         with (folder / NAME).open("rb") as file:
             status = msgspec.json.decode(file.read(_BYTES_MAX), type=Status)
@@ -137,7 +136,7 @@ def read_status(folder: Path) -> Status | None:
 
 
 def statuses(root: Path) -> list[Status]:
-    """Of all jobs that have run on one checkpoint folder, by name."""
+    """Return the statuses of all jobs that ran in one checkpoint folder, sorted by name."""
     if not root.is_dir():
         return []
     found = (read_status(folder) for folder in sorted(root.iterdir()) if folder.is_dir())

@@ -1,12 +1,13 @@
-"""How far a streaming read has come, as Spark keeps it in its checkpoint.
+"""The offset of a streaming read, as Spark keeps it in its checkpoint.
 
     {"v": 1, "topics": {"orders": {"0": 1204, "1": 998}}, "ids": {"orders": "5d0c…"}}
 
-The number is that of the next record. The id tells a topic from another that was made under the
-same name; a topic that is gone is not in there any more.
+Each number is the offset of the next record. The id distinguishes a topic from a later topic of the
+same name; deleted topics are removed.
 
-**Changing it.** Fields may be added, and a reader takes a missing one for empty. Another meaning is
-another ``v``, which a reader that does not know it refuses: going on from a wrong place is worse.
+**Changes of the format.** Fields may be added; a reader treats a missing field as empty. A change
+of meaning needs another ``v``; a reader rejects versions that it does not know, because continuing
+at a wrong offset is worse.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ VERSION: Final = 1
 
 
 class OffsetUnreadable(ValueError):
-    """The checkpoint holds something else than what this source wrote."""
+    """The checkpoint contains an offset that this source did not write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,6 @@ class StreamOffset:
             raise OffsetUnreadable(f"not an offset of this source: {found!s:.200}") from None
 
     def same_topic(self, other: "StreamOffset", topic: str) -> bool:
-        """Whether a name means the same topic in both; unknown ids are not held against it."""
+        """Return whether a name is the same topic in both offsets; unknown ids match any id."""
         mine, theirs = self.ids.get(topic, ""), other.ids.get(topic, "")
         return not mine or not theirs or mine == theirs

@@ -1,17 +1,18 @@
-"""``spark.readStream.format("penstock")``: how far to read in each micro-batch.
+"""The source of ``spark.readStream.format("penstock")``, which plans each micro-batch.
 
-Spark asks, for each batch in this order: ``latestOffset`` (how far?), ``partitions`` (which
-tasks?), and in the tasks ``read``. One reader lives as long as its query, in its own process.
+Spark calls, for each batch in this order: ``latestOffset`` (where the batch ends), ``partitions``
+(its tasks), and ``read`` in the tasks. One reader lives as long as its query, in its own process.
 
-``latestOffset`` is given the end of the last batch, and is only asked when that batch is done: what
-it is given is therefore what a group may commit (option ``commitGroup``). ``commit`` would say the
-same later, and never for the last batch.
+Spark calls ``latestOffset`` with the end of the last batch after that batch has finished, so a
+group may commit this offset (option ``commitGroup``). ``commit`` is called later with the same
+offset, and never for the last batch.
 
-Partitions that appear begin at their first record. A topic that was deleted, or deleted and made
-again under its name, is data loss: by the option an error, or left out and begun anew.
+New partitions are read from their first record. A topic that was deleted, or deleted and created
+again, is data loss. Depending on the option, the query fails, or skips a deleted topic and reads a
+new one from its start.
 """
 
-# ruff: noqa: N802 - the names of methods are Spark's
+# ruff: noqa: N802 - Spark names these methods
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,9 +47,9 @@ from penstock.pipeline.stream_offset import StreamOffset
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LOOK_UP_S: Final = 1.0  # how old the list of partitions may be: Spark asks every few ms when idle
-_TASK_RECORDS: Final = 4_000  # that are not worth a second task
-_SAMPLE_BYTES: Final = 262_144  # of each partition, to learn how large its records are
+_LOOK_UP_S: Final = 1.0  # maximum age of the list of partitions: an idle Spark calls every few ms
+_TASK_RECORDS: Final = 4_000  # fewer are not worth a second task
+_SAMPLE_BYTES: Final = 262_144  # fetched from each partition to estimate the size of its records
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,14 +63,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._clock = clock
         self._schema = schema
-        self._latest: StreamOffset | None = None  # as last seen
-        self._target: StreamOffset | None = None  # of a query that ends when it is reached
+        self._latest: StreamOffset | None = None  # at the last call of ``latestOffset``
+        self._target: StreamOffset | None = None  # where an availableNow query ends
         self._found: Found | None = None
         self._found_at_s = 0.0
         self._batch_at_s = clock()
         self._commits = GroupCommit(options.commit_group) if options.commit_group else None
 
-    # ── How far ──────────────────────────────────────────────────────────────────────────────
+    # ── End of a batch ───────────────────────────────────────────────────────────────────────
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._look_up()
@@ -124,7 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(ends)
 
     def _is_too_little(self, begins: Mapping[Place, int], ends: Mapping[Place, int]) -> bool:
-        """Whether to wait for more: not for ever, nor when nothing more is to be read."""
+        """Return whether to wait for more records. Waits are limited by ``maxTriggerDelay``, and an
+        availableNow query does not wait."""
         least = self._options.offsets_per_trigger_min
         if least is None or self._target is not None:
             return False
@@ -135,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _within_bytes(
         self, begins: Mapping[Place, int], ends: Mapping[Place, int], bytes_max: int
     ) -> dict[Place, int]:
-        """By how large the records are that come next: a sample of each partition says."""
+        """Limit ends by the size of the next records, estimated from a sample of each partition."""
         asked = {place: begins[place] for place in ends if ends[place] > begins[place]}
         if not asked:
             return dict(ends)
@@ -155,7 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(ends)
         return shared_out(begins, ends, max(1.0, bytes_max / (sampled_bytes / sampled_count)))
 
-    # ── What there is ────────────────────────────────────────────────────────────────────────
+    # ── State of the cluster ─────────────────────────────────────────────────────────────────
 
     @property
     def _client(self) -> KafkaClient:
@@ -180,10 +182,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(ends, found.ids)
 
     def _begins(self, begun: StreamOffset, end: StreamOffset) -> dict[Place, int]:
-        """Where the next batch begins in each partition of ``end``. Raises DataLoss."""
+        """Return where the next batch begins in each partition of ``end``. Raises DataLoss."""
         is_strict = self._options.on_data_loss is OnDataLoss.FAIL
         begins: dict[Place, int] = {}
-        fresh: list[Place] = []  # they begin with the first record that they still have
+        fresh: list[Place] = []  # new partitions, which begin at their first record
         for place, at in end.at.items():
             before = begun.at.get(place)
             if before is None:
@@ -225,8 +227,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class TopicReader(StreamReader):
-    """What ``format("penstock")`` reads with: ranges of a few records share a task, since tasks are
-    most of what a small micro-batch takes. Records of a partition stay in order."""
+    """The reader of ``format("penstock")``: small ranges share a task, because starting tasks takes
+    most of the time of a small micro-batch. Records of a partition stay in order."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         ranges: list[Range] = []

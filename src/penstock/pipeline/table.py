@@ -1,18 +1,18 @@
-"""One Delta table: its schema, its commits, and who may make them.
+"""One Delta table: its schema, its commits, and the rules that separate concurrent writers.
 
 A commit names part files that executors have written (``parts.py``) together with the number of the
-micro-batch. What keeps two writers apart is always decided on the very handle that then commits:
+micro-batch. Conflicts between writers are checked on the same handle that then commits:
 
 - ``(app, batch_id)``: an app is ``<job>:<query id>``. A batch that the table already has is
-  skipped. Of two drivers of one query, both may try a batch; one commit gets in.
-- **turns** count the commits of a job, whichever query makes them. A commit takes the next one;
-  when another took it in the meantime, it is refused.
-- **tracked** tables hold records of a log (columns topic, partition, offset). Each commit takes a
-  turn, says behind which offsets the table now ends, and is refused if it begins before that: a
-  new query with a lost checkpoint, or a second one beside it, cannot put a record in twice. Where
-  topics have ids, a table holds one topic of a name and refuses the next one.
+  skipped. Two drivers of one query may both try a batch; one commit succeeds.
+- **turns** count the commits of a job over all its queries. A commit takes the next turn, and is
+  rejected if another commit took it in the meantime.
+- **tracked** tables contain records of a log (columns topic, partition, offset). Each commit takes
+  a turn, states the new end offsets of the table, and is rejected if it begins before the old ones:
+  a new query with a lost checkpoint, or a second concurrent query, cannot add a record twice. If
+  topics have ids, a table holds one topic and rejects a later topic of the same name.
 
-A commit is on the disk when ``commit`` returns. ``lake.py`` holds the tables of a folder.
+A commit is durable when ``commit`` returns. ``lake.py`` has all tables of a folder.
 """
 
 import contextlib
@@ -33,40 +33,40 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-Ends = dict[str, dict[int, int]]  # topic, partition: the offset behind the last one that is there
+Ends = dict[str, dict[int, int]]  # topic, partition: the offset after the last record
 
-VACUUM_HOURS_MIN: Final = 24  # files of a commit under way look like orphans: never sooner
+VACUUM_HOURS_MIN: Final = 24  # before their commit, new files look like orphans
 COMPACT_BYTES: Final = 128 * 1_048_576
-_COMMIT_TRIES: Final = 5  # against commits that change the schema or the files in between
-_HISTORY_MAX: Final = 10_000  # commits looked back through for the end offsets of a job
+_COMMIT_TRIES: Final = 5  # if other commits change the schema or the files meanwhile
+_HISTORY_MAX: Final = 10_000  # commits that are searched for the end offsets of a job
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._-]{1,249}){0,3}")
 _APP, _BATCH, _ENDS = "penstockApp", "penstockBatch", "penstockEnds"
 _IDS = "penstockTopicIds"
-_ID_CHARS = 8  # of a topic's id, in the name of the folder that its table is moved to
+_ID_CHARS = 8  # of a topic's id, in the folder name of a table that was moved aside
 
 
 class LakeError(Exception):
-    """The lake cannot do what was asked; the text is meant for people."""
+    """An operation on the lake failed; the text is for users."""
 
 
 class TableMissing(LakeError):
-    """There is no such table."""
+    """The table does not exist."""
 
 
 class SchemaConflict(LakeError):
-    """Rows do not fit the table: a column has another type, or it is partitioned otherwise."""
+    """Rows do not fit the table: a column's type or the partition columns differ."""
 
 
 class LakeFenced(LakeError):
-    """Another query of the same job wrote to the table in the meantime: this one must end."""
+    """Another query of the same job wrote to the table in the meantime: this query must end."""
 
 
 class RecordsRepeated(LakeError):
-    """A batch has records that the table already has from another query, or a topic was remade."""
+    """A batch has records that the table has from another query, or a topic was re-created."""
 
 
 class TopicRemade(RecordsRepeated):
-    """A topic was deleted and made again; the table has the records of the one before."""
+    """A topic was deleted and created again; the table has the records of the old topic."""
 
     def __init__(self, path: Path, topic: str, *, before: str, now: str) -> None:
         super().__init__(path, topic, before, now)
@@ -86,7 +86,7 @@ class TopicRemade(RecordsRepeated):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What ``append`` did. ``is_new`` is false when the table had the batch already."""
+    """The result of ``append``. ``is_new`` is False if the table had the batch already."""
 
     version: int
     batch_id: int
@@ -97,7 +97,7 @@ class Commit:
 
 
 class Table:
-    """One table. It is opened anew for each question: what is asked for is what is there now."""
+    """A table, which each method opens again: results are always current."""
 
     def __init__(self, lake: Path, name: str) -> None:
         if not _NAME.fullmatch(name) or any(each.strip(".") == "" for each in name.split("/")):
@@ -124,21 +124,21 @@ class Table:
         return self.open().version()
 
     def version_of(self, app: str) -> int | None:
-        """The last batch of an app that is in the table; None: none yet."""
+        """Return the last batch of an app in the table, or None."""
         return self.open().transaction_version(app) if self.exists() else None
 
     def turn_of(self, job: str) -> int:
-        """How many commits with a turn a job has made, whichever of its queries made them."""
+        """Return the number of a job's commits with a turn, over all its queries."""
         return self.open().transaction_version(f"turn:{job}") or 0 if self.exists() else 0
 
     # ── Schema ───────────────────────────────────────────────────────────────────────────────
 
     def ensure(self, schema: "StructType", partition_by: Sequence[str]) -> None:
-        """Create the table, or add the columns that it does not have; raises SchemaConflict."""
+        """Create the table, or add the columns that it does not have. Raises SchemaConflict."""
         from deltalake import Schema
 
-        # Spark's and Delta's description of a schema are the same JSON. Every column may be null:
-        # those that are added later are, in files that were written before.
+        # Spark and Delta describe a schema by the same JSON. All columns are nullable, because a
+        # column that is added later is null in older files.
         self._ensure(Schema.from_json(_nullable(schema.json())), partition_by)
 
     def ensure_arrow(self, schema: "pa.Schema", partition_by: Sequence[str]) -> None:
@@ -184,7 +184,7 @@ class Table:
         try:
             handle.alter.add_columns(columns)
         except DeltaError:
-            return False  # somebody else was first, perhaps with the same columns: look again
+            return False  # another writer was first, perhaps with the same columns: retry
         self._settle(handle)
         return True
 
@@ -202,8 +202,8 @@ class Table:
         turn: int | None = None,
         replace_where: str | None = None,
     ) -> Commit:
-        """Name part files in the log, once for each (app, batch_id). ``ids`` are those of the
-        topics, as far as they are known, for a tracked table."""
+        """Name part files in the log, once for each (app, batch_id). ``ids``: known ids of the
+        topics, for a tracked table."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
@@ -217,8 +217,8 @@ class Table:
             transactions = [Transaction(app, batch_id)]
             told: dict[str, Any] = {**(metadata or {}), _APP: app, _BATCH: batch_id}
             if is_tracked or turn is not None:
-                # Whichever query of a job commits takes the next turn, so what is compared here
-                # (turn, end offsets) is still so when the commit gets in.
+                # Each commit of a job takes the next turn, so the turn and the end offsets that
+                # are compared here are still valid when the commit succeeds.
                 next_turn = (handle.transaction_version(f"turn:{job}") or 0) + 1
                 turn = next_turn if turn is None else turn
                 if turn != next_turn:
@@ -241,7 +241,7 @@ class Table:
                 )
             except DeltaError as error:
                 trouble = str(error)
-                continue  # mostly a conflict: what came in between decides, read with a new handle
+                continue  # usually a conflict: check again with a new handle
             version = self._settle(handle)
             rows, size = sum(part.rows for part in parts), sum(part.size for part in parts)
             return Commit(version, batch_id, is_new=True, rows=rows, files=len(parts), size=size)
@@ -250,7 +250,7 @@ class Table:
     def _same_topics(
         self, handle: "DeltaTable", job: str, parts: Sequence[Part], ids: Mapping[str, str]
     ) -> dict[str, str]:
-        """The ids of all topics in the table; refuses another topic under a name that it has."""
+        """Return the ids of all topics in the table. Raises TopicRemade if an id has changed."""
         known = self._ids(handle, job)
         for topic, now in ids.items():
             before = known.get(topic, now)
@@ -260,7 +260,7 @@ class Table:
         return {**known, **ids}
 
     def _advance(self, handle: "DeltaTable", job: str, parts: Sequence[Part]) -> Ends:
-        """Where the table ends with these parts; refuses offsets that it already has."""
+        """Return the end offsets of the table with these parts. Raises RecordsRepeated."""
         ends = self._ends(handle, job)
         for (topic, partition), span in _spans(parts).items():
             end = ends.setdefault(topic, {}).get(partition, 0)
@@ -285,11 +285,10 @@ class Table:
         return [RemoveAction(path.removeprefix(root), True, now_ms) for path in paths]
 
     def _drop(self, parts: Sequence[Part], handle: "DeltaTable") -> None:
-        """Remove files that will never be named. Missing one is harmless: vacuum finds it.
+        """Delete files that no commit will name. Vacuum deletes those that this misses.
 
-        A commit may get in and be reported as failed; then these files are the batch that the
-        table has, and stay.
-        """
+        A commit may succeed and be reported as failed; then the table has these files, and they
+        are kept."""
         named = set(handle.file_uris())
         for part in parts:
             path = self.path / part.path
@@ -298,8 +297,8 @@ class Table:
                     path.unlink()
 
     def _settle(self, handle: "DeltaTable") -> int:
-        """Make what was just committed survive a power cut, before Spark's checkpoint says that
-        it is done. The version of the table behind it."""
+        """Make the last commit durable, before Spark's checkpoint records the batch as done. Return
+        the version of the table after the commit."""
         before = handle.version()
         handle.update_incremental()
         for version in range(before, handle.version() + 1):
@@ -308,7 +307,7 @@ class Table:
 
     def _sync_log(self, version: int) -> None:
         log = self.path / "_delta_log"
-        with contextlib.suppress(FileNotFoundError):  # only if somebody cleaned up just now
+        with contextlib.suppress(FileNotFoundError):  # if another process just cleaned the log
             sync(log / f"{version:020d}.json")
         sync(log)
         if version == 0:
@@ -317,7 +316,7 @@ class Table:
     # ── The table as a checkpoint ────────────────────────────────────────────────────────────
 
     def end_offsets(self, job: str) -> Ends:
-        """Behind which offsets the records of a job end in this table; empty: it has none."""
+        """Return the end offsets of a job's records in this table; empty if there are none."""
         return self._ends(self.open(), job_of(job)) if self.exists() else {}
 
     def _ends(self, handle: "DeltaTable", job: str) -> Ends:
@@ -326,7 +325,7 @@ class Table:
         for told in self._told(handle.version()):
             if job_of(str(told.get(_APP, ""))) == job and _ENDS in told:
                 return _from_text(str(told[_ENDS]))
-        # The job was idle for so long that its last commit has left the log: ask the rows.
+        # The log no longer has the job's last commit: read the offsets from the rows.
         ends: Ends = {}
         for path in handle.file_uris():
             for (topic, partition), span in spans_of_file(path).items():
@@ -335,7 +334,7 @@ class Table:
         return ends
 
     def topic_ids(self, job: str) -> dict[str, str]:
-        """The ids of the topics whose records a job put here, as far as they are known."""
+        """Return the known ids of the topics whose records a job has added."""
         return self._ids(self.open(), job_of(job)) if self.exists() else {}
 
     def _ids(self, handle: "DeltaTable", job: str) -> dict[str, str]:
@@ -347,20 +346,20 @@ class Table:
         return {}
 
     def metadata_of(self, app: str) -> Mapping[str, Any] | None:
-        """What the last commit of an app said in ``metadata``."""
+        """Return the ``metadata`` of an app's last commit."""
         for told in self._told(self.version) if self.exists() else ():
             if told.get(_APP) == app:
                 return told
         return None
 
     def _told(self, version: int) -> Iterator[Mapping[str, Any]]:
-        """What commits say of themselves, newest first, as far back as the log goes."""
+        """Yield the metadata of commits, newest first, as far back as the log goes."""
         log = self.path / "_delta_log"
         for number in range(version, max(-1, version - _HISTORY_MAX), -1):
             try:
                 lines = (log / f"{number:020d}.json").read_text().splitlines()
             except FileNotFoundError:
-                return  # older ones are in a checkpoint, which says what is there but not by whom
+                return  # older commits are in a checkpoint, which does not have their metadata
             for line in lines:
                 info = json.loads(line).get("commitInfo")
                 if info is not None:
@@ -369,7 +368,7 @@ class Table:
     # ── Reading and upkeep ───────────────────────────────────────────────────────────────────
 
     def files(self, where: str | None = None) -> list[str]:
-        """Paths of the files that may hold rows for a condition."""
+        """Return the paths of the files that may have rows for a condition."""
         return self.open().file_uris(file_pruning_predicate=where or None)
 
     def schema(self) -> "StructType":
@@ -388,9 +387,9 @@ class Table:
         except DeltaError as error:
             if files is not None:
                 raise LakeError(f"cannot choose files of {self.name} by {files}: {error}") from None
-            paths = self.files()  # Spark knows more SQL than pruning does: then all are read
+            paths = self.files()  # pruning supports less SQL than Spark: read all files
         if paths:
-            # The schema is told: types of partition values are the table's and no guess by name.
+            # With the schema, Spark does not guess the types of partition values.
             source = spark.read.schema(schema).option("basePath", str(self.path))
             df = source.parquet(*paths)
         else:
@@ -401,7 +400,7 @@ class Table:
     def compact(
         self, partitions: Sequence[tuple[str, str, Any]] | None = None, *, size: int = COMPACT_BYTES
     ) -> int:
-        """Make large files of small ones; how many fewer there are. Rows and order stay."""
+        """Merge small files, and return by how many files there are fewer. Keeps order of rows."""
         from deltalake import CommitProperties, WriterProperties
 
         handle = self.open()
@@ -417,7 +416,7 @@ class Table:
         return int(result["numFilesRemoved"]) - int(result["numFilesAdded"])
 
     def files_by(self, columns: Sequence[str]) -> dict[tuple[str, ...], int]:
-        """How many files there are for each combination of partition values, as texts."""
+        """Return the number of files for each combination of partition values, as texts."""
         found: dict[tuple[str, ...], int] = {}
         actions = self.open().get_add_actions(flatten=True)
         values = [actions.column(f"partition.{name}").to_pylist() for name in columns]
@@ -427,7 +426,7 @@ class Table:
         return found
 
     def vacuum(self, retention_hours: int = 7 * 24) -> list[str]:
-        """Remove files that no commit of the last hours names; their paths."""
+        """Delete files that no commit of the last hours names, and return their paths."""
         if retention_hours < VACUUM_HOURS_MIN:
             raise LakeError(
                 f"files younger than {VACUUM_HOURS_MIN} hours stay: a commit may be under way"
@@ -438,15 +437,14 @@ class Table:
 
 
 def job_of(app: str) -> str:
-    """``archive:3f2a…`` is a query of the job ``archive``."""
+    """Return the job of an app: ``archive:3f2a…`` is a query of the job ``archive``."""
     return app.partition(":")[0]
 
 
 def query_app(job: str, checkpoint: str | Path) -> str:
-    """The app of a streaming query, by the id that Spark keeps in its checkpoint.
+    """Return the app of a streaming query: the job and the query id from Spark's checkpoint.
 
-    With a new checkpoint batches are counted from 0 again, so a job's name alone would not do.
-    """
+    A new checkpoint counts batches from 0 again, so the job's name alone is not enough."""
     told = json.loads((Path(checkpoint) / "metadata").read_text())
     return f"{job}:{told['id']}"
 

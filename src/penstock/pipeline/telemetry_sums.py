@@ -1,12 +1,12 @@
-"""Records of ``__telemetry`` to rows by the minute, and rows by the minute to rows by the hour or
-day: what one task of the job ``telemetry`` does. Runs in the executors.
+"""Converts records of ``__telemetry`` to rows by minute, and rows by minute to rows by hour or day,
+in the executors of the job ``telemetry``.
 
-Both are the same step: rows that agree in ``KEYS`` become one, by adding what counts, taking the
-highest or lowest of what is a level, and merging histograms. So rollups of rollups, and of parts
-in any order, give what one rollup of everything would.
+Both are the same step: rows with equal ``KEYS`` become one row, with the sums of counters, the
+maxima or minima of levels, and merged histograms. So rollups of rollups, and of parts in any
+order, equal one rollup of all rows.
 
-Rows of two kinds come on top of those that nodes write: ``source`` says behind which offset of
-which partition a batch ends, ``reject`` that a record could not be read, and why.
+Two kinds of rows are added to those of nodes: ``source`` has the end offset of a batch in one
+partition; ``reject`` has the reason for which records could not be read, and their number.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,11 +35,11 @@ from penstock.wire.facts.telemetry import (
 
 MINUTE_MS: Final = 60_000
 SOURCE, REJECT = "source", "reject"
-READ_BYTES: Final = 8 * 1_048_576  # of values that are read together: wide enough to be fast
-FOLD_ROWS: Final = 200_000  # that wait in a task before they are folded
-REASONS_MAX: Final = 100  # why records could not be read; the rest is "others"
-_MS_MAX: Final = 253_402_300_800_000  # the year 10000: beyond is damage
-_NUMBER_END: Final = 1 << 53  # sums of thousands of them still fit
+READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
+FOLD_ROWS: Final = 200_000  # that a task collects before it folds them
+REASONS_MAX: Final = 100  # for unreadable records; the rest is "others"
+_MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
+_NUMBER_END: Final = 1 << 53  # sums of thousands of such numbers still fit
 _PARTITION_END: Final = 1 << 31
 _EMPTY: Final = msgspec.Raw(b"\x90")
 _hists = msgspec.msgpack.Decoder(list[list[int]])
@@ -84,7 +84,7 @@ _NUMBERS: Final = (*SUMS, *MAXES, *MINS)
 
 
 def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Records (partition, offset, value) to rows of ``OUT``."""
+    """Convert records (partition, offset, value) to rows of ``OUT``."""
     task = _Task()
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
@@ -94,14 +94,14 @@ def by_minute(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def folded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of ``OUT`` with equal keys as one; what has equal keys must be in one task."""
+    """Merge rows of ``OUT`` with equal keys, which must all be in one task."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         waiting.append(batch.cast(OUT))
         rows += batch.num_rows
         if rows >= FOLD_ROWS:
-            # One batch again, with as many rows as there are keys.
+            # One batch again, with one row for each set of keys.
             waiting = fold(pa.Table.from_batches(waiting)).combine_chunks().to_batches()
             rows = 0
     if waiting:
@@ -115,7 +115,7 @@ def fold(table: pa.Table) -> pa.Table:
     numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
     aggregates = [(name, "sum") for name in SUMS]
     aggregates += [(name, "max") for name in MAXES] + [(name, "min") for name in MINS]
-    # One thread: groups come in the order of their first rows, the same each time.
+    # One thread, so that groups are always in the order of their first rows.
     grouped = numbered.group_by(list(KEYS), use_threads=False).aggregate(
         [*aggregates, ("row", "list")]
     )
@@ -139,13 +139,13 @@ def _merged(hists: pa.ChunkedArray, rows: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), pa.array(merged))
 
 
-_Record = tuple[TelemetryBlock, bytes]  # and the value that it was read from
+_Record = tuple[TelemetryBlock, bytes]  # with its encoded value
 
 
 class _Task:
     def __init__(self) -> None:
         self._gathering = Gathering(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._tables = [OUT.empty_table()]  # rows, and rows that were folded
+        self._tables = [OUT.empty_table()]  # new rows, and folded rows
         self._rows = 0
         self._ends: dict[int, int] = {}
         self._rejects: dict[str, int] = {}
@@ -216,7 +216,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 
 def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
-    """All rows of some records. Raises Odd."""
+    """Return all rows of some records. Raises Odd."""
     numbers = (*NUMBERS, "partition")
     found = read_columns(
         [each.columns for each in blocks], texts=TEXTS, numbers=numbers, signed=("partition",)
@@ -243,7 +243,7 @@ def _rows_of(blocks: Sequence[TelemetryBlock]) -> pa.Table:
 
 
 def _check_partitions(columns: Sequence[Mapping[str, msgspec.Raw]], found: Columns) -> None:
-    """A record without that column has no partition anywhere, which is not 0. Raises Odd."""
+    """Raise Odd for records without the column ``partition``, whose default is not 0."""
     empty = bytes(memoryview(_EMPTY))
     counts = found.counts.tolist()
     missing = [
@@ -280,7 +280,7 @@ def _hists_of(blocks: Sequence[TelemetryBlock], found: Columns) -> pa.Array:
 
 
 def _are_no_hists(values: Longs, ends: Longs) -> Any:
-    """Which of these lists are none: a bucket that does not exist, a count that cannot be."""
+    """Return which lists are not histograms: a bucket or a count is out of range."""
     lengths = np.diff(ends)
     used = lengths > 0
     first = np.zeros(len(lengths), np.int64)
@@ -295,7 +295,7 @@ def _are_no_hists(values: Longs, ends: Longs) -> Any:
 
 
 def _rows_of_lists(facts: TelemetryFacts) -> pa.Table:
-    """All rows of one record. Raises TelemetryUnreadable for numbers that nobody counts."""
+    """Return all rows of one record. Raises TelemetryUnreadable for numbers out of range."""
     lists: dict[str, list[Any]] = {field.name: [] for field in OUT}
     _add_rows(lists, facts)
     arrays = []
@@ -338,5 +338,5 @@ def _add_rows(lists: dict[str, list[Any]], facts: TelemetryFacts) -> None:
 
 
 def names_of(columns: Sequence[str]) -> list[str]:
-    """As Spark wants them quoted: one of them is a word of its own there."""
+    """Quote names for Spark, because some (``group``) are keywords of SQL."""
     return [f"`{name}`" for name in columns]

@@ -1,7 +1,7 @@
-"""TOML files of repeated tables, ``[[rule]]`` and the like, with mistakes told where they are.
+"""Reads TOML files of repeated tables, such as ``[[rule]]``, and reports mistakes with their table.
 
-Values are taken out of a table one by one and checked on the way; what is left over at the end is
-a misspelt name. Which names there are, and what they mean, is the caller's; so is the exception.
+Values are checked and removed from a table one by one; a key that is left at the end is a misspelt
+name. The caller defines the names, their meaning, and the exception.
 """
 
 import tomllib
@@ -29,7 +29,7 @@ def read_text(path: str | Path, error: type[Exception]) -> str:
 def tables_of(
     text: str, names: Sequence[str], error: type[Exception]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The tables of each name, in their order."""
+    """Return the tables of each name, in their order."""
     try:
         told = tomllib.loads(text)
     except tomllib.TOMLDecodeError as trouble:
@@ -43,7 +43,7 @@ def tables_of(
 
 
 class Given:
-    """The keys of one table, taken one by one: what is left over at the end is a mistake."""
+    """The keys of one table, removed one by one: a key that is left at the end is a mistake."""
 
     def __init__(self, where: str, table: dict[str, Any], error: type[Exception]) -> None:
         self._where = where

@@ -1,9 +1,9 @@
-"""Which ends of a query are worth another try.
+"""Decides which failures of a query are transient and worth a retry.
 
-A server that restarts, a Python worker or planner that was killed, a JVM that ran out of memory:
-the checkpoint is whole and the same query goes on from it. A column that does not exist will not
-exist the second time either. Spark reports both as text with the cause inside, so the text is what
-there is to judge by; what is not known to pass is taken to stay.
+After a restart of the server, the death of a Python worker or planner, or a JVM without memory, the
+checkpoint is intact and the same query can continue. Other errors, such as a missing column, are
+permanent. Spark reports both as text, so the text is searched for known transient errors; all
+others count as permanent.
 """
 
 import re
@@ -21,7 +21,7 @@ _PASSING = re.compile(
     r"|BrokenPipeError|Broken pipe"
     r"|java\.io\.EOFException"
     r"|java\.net\.Socket(?:Timeout)?Exception"
-    r"|Answer from Java side is empty|Error while (?:sending|receiving)"  # the JVM is gone
+    r"|Answer from Java side is empty|Error while (?:sending|receiving)"  # the JVM has ended
     r"|\bkafka_client_errors\.(?:Unreachable|HungUp|TimedOut)\b"
     rf"|\bkafka_client_errors\.KafkaRefused: .*\((?:{_REFUSALS})\)"
 )
@@ -30,7 +30,7 @@ _FRAME = re.compile(
     r"^\[STREAM_FAILED\] Query .*? terminated with exception:|SQLSTATE: \w+$|^JVM stacktrace:"
 )
 _CAUSED_BY = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
-_CAUSES_MAX = 16  # a chain of causes may be a ring
+_CAUSES_MAX = 16  # a chain of causes may be cyclic
 
 
 def is_transient(error: BaseException) -> bool:
@@ -43,8 +43,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException, *, characters_max: int) -> str:
-    """The cause in one line: the last line of a Python traceback, else the head of Spark's text
-    without its frame, else the innermost exception of the JVM."""
+    """Return the cause in one line: the last line of a Python traceback, else the first line of
+    Spark's text without prefix and SQLSTATE, else the innermost exception of the JVM."""
     lines = [line.strip() for line in _text(error).splitlines() if line.strip()]
     in_python = [line for line in lines if _PYTHON_END.match(line)]
     if in_python and any(line.startswith("Traceback (most recent") for line in lines):
@@ -67,7 +67,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _text(error: BaseException) -> str:
-    """Spark's exceptions ask the JVM for their text, and it may be the JVM that is gone."""
+    """Return the text of an exception. Spark's exceptions get it from the JVM, which may have
+    ended."""
     try:
         return str(error)
     except Exception:

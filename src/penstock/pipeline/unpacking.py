@@ -1,11 +1,11 @@
-"""The records of many batches, unpacked into one buffer.
+"""Decompresses the records of many batches into one buffer.
 
-Decoding wants the records of a chunk side by side. Each batch is therefore expanded straight to its
-place in a buffer that all of them share, which is not cleared before and not copied after: for
-small batches that is most of what expanding costs.
+Decoding needs the records of a chunk in one buffer. Each batch is therefore decompressed directly
+to its position in a shared buffer, which is not cleared before and not copied after: for small
+batches, clearing and copying would take most of the time.
 
-What comes out is bounded. Nobody knows how large a batch is before it has been expanded, so the
-buffer is closed as soon as it is full, and the batches that are left go into the next one.
+Output is bounded. The size of a batch is not known before decompression, so the buffer is closed as
+soon as it is full, and the remaining batches go into the next one.
 """
 
 import struct
@@ -21,11 +21,11 @@ from penstock.record.batch import HEADER_BYTES
 from penstock.record.compression import Codec, decompress
 from penstock.record.record import RECORDS_BYTES_MAX
 
-FULL_BYTES: Final = 32 * 1_048_576  # of expanded records that are decoded together
-_LIKELY_RATIO: Final = 6  # what is not touched costs nothing, so the guess may be generous
+FULL_BYTES: Final = 32 * 1_048_576  # of decompressed records that are decoded together
+_LIKELY_RATIO: Final = 6  # of compression; a high guess is cheap, unused memory costs nothing
 
 # An LZ4 frame:  magic u32 · flags · block size · [content size u64] · [dictionary u32] · check u8,
-# then blocks (size u32, its top bit: stored as it is · data · [checksum u32]), a size of 0, and
+# then blocks (size u32, its top bit: not compressed · data · [checksum u32]), a size of 0, and
 # [checksum u32].
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_FLAGS_AT, _LZ4_SIZE_AT, _LZ4_HEAD_BYTES = 4, 5, 7
@@ -33,17 +33,17 @@ _LZ4_INDEPENDENT, _LZ4_BLOCK_SUMS, _LZ4_CONTENT_SIZE = 0x20, 0x10, 0x08
 _LZ4_CONTENT_SUM, _LZ4_DICTIONARY = 0x04, 0x01
 _LZ4_STORED: Final = 0x8000_0000
 _LZ4_SIZE: Final = struct.Struct("<I")
-_Into = Callable[[memoryview, Any], int]  # numpy's arrays are buffers that mypy knows nothing of
+_Into = Callable[[memoryview, Any], int]  # mypy does not know that NumPy arrays are buffers
 
 
 class _NotSo(Exception):
-    """Not of the kind that is expanded here: ``record/compression.py`` is asked."""
+    """The format is not supported here: ``record/compression.py`` decompresses it."""
 
 
 def _lz4_into(data: memoryview, free: Any) -> int:
-    """Block by block, which takes a fifth of the time of the library's own frames: those go through
-    small buffers, and sum up what the batch's own checksum has covered. Blocks that need the one
-    before them are left to it. Raises _NotSo, cramjam.DecompressionError."""
+    """Decompress block by block, in a fifth of the time of the library's function for frames, which
+    uses small buffers and computes checksums that the batch's checksum makes unnecessary. Dependent
+    blocks are not supported. Raises _NotSo, cramjam.DecompressionError."""
     flags, size_code = data[_LZ4_FLAGS_AT], data[_LZ4_SIZE_AT] >> 4
     if bytes(data[:4]) != _LZ4_MAGIC or flags & _LZ4_DICTIONARY or not 4 <= size_code <= 7:
         raise _NotSo
@@ -79,22 +79,22 @@ _INTO: Final[Mapping[int, _Into]] = {
 
 
 class Unpacked(NamedTuple):
-    """The first batches of those that were given."""
+    """The records of the first of the given batches."""
 
-    octets: Bytes  # lent: good until the next are unpacked
-    starts: Longs  # where the records of each begin and end
+    octets: Bytes  # valid until the next call of ``unpack``
+    starts: Longs  # where the records of each batch begin and end
     stops: Longs
 
 
 class Unpacker:
-    """Keeps its buffer from one chunk to the next: memory that is new has to be cleared first."""
+    """A decompressor that reuses its buffer, because the kernel clears new memory first."""
 
     def __init__(self) -> None:
         self._room: Bytes = np.empty(0, np.uint8)
         self._used = 0
 
     def unpack(self, buffer: bytes | memoryview, heads: Heads) -> Unpacked:
-        """Batches that are not compressed stay where they are. Raises MalformedBatch."""
+        """Decompress batches; if none is compressed, nothing is copied. Raises MalformedBatch."""
         codecs = heads.codec
         begins, ends = heads.at + HEADER_BYTES, heads.at + heads.size
         if not codecs.any():
@@ -121,7 +121,7 @@ class Unpacker:
             try:
                 self._used += expand_into(data, free)
             except (cramjam.DecompressionError, _NotSo, struct.error, IndexError):
-                pass  # too little room, or no such format: the codec finds out which
+                pass  # not enough space, or an unsupported format: ``decompress`` decides
             else:
                 return
         records = decompress(codec, bytes(data), bytes_max=RECORDS_BYTES_MAX)
@@ -133,7 +133,7 @@ class Unpacker:
     def _reserve(self, size: int) -> None:
         if size <= len(self._room):
             return
-        # A quarter more: the batch that fills it should find room behind the mark.
+        # A quarter more, so that the batch that exceeds ``FULL_BYTES`` fits too.
         grown = np.empty(size + size // 4, np.uint8)
         grown[: self._used] = self._room[: self._used]
         self._room = grown

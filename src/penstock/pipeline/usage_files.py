@@ -1,10 +1,10 @@
-"""From records of ``__usage`` to files of the tables ``usage_partial`` and ``usage_reject``: the
-share of a micro-batch that one task has.
+"""Converts records of ``__usage`` to files of the tables ``usage_partial`` and ``usage_reject``, in
+the tasks of a micro-batch.
 
-Sums are made (``usage_sums``) and written where the records were fetched. What a task tells the
-driver is which files it wrote and which flushes are in them. The driver decides whether they
-count, and names the files in a commit; files that no commit names are not there for readers, so a
-task may die, or be done again, at any time.
+The task that fetches records also sums them (``usage_sums``) and writes the files. It reports the
+files and the flushes in them to the driver. The driver decides whether they count, and names the
+files in a commit; readers ignore files that no commit names, so a task may die or be repeated at
+any time.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _TOLD: Final = pa.schema([("what", pa.string()), ("detail", pa.string())])
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Flushes of one process, numbered without a gap, that one task has counted."""
+    """Flushes of one process, with consecutive numbers, that one task has counted."""
 
     node: str
     incarnation: str
@@ -56,19 +56,19 @@ class Told:
     written_at_ms: int
     partition: int
     end_offset: int
-    hour_number: int  # the first that there are facts for
+    hour_number: int  # the first hour with facts
 
 
 @dataclass(slots=True)
 class Written:
-    """What all tasks of a micro-batch have made."""
+    """The results of all tasks of a micro-batch."""
 
     partial: list[Part] = field(default_factory=list)
     reject: list[Part] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
 
     def drop(self, lake: Path) -> None:
-        """These files will never be named. Missing one is harmless: vacuum finds it."""
+        """Delete files that no commit will name. Vacuum deletes those that this misses."""
         for table, parts in ((PARTIAL, self.partial), (REJECT, self.reject)):
             for part in parts:
                 with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ class Written:
 
 
 def write(frame: "DataFrame", reading: Reading, *, seen: Flushes, turn: int, lake: Path) -> Written:
-    """Run the tasks. ``reading`` makes records of what the frame holds."""
+    """Run the tasks. ``reading`` converts the batches of ``frame`` to records."""
     from penstock.pipeline.arrow_map import map_in_arrow
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -97,12 +97,12 @@ def write(frame: "DataFrame", reading: Reading, *, seen: Flushes, turn: int, lak
 def write_share(
     records: Iterable[pa.RecordBatch], *, seen: Flushes, turn: int, lake: Path
 ) -> Iterator[pa.RecordBatch]:
-    """What one task does; its rows are those of ``_TOLD``."""
+    """Do the work of one task, and yield rows of ``_TOLD``."""
     sums: list[pa.RecordBatch] = []
     rejects: list[pa.RecordBatch] = []
     told: list[tuple[str, Any]] = []
     for batch in partials(records, seen):
-        kind = batch.column("kind")[0].as_py()  # each batch has rows of the same sort
+        kind = batch.column("kind")[0].as_py()  # a batch has sums, flushes or rejects
         if kind == REJECTED:
             rejects.append(_rejected(batch))
             continue
@@ -119,7 +119,7 @@ def write_share(
 
 
 def _dated(batch: pa.RecordBatch, turn: int, *, is_flush: bool) -> pa.RecordBatch:
-    """Rows of ``usage_partial``. What was told lies under the day when it was."""
+    """Return rows of ``usage_partial``. The date of a flush is the day when it was written."""
     at = batch.column("hour")
     if is_flush:
         at = batch.column("written_at_ms").cast(pa.timestamp("ms", tz="UTC"))

@@ -1,9 +1,10 @@
-"""Sums of hours that are complete, from files of ``usage_partial`` to files of ``usage_hourly``.
+"""Sums the partials of complete hours, from files of ``usage_partial`` to files of
+``usage_hourly``.
 
-A task has some hours of one day. It reads the files that may hold partials of them, adds up and
-writes: what Spark itself would do with a join, a shuffle and an aggregate, at a fraction of the
-processor time, since partials come grouped and most files have few hours. Memory goes by how many
-sums the hours of a task have, and not by how many partials there are of each.
+A task has some hours of one day. It reads the files that may have partials of these hours, sums
+them and writes files. This needs a fraction of the CPU time of a join, a shuffle and an aggregate
+in Spark, because partials are grouped and most files have few hours. The memory of a task depends
+on the number of sums in its hours, not on the number of partials.
 """
 
 import json
@@ -45,8 +46,8 @@ _SUMS_SCHEMA: Final = pa.schema([OUT.field(name) for name in (*KEYS, *SUMS)])
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one task seals: hours of one day, as numbers, each with the turn up to which partials
-    belong to it; and by kind the files that may have some."""
+    """The work of one task: hours of one day, as numbers, each with the turn up to which partials
+    belong to it; and by kind, the files that may have partials."""
 
     through: Mapping[int, int]
     files: Mapping[str, Sequence[str]]
@@ -62,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class PartialFile:
-    """A file of ``usage_partial``, and between which hours its rows are; None: not known."""
+    """A file of ``usage_partial``, with its first and last hour; None: not known."""
 
     path: str
     kind: str
@@ -70,14 +71,14 @@ class PartialFile:
     last: int | None
 
     def may_have(self, first: int, last: int) -> bool:
-        """Whether some of these hours can be in it."""
+        """Return whether the file can have rows of these hours."""
         return (self.first is None or self.first <= last) and (
             self.last is None or self.last >= first
         )
 
 
 def files_of(partial: "Table") -> list[PartialFile]:
-    """All files. What they hold is in the log of commits: none is opened."""
+    """Return all files, with facts from the log of commits: no file is opened."""
     actions = partial.open().get_add_actions(flatten=True)
     names = ("path", "partition.kind", "min.hour", "max.hour")
     rows = zip(*(actions.column(name).to_pylist() for name in names), strict=True)
@@ -88,12 +89,12 @@ def files_of(partial: "Table") -> list[PartialFile]:
 
 
 def first_hour(files: Sequence[PartialFile]) -> int | None:
-    """Of all that is told of; None: nothing is."""
+    """Return the first hour of all files, or None."""
     return min((file.first for file in files if file.first is not None), default=None)
 
 
 def shares_of(through: Mapping[int, int], files: Sequence[PartialFile]) -> list[Share]:
-    """Hours, as numbers, cut into what one task has: neighbours, and of one day."""
+    """Divide hours, as numbers, among tasks: each gets neighbouring hours of one day."""
     cut: list[list[int]] = []
     for hour in sorted(through):
         last = cut[-1] if cut else []
@@ -116,7 +117,7 @@ def _number(hour: datetime | None) -> int | None:
 
 
 def seal(spark: "SparkSession", shares: Sequence[Share], lake: Path) -> list[Part]:
-    """Run the tasks; the files that they wrote."""
+    """Run the tasks, and return the files that they wrote."""
     from penstock.pipeline.arrow_map import map_in_arrow
 
     if not shares:
@@ -141,7 +142,6 @@ def seal(spark: "SparkSession", shares: Sequence[Share], lake: Path) -> list[Par
 
 
 def seal_share(share: Share, lake: Path) -> list[Part]:
-    """What one task does."""
     sums = [_SUMS_SCHEMA.empty_table()]
     rows = 0
     for kind, paths in share.files.items():
@@ -158,12 +158,12 @@ def seal_share(share: Share, lake: Path) -> list[Part]:
 
 
 def _partials(path: str, kind: str, through: Mapping[int, int]) -> Iterator[pa.Table]:
-    """Rows of one file that belong to these hours."""
+    """Yield the rows of one file that belong to these hours."""
     hours = pa.array([_hour_us(hour) for hour in through], pa.int64()).cast(OUT.field("hour").type)
     turns = pa.array(list(through.values()), pa.int64())
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_READ_ROWS, columns=_IN_FILES, use_threads=False):
-            # The turn up to which a row's hour is sealed; null where it is none of these hours.
+            # The turn up to which a row's hour is sealed; null for all other hours.
             sealed = turns.take(pc.index_in(batch.column("hour"), hours))
             mine = batch.filter(pc.less_equal(batch.column("turn"), sealed))
             if mine.num_rows:

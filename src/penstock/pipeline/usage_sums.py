@@ -1,9 +1,9 @@
-"""Records of ``__usage`` to sums by the hour: what one task of the job ``usage`` does.
+"""Sums records of ``__usage`` by hour, in the tasks of the job ``usage``.
 
-Runs in the executors, next to the decoding; what a task hands on is as long as there are resources
-and operations, not as there are facts. A row of the result is one of four kinds: ``calls`` and
-``storage`` are sums, ``flush`` says which flushes of which process were counted, ``reject`` is a
-record that was not: it cannot be read, or it is a copy of one that was counted.
+This runs in the executors that decode records. The number of rows that a task returns depends on
+the number of resources and operations, not of facts. There are four kinds of rows: ``calls`` and
+``storage`` are sums, ``flush`` names the flushes of a process that were counted, and ``reject`` is
+a record that was not counted, because it is unreadable or a copy.
 """
 
 import bisect
@@ -29,11 +29,11 @@ from penstock.wire.facts.usage import (
 )
 
 HOUR_MS: Final = 3_600_000
-FLUSH, REJECTED = "flush", "reject"  # kinds of rows beside those of facts
-READ_BYTES: Final = 8 * 1_048_576  # of values that are read together: wide enough to be fast
-FOLD_ROWS: Final = 500_000  # that wait in a task before they are added up: some 80 MB
-VALUE_BYTES_MAX: Final = 4_096  # of a rejected record, kept to be looked at
-_MS_MAX: Final = 253_402_300_800_000  # the year 10000: beyond is damage
+FLUSH, REJECTED = "flush", "reject"  # kinds of rows, in addition to those of facts
+READ_BYTES: Final = 8 * 1_048_576  # of values that are decoded together: enough to be fast
+FOLD_ROWS: Final = 500_000  # that a task collects before it sums them: some 80 MB
+VALUE_BYTES_MAX: Final = 4_096  # of a rejected record, kept for inspection
+_MS_MAX: Final = 253_402_300_800_000  # the year 10000; later times are invalid
 
 KEYS: Final = ("hour", "tenant", "region", "resource", "kind", "op")
 COUNTS: Final = (
@@ -71,7 +71,7 @@ Name = tuple[str, str]  # node, incarnation
 
 
 class Flushes:
-    """Which flushes have been counted: ranges of numbers for each incarnation of a node."""
+    """The flushes that were counted: ranges of numbers for each incarnation of a node."""
 
     def __init__(self) -> None:
         self._ranges: dict[Name, list[tuple[int, int]]] = {}
@@ -82,7 +82,7 @@ class Flushes:
         return at >= 0 and flush <= ranges[at][1]
 
     def add(self, name: Name, first: int, last: int) -> None:
-        """Ranges that touch become one, so that what is kept does not grow with time."""
+        """Add a range, and merge adjacent ranges, so that memory does not grow with time."""
         ranges = self._ranges.setdefault(name, [])
         bisect.insort(ranges, (first, last))
         merged = ranges[:1]
@@ -100,7 +100,7 @@ class Flushes:
         return self._ranges.keys()
 
     def gaps(self) -> dict[Name, int]:
-        """How many flushes are missing between others, where there are any."""
+        """Return the number of flushes missing between others, where it is not 0."""
         found = {
             name: sum(after[0] - before[1] - 1 for before, after in pairwise(of))
             for name, of in self._ranges.items()
@@ -109,7 +109,7 @@ class Flushes:
 
 
 def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Iterator[pa.RecordBatch]:
-    """Records (partition, offset, value) to sums, flushes and rejects."""
+    """Convert records (partition, offset, value) to sums, flushes and rejects."""
     task = _Task(seen)
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("partition", "offset", "value")]
@@ -119,11 +119,11 @@ def partials(batches: Iterable[pa.RecordBatch], seen: Flushes) -> Iterator[pa.Re
 
 
 def add_up(rows: pa.Table) -> pa.Table:
-    """One row for each set of keys: rows, and sums of rows, to their sums."""
-    # A task has one core: threads would only take it from the task beside.
+    """Sum rows, or sums of rows, to one row for each set of keys."""
+    # A task has one core: threads would take time from other tasks.
     grouped = rows.group_by(list(KEYS), use_threads=False)
     summed = grouped.aggregate([(name, "sum") for name in SUMS])
-    # Results are called <name>_sum; the order of the columns differs between versions.
+    # Results are named <name>_sum; the order of columns depends on the version of PyArrow.
     columns = [summed.column(name) for name in KEYS]
     columns += [summed.column(f"{name}_sum") for name in SUMS]
     return pa.table(columns, names=[*KEYS, *SUMS])
@@ -131,7 +131,7 @@ def add_up(rows: pa.Table) -> pa.Table:
 
 @dataclass(slots=True)
 class _Told:
-    """What one task has of one incarnation in one partition."""
+    """The flushes of one incarnation in one partition that one task has."""
 
     flushes: list[int] = field(default_factory=list)
     written_at_ms: int = 0
@@ -141,7 +141,7 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """One that waits until it is worth reading many together."""
+    """A record that waits to be decoded together with others."""
 
     block: UsageBlock
     partition: int
@@ -152,10 +152,10 @@ class _Record:
 class _Task:
     def __init__(self, seen: Flushes) -> None:
         self._seen = seen
-        self._own = Flushes()  # a copy may stand in the same batch
+        self._own = Flushes()  # of this task: a copy may be in the same batch
         self._told: dict[tuple[str, str, int], _Told] = {}
         self._gathering = Gathering(self._read, self._read_slowly, bytes_max=READ_BYTES)
-        self._tables: list[pa.Table] = []  # rows, and sums of rows: both are added up the same
+        self._tables: list[pa.Table] = []  # rows, and sums of rows
         self._rows = 0
         self._rejects: list[tuple[int, int, str, bytes]] = []
 
@@ -258,11 +258,11 @@ _REJECT_SCHEMA: Final = _fields("kind", "partition", "end_offset", "why", "value
 
 
 class _RowsInvalid(Exception):
-    """A column holds what no counter gives."""
+    """A column has values that are not valid counts."""
 
 
 def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
-    """All rows of some records as one table, hours as numbers. Raises Odd."""
+    """Return all rows of some records as one table, with hours as numbers. Raises Odd."""
     found = read_columns([each.columns for each in blocks], texts=TEXTS, numbers=NUMBERS)
     is_known = pc.is_in(found.texts["kind"], _KINDS)
     if not pc.all(is_known).as_py():
@@ -272,7 +272,7 @@ def _rows_of(blocks: Sequence[UsageBlock]) -> pa.Table:
 
 
 def _rows_of_lists(facts: UsageFacts) -> pa.Table:
-    """The same for one record. Raises _RowsInvalid."""
+    """Return all rows of one record, as ``_rows_of`` does. Raises _RowsInvalid."""
     if not set(facts.columns.kind) <= {CALLS, STORAGE}:
         raise _RowsInvalid("a row of an unknown kind")
     for name in NUMBERS:
@@ -294,7 +294,7 @@ def _table(found: Columns, minutes_ms: Sequence[int]) -> pa.Table:
 
 
 def _padded(table: pa.Table) -> list[pa.RecordBatch]:
-    """With all columns of the output, nulls where there is nothing."""
+    """Return the rows with all columns of ``OUT``; missing columns are null."""
     count = table.num_rows
     if not count:
         return []

@@ -1,8 +1,8 @@
-"""Zig-zag varints by the thousand: the same field of many records is read in one go.
+"""Reads vectors of zig-zag varints: the same field of many records at once.
 
-``record/varint.py`` reads one; this reads a vector of them, which is what makes decoding in numpy
-worth while. Positions are never trusted: reads are clipped to the buffer, so a wrong one gives a
-wrong number and no crash. Whoever decodes checks that the fields add up; see ``records``.
+``record/varint.py`` reads a single varint. Positions are not trusted: reads are clipped to the
+buffer, so a wrong position gives a wrong number and no crash. The caller checks that fields end
+where their record ends; see ``records``.
 """
 
 from typing import Final
@@ -15,20 +15,20 @@ Longs = npt.NDArray[np.int64]
 
 _BITS: Final = 7
 _BYTES_MAX: Final = 10  # 64 bits in groups of seven
-_LAST_BYTE_MAX: Final = 1  # the tenth byte has room for one bit
+_LAST_BYTE_MAX: Final = 1  # the tenth byte has one bit
 
 
 class Unreadable(ValueError):
-    """Some varint of the vector is none. Which one, the slow way finds out."""
+    """At least one varint of the vector is invalid. The caller must find out which."""
 
 
 def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
-    """The values that stand at these positions, and the positions behind them."""
+    """Return the values at these positions, and the positions after them."""
     byte = data.take(at, mode="clip")
     if not at.size or byte.max() < 0x80:
         low = byte.astype(np.int64)
         return (low >> 1) ^ -(low & 1), at + 1
-    # Two bytes for all without a branch: deltas and sizes of one topic straddle 64 all the time.
+    # Reads two bytes for all, without a branch: many deltas and sizes are just above or below 64.
     goes_on = byte >> _BITS
     second = data.take(at + 1, mode="clip")
     raw = (second & 0x7F).astype(np.int64)
@@ -45,7 +45,7 @@ def read_varints(data: Bytes, at: Longs) -> tuple[Longs, Longs]:
 
 
 def _long(data: Bytes, low: Longs, at: Longs) -> tuple[Longs, Longs]:
-    """Those of three bytes and more; the first two have been read."""
+    """Read the rest of varints of three and more bytes, whose first two have been read."""
     raw = low.astype(np.uint64)
     at = at.copy()
     live = np.arange(at.size)

@@ -1,7 +1,7 @@
-"""What ``penstock pipeline verify NAME`` can check: one line for each.
+"""The list of the checks of ``penstock pipeline verify NAME``.
 
-A check is a job of its own. It reads the lake again, trusts nothing that it can make anew, shows
-what is wrong row by row, and ends with ``Unsound`` if there is anything.
+A check is a job that reads the lake again, recomputes all derived values, shows the faults row by
+row, and raises ``Unsound`` if there is any.
 """
 
 from collections.abc import Mapping

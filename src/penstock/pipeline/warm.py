@@ -1,10 +1,9 @@
-"""An archive of Spark's classes, so that a session starts in half the time: ``warm``.
+"""Creates an archive of Spark's classes, with which a session starts in half the time: ``warm``.
 
-The JVM can map classes that another run has loaded and checked (class data sharing). An archive
-fits one Java and one set of jars; it is kept in the cache folder under a name made of both, and
-one that does not fit is ignored by the JVM, not an error. Two layers: the JDK's own classes, which
-a trimmed runtime comes without, and Spark's on top of them, written when a session ends that has
-done a little of everything.
+The JVM can map classes that another run has loaded and verified (class data sharing). An archive
+fits one Java and one set of jars; its name in the cache folder is a hash of both, and the JVM
+ignores an archive that does not fit. There are two layers: the classes of the JDK, which a trimmed
+runtime lacks, and those of Spark, written at the end of a session that used all common features.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 _BASE = "java.jsa"
 _TOP = "spark.jsa"
 _DUMP_S_MAX = 300.0  # idle machines need 5 to 10 s
-_ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest go
-# The JVM reports an archive that does not fit on standard output, in the middle of everything.
+_ARCHIVES_MAX = 3  # a few hundred megabytes each; the oldest are deleted
+# The JVM reports an archive that does not fit on standard output, between other output.
 _QUIET = ("-Xlog:disable",)
 
 
 class WarmFailed(Exception):
-    """The archive was not made. The text is one line for a person."""
+    """The archive was not created. The text is one line for users."""
 
 
 def archive_folder(java: Java) -> Path:
@@ -51,7 +50,7 @@ def archive_file(java: Java) -> Path:
 
 
 def archive_options(java: Java) -> list[str]:
-    """What to start the JVM with: nothing before ``warm`` has run."""
+    """Return the JVM options for the archive; none before ``warm`` has run."""
     top = archive_file(java)
     if not top.is_file():
         return []
@@ -59,7 +58,7 @@ def archive_options(java: Java) -> list[str]:
 
 
 def warm(java: Java, *, tell: Callable[[str], None]) -> Path:
-    """Make the archive, in place of one that is there. Opens a session of its own and ends it."""
+    """Create or replace the archive. Opens and ends a separate session."""
     from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is not None:
@@ -124,7 +123,7 @@ def _dump_top(java: Java, draft: Path) -> None:
 
 
 def _work_a_little(spark: SparkSession, folder: Path) -> None:
-    """Touch what jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
+    """Use what jobs use: SQL, Parquet, Arrow to Python and back, a streaming query."""
     rows = spark.range(0, 2_000, 1, 4).selectExpr(
         "id", "id % 7 AS k", "cast(id AS string) AS s", "timestamp_seconds(id) AS t"
     )
