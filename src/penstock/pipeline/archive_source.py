@@ -5,7 +5,7 @@ data loss are handled alike. Only ``read`` differs: records stay in the worker t
 which writes part files (``parts.py``, divided by ``archive_rows.py``). Spark gets one row for each
 record; the first row of each file has the file's description, the others are null. So the query's
 progress still counts records, and almost no bytes go to the JVM. The job commits the files
-(``jobs/archive.py``); no commit names the files of a task that failed or ran twice.
+(``jobs/archive.py``); no commit names the files of failed or duplicate attempts of a task.
 
 A large batch with fewer partitions than cores is divided among all cores.
 """

@@ -14,7 +14,7 @@ from typing import Final
 SHARE_MIN: Final = 0.25
 Z_MIN: Final = 3.5
 TIMES_MEDIAN_MIN: Final = 3.0
-HOT_MAX: Final = 50  # rows of a list
+HOT_MAX: Final = 50  # rows; a reader would not look at more
 _TO_SIGMA: Final = 1.4826  # standard deviation per median absolute deviation, normal distribution
 
 

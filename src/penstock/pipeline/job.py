@@ -76,7 +76,7 @@ def require_table(lake: Lake, table: str, *, job: str) -> None:
 
 
 class Progress(Protocol):
-    """Shows the progress of a job. Methods may be called from any thread."""
+    """The port to which a job reports its progress. Methods may be called from any thread."""
 
     def on_progress(self, callback: Callable[[StreamingQueryProgress], None]) -> None:
         """Call back after every batch of any query, once its offsets are in the checkpoint."""

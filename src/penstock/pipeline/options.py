@@ -71,7 +71,7 @@ class OnDataLoss(StrEnum):
 
 
 class NoneSoNew(StrEnum):
-    """What to do if all records are older than the requested time."""
+    """The behaviour if all records are older than the requested time."""
 
     ERROR = "error"
     LATEST = "latest"

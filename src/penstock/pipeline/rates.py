@@ -66,7 +66,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of an invoice. ``free`` is the part of ``quantity`` that costs nothing."""
+    """One line of an invoice. ``quantity`` is the total usage, of which ``free`` costs nothing."""
 
     item: str  # requests:<class>, bytes_out, storage
     version: int

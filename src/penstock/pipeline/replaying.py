@@ -144,7 +144,7 @@ def note_standing(client: KafkaClient, way: Way, partition: int, standing: Stand
 
 
 class Sender(Protocol):
-    """Sends one chunk, and returns whether the target reports that it had the chunk already."""
+    """A sender of chunks; ``send`` returns True if the target reports a duplicate."""
 
     def send(self, partition: int, rows: Sequence[Any], standing: Standing) -> bool: ...
 
@@ -193,7 +193,7 @@ def _sender(client: KafkaClient, way: Way) -> Sender:
 
 
 class _Partition:
-    """One archived partition: collects chunks, sends them, and commits the position."""
+    """An archived partition, whose rows are collected in chunks, sent, and then committed."""
 
     def __init__(self, number: int, client: KafkaClient, sender: Sender, way: Way) -> None:
         standing = read_standing(client, way, number)
@@ -243,7 +243,7 @@ class _Partition:
 
 
 class TopicSender:
-    """Sends a chunk to a topic or a standard queue, as one idempotent batch."""
+    """A sender to a topic or a standard queue; each chunk is one idempotent batch."""
 
     def __init__(self, client: KafkaClient, way: Way) -> None:
         self._client = client

@@ -2,7 +2,7 @@
 
     [[rule]]
     topic = "orders"
-    check = "range"              # one of CHECKS, below
+    check = "range"              # one of Check, below
     field = "amount"             # key, value, header:NAME, or a path into a JSON body: customer.id
     min = 0
     on_fail = "quarantine"       # alert (default), quarantine, stop

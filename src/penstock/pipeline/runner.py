@@ -345,7 +345,7 @@ class _Run:
 
 
 class Stopper:
-    """Stops the job in order after the first signal, and at once after the second."""
+    """A listener for signals: the first stops the job in order, the second at once."""
 
     def __init__(self, run: _Run) -> None:
         self.stopping = threading.Event()

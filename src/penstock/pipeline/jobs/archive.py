@@ -105,7 +105,7 @@ def compact_closed(lake: Lake, *, now_ms: int) -> int:
 
 
 class _Upkeep:
-    """Compacts between batches, at most every ``UPKEEP_S`` seconds, and vacuums once a day."""
+    """A maintenance task: compaction at most every ``UPKEEP_S`` seconds, vacuum once a day."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake

@@ -44,7 +44,7 @@ BATCH_BYTES: Final = "64m"
 
 
 class AuditTables:
-    """The driver's work on the tables. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables."""
 
     def __init__(self, spark: "SparkSession", lake: Lake) -> None:
         self._spark = spark

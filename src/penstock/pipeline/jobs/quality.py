@@ -8,7 +8,7 @@ once, even if it is retried. Rows are checked in one pass (``pipeline/quality_ch
 that, the server is queried for freshness and volume of the topic.
 
 A failed ``alert`` rule makes the run fail after all rules were checked. A failed ``quarantine``
-rule moves its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
+rule copies its rows and does not fail the run. A failed ``stop`` rule ends the run before the batch
 is committed, so the next run checks the batch again.
 """
 

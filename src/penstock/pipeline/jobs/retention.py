@@ -124,7 +124,7 @@ class Planner:
             {key: each for key, each in found.items() if Place(*key[:2]) in starts}, starts
         )
         for place, start in starts.items():
-            for cursor in cursors[place.topic]:  # without acks it needs the whole partition
+            for cursor in cursors[place.topic]:  # a cursor without acks needs all records
                 needs.setdefault(place, {}).setdefault(cursor, start)
         return needs
 

@@ -238,7 +238,7 @@ def _expr(text: str) -> Any:
 
 
 class TelemetryTables:
-    """The driver's work on the tables. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables."""
 
     def __init__(
         self,

@@ -104,7 +104,7 @@ def last_complete_hour(written_at_ms: Mapping[str, int], *, grace_ms: int) -> in
 
 
 class UsageTables:
-    """The driver's work on the tables. Its state is read from the tables."""
+    """A writer of the tables, in the driver. Its state is read from the tables."""
 
     def __init__(
         self,
