@@ -210,7 +210,11 @@ def test_what_cannot_be_a_message_is_told_with_its_place() -> None:
     entry = entry_of("j", (1, 7, 0, b"\x00", b"x", [{"key": "b", "value": b"\xff"}]))
     assert len(entry["MessageGroupId"]) == 64
     assert entry["MessageDeduplicationId"] == "replay-j-1-7"
-    assert entry["MessageAttributes"] == {"b": {"DataType": "Binary", "BinaryValue": "/w=="}}
+    binary = {"b": {"DataType": "Binary", "BinaryValue": "/w=="}}
+    assert entry["MessageAttributes"] == binary
+    headers = [{"key": "b", "value": b"\xff"}, {"key": "penstock.type.b", "value": b"String"}]
+    entry = entry_of("j", (1, 7, 0, b"k", b"x", headers))
+    assert entry["MessageAttributes"] == binary, "the declared type does not fit the bytes"
 
 
 def test_misuse_is_told_in_a_line(

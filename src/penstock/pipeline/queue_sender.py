@@ -108,7 +108,8 @@ def _attributes(headers: Sequence[Any]) -> dict[str, Any]:
         try:
             text = value.decode("utf-8")
         except UnicodeDecodeError:
-            kind = kind or "Binary"
+            if not kind.startswith("Binary"):
+                kind = "Binary"
         if kind.startswith("Binary"):
             found[name] = {"DataType": kind, "BinaryValue": base64.b64encode(value).decode()}
         else:
