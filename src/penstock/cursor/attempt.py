@@ -1,8 +1,8 @@
-"""Receive attempts on a FIFO queue: a client that lost the answer asks again with the same id and
-gets the same records under the same lease, instead of finding their groups locked.
+"""Receive attempts on a FIFO queue: a client that lost a reply retries with the same attempt id and
+gets the same records under the same lease, although their groups are locked.
 
-The table is part of the fold (the id travels in the lease event), so a new leader answers alike.
-It forgets by count only, which every replica does at the same event; age is checked on lookup.
+The table is part of the fold (the lease event contains the id), so a new leader replies alike. Old
+attempts are dropped by count only, at the same event on every replica; lookups check the age.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class AttemptTable:
         return len(self._attempts)
 
     def is_repeat(self, attempt_id: str, lease_seq: int) -> bool:
-        """Whether a lease event only restarts a lease: new leases have new numbers."""
+        """Return whether a lease event only restarts a lease: new leases have new numbers."""
         attempt = self._attempts.get(attempt_id)
         return attempt is not None and attempt.lease_seq == lease_seq
 
@@ -37,7 +37,7 @@ class AttemptTable:
         return attempt
 
     def remember(self, attempt_id: str, attempt: Attempt) -> None:
-        self._attempts.pop(attempt_id, None)  # a newer attempt goes to the end of the line
+        self._attempts.pop(attempt_id, None)  # move a newer attempt to the end
         self._attempts[attempt_id] = attempt
         if len(self._attempts) > ATTEMPT_IDS_MAX:
             del self._attempts[next(iter(self._attempts))]

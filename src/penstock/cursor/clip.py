@@ -1,7 +1,7 @@
-"""Events as they concern a log whose beginning was dropped.
+"""Clipping of events to a log whose beginning was dropped.
 
-What is left of the log may still hold events that speak of what stood there: a lease of records on
-both sides of the cut, say. A fold that begins at the cut leaves those records out.
+The rest of the log may contain events about dropped records, for example a lease of records before
+and after the cut. A fold that begins at the cut leaves the dropped records out.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from penstock.cursor.events import AckEvent, Event, ExtendEvent, LeaseEvent
 
 
 def clipped(event: Event, start: int) -> Event:
-    """What an event says of records from ``start`` on."""
+    """Return the event without the records below ``start``."""
     if isinstance(event, LeaseEvent):
         detail = event.detail
         if detail is not None:

@@ -1,9 +1,9 @@
 """Message deduplication: the same id within five minutes of its first append is the same message.
 
-The window counts append times and outlives the message itself: an acknowledged message still
-swallows its duplicates. The table is a fold of the log's last five minutes, so it is rebuilt from
-there at start and is in no snapshot. Keys are hashes of sixteen bytes: an entry costs the same
-whatever ids clients invent, and nobody can aim a collision at another client's id in practice.
+The window counts from the append and outlives the message: duplicates of an acked message are
+dropped too. The table is a fold of the log's last five minutes: a start rebuilds it from there, and
+no snapshot contains it. Keys are hashes of sixteen bytes: an entry has the same size whatever ids
+clients use, and no client can in practice cause a collision with another client's id.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from penstock.model.topic import DedupScope
 
 
 def dedup_key(message: Message, scope: DedupScope) -> bytes | None:
-    """None for a message that takes no part in deduplication."""
+    """Return the message's key, or None if the message has no deduplication id."""
     dedup_id = message.dedup_id
     if dedup_id is None:
         return None
@@ -38,7 +38,7 @@ class DedupTable:
         return len(self._found)
 
     def find(self, key: bytes, *, wall_ms: int) -> tuple[int, bytes] | None:
-        """Offset and id of the message that this key stands for, while the window is open."""
+        """Return offset and id of the first message with this key while its window is open."""
         found = self._found.get(key)
         if found is None:
             return None
@@ -48,7 +48,7 @@ class DedupTable:
         return offset, message_id
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
-        """Ask before appending: a message that is in the log must also be remembered."""
+        """Raise Throttled if ``count`` more keys do not fit: call it before an append."""
         self._forget(wall_ms)
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
@@ -58,8 +58,8 @@ class DedupTable:
             )
 
     def remember(self, key: bytes, offset: int, message_id: bytes, appended_at_ms: int) -> None:
-        """Raises Throttled when the table is full. A key whose window is open keeps its first
-        message."""
+        """Remember a message, unless the key has an earlier one whose window is open. Raises
+        Throttled if the table is full."""
         self._forget(appended_at_ms)
         if key in self._found:
             return
@@ -69,13 +69,13 @@ class DedupTable:
         self._order.append((appended_at_ms, key))
 
     def forget_below(self, offset: int) -> None:
-        """A purge takes the memory of its messages with it."""
+        """Forget the messages that a purge removed."""
         kept = [(at, key) for at, key in self._order if self._found[key][0] >= offset]
         self._order = deque(kept)
         self._found = {key: self._found[key] for _, key in kept}
 
     def _forget(self, wall_ms: int) -> None:
-        """Append times never decrease along a log, so the oldest are always in front."""
+        """Drop the oldest entries, in front as append times never decrease along a log."""
         order = self._order
         ended_ms = wall_ms - DEDUP_WINDOW_MS
         while order and order[0][0] <= ended_ms:

@@ -1,11 +1,11 @@
-"""Not-before times: when a delayed record is due, and how many such records wait unread.
+"""Delays: when a delayed record is due, and how many delayed records have not been read yet.
 
-A delay starts at the append and is kept in the record, so it is on the wall clock; it is turned
-into a time of the monotonic clock once, when the record is read. A wall clock that jumps later
-changes nothing, and one that jumped before cannot stretch a delay beyond its own length.
+A delay starts at the append and is stored in the record, so it is on the wall clock; it is
+converted to the monotonic clock once, when the record is read. A later jump of the wall clock
+changes nothing, and an earlier jump cannot make a delay longer than its duration.
 
-Records that the head has passed know their own due time. For those ahead of it only counts are
-kept, one bucket per second: at most 900 buckets, however many messages are delayed.
+Records below the cursor's head have their due time in their entry. Records after it are only
+counted, in one bucket per second: at most 900 buckets, however many messages are delayed.
 """
 
 from collections.abc import Iterable
@@ -13,20 +13,20 @@ from collections.abc import Iterable
 from penstock.model.limits import DELAY_MS_MAX, SECOND_MS
 from penstock.model.message import Record
 
-BUCKETS_MAX = 2 * DELAY_MS_MAX // SECOND_MS  # twice what fits: a wall clock may jump
+BUCKETS_MAX = 2 * DELAY_MS_MAX // SECOND_MS  # twice the maximum, as the wall clock may jump
 
 
 def due_at(record: Record, delay_ms: int, *, now_ms: int, wall_ms: int) -> int:
-    """When a record with this delay may be given out, on the monotonic clock."""
+    """Return when a record with this delay may be delivered, on the monotonic clock."""
     return now_ms + min(delay_ms, record.appended_at_ms + delay_ms - wall_ms)
 
 
 class DelayBuckets:
-    """Counts of delayed records that nobody has read yet, by a second of the wall clock.
+    """Counts of delayed records that have not been read yet, by second of the wall clock.
 
-    A standard queue files a record under the second it is due. A FIFO queue files it under the
-    second of its append, because there the queue's present delay applies to all of them: ``count``
-    is then asked with that delay."""
+    A standard queue counts a record in the second it is due. A FIFO queue counts it in the second
+    of its append, because the queue's current delay applies to all records: callers pass that delay
+    to ``count``."""
 
     def __init__(self, *, by_append: bool) -> None:
         self._by_append = by_append
@@ -40,13 +40,13 @@ class DelayBuckets:
         return (record.appended_at_ms + delay_ms) // SECOND_MS
 
     def add(self, delay_ms: int, *, appended_at_ms: int, now_ms: int) -> None:
-        """``now_ms`` is the moment of the append on the monotonic clock."""
+        """Count a record. ``now_ms`` is the time of the append on the monotonic clock."""
         ahead_ms = 0 if self._by_append else delay_ms
         key = (appended_at_ms + ahead_ms) // SECOND_MS
         count, from_ms = self._buckets.get(key, (0, 0))
         self._buckets[key] = (count + 1, max(from_ms, now_ms + ahead_ms))
         if len(self._buckets) > BUCKETS_MAX:
-            # Only a jumping clock gets here; the oldest are the ones most surely due.
+            # Only possible after a jump of the clock; the oldest bucket is most likely due.
             del self._buckets[next(iter(self._buckets))]
 
     def remove(self, keys: Iterable[int]) -> None:
@@ -72,7 +72,7 @@ class DelayBuckets:
         return sum(n for n, from_ms in self._buckets.values() if from_ms + extra_ms > now_ms)
 
     def next_ms(self, *, now_ms: int, delay_ms: int = 0) -> int | None:
-        """When the first of the delayed records is due, to the second; None if there is none."""
+        """Return when the first delayed record is due, to the second; None if there is none."""
         extra_ms = delay_ms if self._by_append else 0
         due = (from_ms + extra_ms for _, from_ms in self._buckets.values())
         return min((each for each in due if each > now_ms), default=None)

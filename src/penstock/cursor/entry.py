@@ -1,8 +1,8 @@
-"""One record below the cursor's head that is not gone yet.
+"""Entries: records below the cursor's head that are not gone yet.
 
     READY ──lease──► LEASED ──deadline, release──► READY ──...──► gone (ack, expiry, trim)
-    passed over while delayed: DELAYED ──due──► READY
-    restored without its contents: RESTORED ──hydrate──► READY or DELAYED
+    skipped while delayed: DELAYED ──due──► READY
+    replayed without its contents: RESTORED ──hydrate──► READY or DELAYED
 
 TAKEN exists only inside one decision, between choosing a record and applying the event.
 Entries are msgspec structs outside the garbage collector: at 120,000 in flight a full collection

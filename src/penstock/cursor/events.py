@@ -1,8 +1,8 @@
-"""What a lease cursor writes into its partition's log: the events whose fold is the queue's state.
+"""The events that a lease cursor writes to its partition's log; their fold is the queue's state.
 
-Each event is the value of one control record. It says what was decided, never why, and carries
-durations instead of times of day, so that every replica arms its own clock. Replaying them needs
-no message contents: a lease names the records it took and the ones it passed over.
+Each event is the value of one control record. It states the decision, not the reason, and contains
+durations instead of times of day, so that every replica uses its local clock. Replay needs no
+message contents: a lease names the records that it leased and the ones that it skipped.
 
     type  event    fields, in order, as a MessagePack array
     64    Lease    lease_seq, duration_ms, head, passed, offsets, leased_at_ms, detail or nil
@@ -12,8 +12,8 @@ no message contents: a lease names the records it took and the ones it passed ov
     67    Trim     start, passed
     68    Start    start, backlog
 
-A share's events are written with SHARE_STEP added to the type and the share's id, sixteen bytes,
-before the value: whoever replays the log knows whose they are without decoding them.
+The events of a share have SHARE_STEP added to the type and the share's id, sixteen bytes, before
+the value: a replay finds the share without decoding the value.
 
 Leasing one record takes about thirty bytes; the rarely used fields of a lease are one nil.
 
@@ -28,16 +28,16 @@ import msgspec
 
 
 class AckReason(IntEnum):
-    ACKED = 0  # a consumer finished it
-    DEAD = 1  # it was copied to the dead-letter queue
-    EXPIRED = 2  # its retention is over
+    ACKED = 0  # by a consumer
+    DEAD = 1  # copied to the dead-letter queue
+    EXPIRED = 2  # past its retention
 
 
 class LeaseDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The parts of a lease that most leases do not have."""
+    """The rarely used fields of a lease."""
 
-    skipped: tuple[int, ...] = ()  # newly passed over: delayed, group locked, noisy group
-    held: tuple[int, ...] = ()  # kept back while they are copied to the dead-letter queue
+    skipped: tuple[int, ...] = ()  # newly skipped: delayed, group locked, noisy group
+    held: tuple[int, ...] = ()  # leased while they are copied to the dead-letter queue
     expired: tuple[int, ...] = ()  # known records found to be past their retention
     due_keys: tuple[int, ...] = ()  # delay buckets of the records the head passed
     attempt_id: str | None = None
@@ -70,7 +70,7 @@ class TrimEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StartEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The cursor begins, or begins again, at ``start``: whatever it knew is forgotten."""
+    """The cursor starts, or starts again, at ``start`` and forgets all earlier state."""
 
     start: int
     backlog: int  # messages from there to this event
@@ -114,7 +114,7 @@ def is_shared_type(number: int) -> bool:
 
 
 def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, memoryview]:
-    """Whose event it is, then what ``decode`` takes."""
+    """Return the share's id, and the arguments for ``decode``."""
     if len(data) < SHARE_ID_BYTES:
         raise ValueError(f"control record of type {number} is too short for a share's event")
     view = memoryview(data)
@@ -127,8 +127,8 @@ def is_event_type(number: int) -> bool:
 
 
 def decode(number: int, data: bytes | memoryview) -> Event:
-    """Raises ValueError for a type or value that is not ours: the log is damaged or newer than
-    this program, and guessing would resurrect or lose messages."""
+    """Decode an event. Raises ValueError for an unknown type or value: the log is damaged or newer
+    than this program, and a guess would redeliver or lose messages."""
     decoder = _DECODERS.get(number)
     if decoder is None:
         raise ValueError(f"control record type {number} is not a cursor event")

@@ -1,23 +1,23 @@
-"""Noisy neighbours on a standard queue: one group's flood must not make the others wait.
+"""Fairness on a standard queue: one message group's flood must not make the other groups wait.
 
-A group is noisy while it has at least thirty records in flight and more than a tenth of all. A
-noisy group's records are parked, and everyone else's go first; when nobody else has any, they are
-given out again, the group with the fewest in flight before the others. Records without a group
-count as a group each, so they are never noisy. Nothing is throttled: with idle consumers a noisy
-group gets them all.
+A group is noisy while it has at least thirty records in flight and more than a tenth of all records
+in flight. Records of noisy groups are parked, and records of other groups are delivered first; when
+there are none, parked records are delivered, first of the group with the fewest in flight. A record
+without a group counts as a separate group, so it is never noisy. Nothing is throttled: a noisy
+group gets all idle consumers.
 
-Parked records stay in the cursor's table; here are only their offsets, in order. The number of
-groups parked at once is bounded, because each receive looks at the front of each. (Nine can be
-noisy at a time; the rest are ones that calmed down and still have records waiting.)
+Parked records stay in the cursor's table; this module keeps only their offsets, in order. The
+number of parked groups is bounded, because each receive checks the front of each. (At most nine
+groups are noisy at a time; the others were noisy before and still have parked records.)
 """
 
 from collections import deque
 from collections.abc import Iterator
 
 IN_FLIGHT_MIN = 30
-SHARE = 10  # noisy above one in this many
+SHARE = 10  # a group is noisy above 1/SHARE of all records in flight
 GROUPS_MAX = 64
-# How many records may be parked to find quiet ones behind them.
+# Number of records that may be parked to find records of quiet groups after them.
 PARKED_MAX = 4_096
 
 
@@ -30,7 +30,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """False, at the price of two truth tests, on a queue whose groups are all small."""
+        """Whether a group is large or parked. Costs two truth tests on other queues."""
         return bool(self._crowds) or bool(self._parked)
 
     @property
@@ -69,7 +69,7 @@ class FairShare:
             yield group, offsets[0]
 
     def quietest(self) -> str | None:
-        """Of the parked groups, the one with the fewest in flight; ties go to the older record."""
+        """Return the parked group with the fewest in flight; ties go to the older record."""
         in_flight = self._in_flight
         best: tuple[int, int, str] | None = None
         for group, offset in self.parked_fronts():
@@ -79,7 +79,7 @@ class FairShare:
         return None if best is None else best[2]
 
     def unpark(self, group: str) -> int:
-        """Take the first parked record of a group."""
+        """Remove and return the first parked offset of a group."""
         offsets = self._parked[group]
         offset = offsets.popleft()
         self._parked_count -= 1

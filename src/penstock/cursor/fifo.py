@@ -1,20 +1,21 @@
-"""Which records a receive on a FIFO queue gets: order, and a lock, within each message group.
+"""The lease cursor of a FIFO queue: each message group is delivered in order, and is locked while
+one of its records is in flight.
 
-Groups stand in line in the order in which they became available: new ones as their first record is
-due, those that were handed out behind whoever waits when they come back. So a group that fails over
-and over does not starve the others. A receive takes as much as it can from the first group before
-it looks at the next; inside a group it walks from the oldest remaining record and stops at the
-first one in flight. So nothing overtakes a record that someone is working on, while records in
-front of one whose lease was extended do come back. A record without a group is a group of its own.
+Groups wait in a line in the order in which they became available: a new group joins when its first
+record is due, a group that was delivered joins at the end when it is available again. So a group
+that fails repeatedly does not starve the others. A receive takes as many records as it can from the
+first group before the next one. Inside a group it goes from the oldest remaining record to the
+first one in flight. So no record overtakes a record that is being processed, while records before
+one whose lease was extended are delivered again. A record without a group is a group by itself.
 
-Each group has a queue of offsets: known entries first, then records of the window, all ascending.
-Only its first live record can make a group available; a group stands in the line at most once, and
-one that is found not to be available is dropped from it: whatever frees it lines it up again.
+Each group has a queue of offsets: entries of the table first, then records of the window, all
+ascending. A group is available if its first live record is. It is in the line at most once; an
+unavailable group found there is dropped, and the event that frees the group adds it again.
 
-The queue's present delay applies to every record that was never leased nor passed over. All have
-the same delay, so due times follow log order: groups that begin with such a record arrive in the
-order of offsets, behind one delayed record every other is delayed too, reading ahead stops there,
-and no entry of the table is ever delayed.
+The queue's current delay applies to every record that was never leased nor skipped. All have the
+same delay, so due times follow log order: groups that begin with such a record arrive in the order
+of offsets, all records after a delayed one are delayed, reading ahead stops there, and no entry of
+the table is ever delayed.
 """
 
 from collections import deque
@@ -29,10 +30,10 @@ from penstock.cursor.redrive import HELD_PER_LEASE_MAX, is_dead
 from penstock.model.limits import LOCK_STEPS_MAX, WINDOW_RECORDS_MAX
 from penstock.model.message import Record
 
-# A receive wants to see this many fresh records, to find what belongs to its first group.
+# Number of fresh records that a receive wants in the window, to find those of its first group.
 _LOOK_AHEAD = WINDOW_RECORDS_MAX // 2
 
-GroupKey = str | int  # a record without a group goes by its offset
+GroupKey = str | int  # a record without a group has its offset as key
 
 
 class FifoCursor(LeaseCursor):
@@ -43,13 +44,13 @@ class FifoCursor(LeaseCursor):
         self._groups: dict[GroupKey, deque[int]] = {}
         self._line: deque[GroupKey] = deque()
         self._lined: set[GroupKey] = set()
-        # Heap: fresh records that begin a group, until they are due and the group joins the line.
+        # Heap of fresh records that are first in their group; when due, the group joins the line.
         self._arrivals: list[int] = []
         self._arriving: set[int] = set()
-        # The window by offset, with the time of the append on the monotonic clock.
+        # The window by offset, with the append times on the monotonic clock.
         self._fresh: dict[int, tuple[Record, int]] = {}
         self._last_append_ms: int | None = None
-        self._queue_delay_ms = 0  # as of the last lease; tells next_wake_ms when fresh ones are due
+        self._queue_delay_ms = 0  # of the last lease, for next_wake_ms
 
     def lease(
         self,
@@ -89,7 +90,7 @@ class FifoCursor(LeaseCursor):
         reads_on = is_stuck and self._reads_on(now_ms)
         last = max((o for o, record in selection.picked if record is not None), default=-1)
         if reads_on and self._window:
-            last = self._window[-1].offset  # all of it is blocked: make room to see further
+            last = self._window[-1].offset  # all records are locked: make room to read further
         head = max(head, self._pass_to(selection, last))
         event, picks, dead = self._decide_lease(
             selection, head, lease_ms, attempt_id, now_ms, wall_ms
@@ -112,8 +113,8 @@ class FifoCursor(LeaseCursor):
         bound_ms: int,
         due_ms: int,
     ) -> tuple[bool, bool]:
-        """Go down the line of groups. Returns whether a bound on one event stopped it, and
-        whether something is delayed. A record appended after ``due_ms`` is delayed."""
+        """Take records of the groups in line. Returns whether a bound on one event stopped it, and
+        whether a record is delayed. A record appended after ``due_ms`` is delayed."""
         self._admit(due_ms)
         line = self._line
         while line and len(selection.picked) < take:
@@ -126,11 +127,11 @@ class FifoCursor(LeaseCursor):
             line.popleft()
             self._lined.discard(key)
             if is_free and entry is None and not selection.picked:
-                self._line_up(key)  # the queue's delay was raised: it arrives again when due
+                self._line_up(key)  # the queue's delay was raised: the group joins again when due
         return False, bool(self._arrivals)
 
     def _admit(self, due_ms: int) -> None:
-        """Groups whose first record has become due join the line."""
+        """Add the groups whose first record has become due to the line."""
         arrivals = self._arrivals
         while arrivals:
             offset = arrivals[0]
@@ -154,7 +155,7 @@ class FifoCursor(LeaseCursor):
         bound_ms: int,
         due_ms: int,
     ) -> bool:
-        """Take from one group, oldest first. False: this event is full of expired or dead ones."""
+        """Take from one group, oldest first. False: the event is full of expired or dead ones."""
         for offset in self._groups[key]:
             if len(selection.picked) == take:
                 break
@@ -180,15 +181,15 @@ class FifoCursor(LeaseCursor):
                     return False
                 selection.held.append(offset)
                 entry.state = TAKEN
-                break  # in flight to the dead-letter queue: the group waits for that
+                break  # locked until this record is in the dead-letter queue
             else:
                 selection.picked.append((offset, None))
                 entry.state = TAKEN
         return True
 
     def _pass_to(self, selection: Selection, last: int) -> int:
-        """Move the head behind ``last``: what was picked becomes an entry, and so does what lay
-        in between, passed over. Returns the new head."""
+        """Move the head after ``last``: picked records become entries, records in between become
+        skipped entries. Returns the new head."""
         window = self._window
         picked = {offset for offset, record in selection.picked if record is not None}
         while window and window[0].offset <= last:
@@ -204,7 +205,7 @@ class FifoCursor(LeaseCursor):
         return last + 1
 
     def _reads_on(self, now_ms: int) -> bool:
-        """Whether records beyond the window could help: everything in it is blocked by locks."""
+        """Return whether to read beyond the window, in which all records are locked."""
         if self._backlog <= len(self._window) or not self._may_skip:
             return False
         if not self._window:
@@ -215,8 +216,8 @@ class FifoCursor(LeaseCursor):
     def _repeat(
         self, attempt_id: str, lease_ms: int, now_ms: int, wall_ms: int
     ) -> LeaseOutcome | None:
-        """The same records again under the same lease, its time restarted. None when that lease
-        is not whole any more: acked, extended, released or ended in part."""
+        """Lease the records of an earlier attempt again under the same lease, with a new deadline.
+        Returns None if any of them was acked, extended or released, or its lease ended."""
         attempt = self._attempts.find(attempt_id, now_ms=now_ms)
         if attempt is None:
             return None
@@ -240,7 +241,7 @@ class FifoCursor(LeaseCursor):
 
     # ── Groups ───────────────────────────────────────────────────────────────────────────────
     def _front(self, key: GroupKey) -> int | None:
-        """The oldest record of a group that is not gone."""
+        """Return the oldest offset of a group that is not gone."""
         offsets = self._groups.get(key)
         if offsets is None:
             return None
@@ -264,7 +265,7 @@ class FifoCursor(LeaseCursor):
         return None
 
     def _line_up(self, key: GroupKey) -> None:
-        """Let a group wait for its turn, unless its front is in flight."""
+        """Add a group to the line or the arrivals, unless its first record is in flight."""
         front = self._front(key)
         if front is None:
             return
@@ -283,7 +284,7 @@ class FifoCursor(LeaseCursor):
 
     def _rebuild(self) -> None:
         if self._unhydrated:
-            return  # groups are not known yet; hydrate comes back here
+            return  # groups are not known yet; hydrate calls this again
         self._groups = {}
         for offset, entry in self._table.items():
             self._groups.setdefault(_key_of(entry.group, offset), deque()).append(offset)
@@ -297,9 +298,9 @@ class FifoCursor(LeaseCursor):
         for key in list(self._groups):
             self._line_up(key)
 
-    # ── What the fold and the window tell ────────────────────────────────────────────────────
+    # ── Callbacks of the fold and the window ─────────────────────────────────────────────────
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
-        # On the monotonic clock, and in log order even if the wall clock jumped between reads.
+        # On the monotonic clock, and ascending even if the wall clock jumped between reads.
         appended_ms = now_ms - max(0, wall_ms - record.appended_at_ms)
         if self._last_append_ms is not None:
             appended_ms = max(appended_ms, self._last_append_ms)
@@ -327,7 +328,7 @@ class FifoCursor(LeaseCursor):
             self._line_up(_key_of(entry.group, offset))
 
     def _on_leased(self, entry: Entry) -> None:
-        pass  # the walk sees the state itself
+        pass  # _walk checks the state
 
     def _on_landed(self, entry: Entry) -> None:
         pass

@@ -1,15 +1,15 @@
-"""The queue's state as a fold of its partition's log, and the only code that changes it.
+"""The state of a queue as a fold of its partition's log. Only this code changes that state.
 
-Decisions (lease.py) work out an event and apply it here; a restart or a follower applies the same
-events from the log. So there is one way for state to change, and live and replayed state agree.
+Decisions (lease.py) create an event and apply it here; a restart or a follower applies the same
+events from the log. So live and replayed state agree.
 
-What is kept, and how much of it:
-- ``head``: the first offset no lease has looked at. The whole backlog behind it costs nothing.
-- the table: records below the head that are not gone, O(in flight + passed over).
+The state, and its size:
+- ``head``: the first offset that no lease has examined. The backlog after it needs no memory.
+- the table: records below the head that are not gone, O(in flight + skipped).
 - counts of messages appended and messages passed by the head, from batch headers alone.
-- deadlines, in a heap that forgets lazily: an ended lease is no event, it only permits the next.
+- deadlines, in a heap with lazy deletion; the end of a lease is not an event.
 
-Replay needs no message contents. An entry made by replay therefore lacks its group, sending time
+Replay needs no message contents. An entry created by replay therefore lacks its group, sending time
 and due time until ``hydrate`` gets its record; a leader hydrates before its first lease.
 """
 
@@ -32,7 +32,7 @@ from penstock.cursor.redrive import HOLD_MS
 from penstock.cursor.snapshot import Snapshot, encode, fingerprint
 from penstock.model.message import Record
 
-_STALE_MIN = 1_024  # below this many dead heap items, sweeping costs more than it frees
+_STALE_MIN = 1_024  # with fewer stale heap items a sweep is not worth its cost
 
 
 class LeaseFold(ABC):
@@ -45,12 +45,12 @@ class LeaseFold(ABC):
         self._appended_count = 0
         self._passed_count = 0
         self._next_lease_seq = 1
-        self._table: dict[int, Entry] = {}  # ascending offsets: entries come in as the head passes
-        # Acked although no lease is known: that lease was lost in a crash, the ack was not.
+        self._table: dict[int, Entry] = {}  # ascending offsets: entries are added as the head moves
+        # Acked although no lease is known: a crash lost the event of the lease, but not the ack.
         self._acked_ahead: set[int] = set()
-        self._acked_order: list[int] = []  # the same as a heap, to forget what the head passes
+        self._acked_order: list[int] = []  # the same as a heap, to drop what the head passes
         self._attempts = AttemptTable()
-        # This node's own: clocks, and what only the record's contents tell.
+        # Local to this node: clocks, and state that needs the contents of records.
         self._deadlines: list[tuple[int, int]] = []  # (until_ms, offset), stale ones included
         self._deadlines_max = _STALE_MIN
         self._in_flight = 0
@@ -58,34 +58,34 @@ class LeaseFold(ABC):
         self._unhydrated: set[int] = set()
         self._delays = DelayBuckets(by_append=self.is_fifo)
 
-    # ── What the two kinds of queue do differently ───────────────────────────────────────────
+    # ── Callbacks that the two kinds of queue implement ──────────────────────────────────────
     @abstractmethod
     def _on_ready(self, offset: int, entry: Entry) -> None:
-        """An entry may be leased again."""
+        """Called when an entry may be leased again."""
 
     @abstractmethod
     def _on_leased(self, entry: Entry) -> None:
-        """An entry with a group went into flight."""
+        """Called when an entry with a group was leased."""
 
     @abstractmethod
     def _on_landed(self, entry: Entry) -> None:
-        """An entry with a group is in flight no more."""
+        """Called when an entry with a group is no longer in flight."""
 
     @abstractmethod
     def _on_gone(self, offset: int, entry: Entry) -> None:
-        """An entry has left the table."""
+        """Called when an entry has left the table."""
 
     @abstractmethod
     def _on_head(self) -> None:
-        """The head has moved: read-ahead below it is void."""
+        """Called when the head has moved: read-ahead below it is void."""
 
     @abstractmethod
     def _on_restart(self) -> None:
-        """The head is about to be set anywhere: all read-ahead is void."""
+        """Called before the head is set to any offset: all read-ahead is void."""
 
     @abstractmethod
     def _rebuild(self) -> None:
-        """All entries are known again, or many are gone: build the order of delivery anew."""
+        """Rebuild the delivery order: all entries are hydrated, or many are gone."""
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(
@@ -99,8 +99,8 @@ class LeaseFold(ABC):
         now_ms: int,
         elapsed_ms: int = 0,
     ) -> None:
-        """``count`` messages were appended at ``base_offset``; the log now ends at
-        ``next_offset``. ``delays`` lists (offset, delay) of the delayed ones where known, with the
+        """Count ``count`` messages appended at ``base_offset``; the log now ends at
+        ``next_offset``. ``delays`` lists (offset, delay) of the delayed ones if known, with the
         append's wall clock; without it they count as visible until they are read."""
         assert base_offset >= self._next_offset, "appends come in the order of the log"
         self._appended_count += count
@@ -112,8 +112,8 @@ class LeaseFold(ABC):
                 )
 
     def apply(self, event: Event, *, offset: int, now_ms: int, elapsed_ms: int = 0) -> None:
-        """Replay one event that stands in the log at ``offset`` and was written ``elapsed_ms``
-        ago. A lease gets what is left of its time, counted from now."""
+        """Replay the event at ``offset`` of the log, which was written ``elapsed_ms`` ago. A lease
+        gets the rest of its time, counted from now."""
         if isinstance(event, LeaseEvent):
             assert event.head <= offset, "a lease stands behind the records it speaks of"
             self._add_restored(event)
@@ -161,7 +161,7 @@ class LeaseFold(ABC):
         if entry.state != LEASED:
             self._take_off(entry)
         if attempt:
-            # At lease, not at expiry: a consumer that crashes must still use one up.
+            # Counted at the lease, not at its end: a consumer that crashes must use an attempt too.
             entry.attempts += attempt
             if entry.attempts == 1:
                 entry.first_leased_at_ms = event.leased_at_ms
@@ -172,8 +172,8 @@ class LeaseFold(ABC):
         heappush(self._deadlines, (until_ms, offset))
 
     def _add_restored(self, event: LeaseEvent) -> None:
-        """Entries for the records this lease is the first to see. A live decision puts them into
-        the table itself, with contents."""
+        """Add entries for the records that this lease is the first to examine. A live decision adds
+        them itself, with contents."""
         table = self._table
         head = self._head
         fresh = [o for o in event.offsets if o >= head and o not in table]
@@ -185,7 +185,7 @@ class LeaseFold(ABC):
             self._unhydrated.update(fresh)
 
     def _note_attempt(self, attempt_id: str, event: LeaseEvent, at_ms: int) -> int:
-        """How many attempts this lease counts for: a repeated receive is the same lease again."""
+        """Return the attempts that this lease counts for: 0 if it repeats an earlier receive."""
         if self._attempts.is_repeat(attempt_id, event.lease_seq):
             return 0
         self._attempts.remember(attempt_id, Attempt(event.lease_seq, event.offsets, at_ms))
@@ -202,7 +202,7 @@ class LeaseFold(ABC):
                     self._on_ready(offset, entry)
                 continue
             if entry.state != LEASED:
-                # Visible again, and taken back by its last consumer: no attempt, a new clock.
+                # The lease had ended and its consumer extends it: no new attempt, a new start time.
                 self._take_off(entry)
                 entry.leased_at_ms = now_ms - elapsed_ms
             entry.until_ms = now_ms + max(0, duration_ms - elapsed_ms)
@@ -254,12 +254,12 @@ class LeaseFold(ABC):
     # ── Bookkeeping ──────────────────────────────────────────────────────────────────────────
     @property
     def _backlog(self) -> int:
-        """Messages that no lease has looked at."""
+        """Number of messages that no lease has examined."""
         return self._appended_count - self._passed_count - len(self._acked_ahead)
 
     @property
     def unseen(self) -> int:
-        """Messages from the head on, whether acked ahead or not."""
+        """Number of messages from the head on, including those acked ahead."""
         return self._appended_count - self._passed_count
 
     def _forget_acked_ahead(self) -> None:
@@ -294,8 +294,8 @@ class LeaseFold(ABC):
             self._sweep_deadlines()
 
     def _sweep_deadlines(self) -> None:
-        """Acked and extended leases leave their old deadlines behind; drop those before they are
-        more than half of the heap, so that the cost per lease stays constant."""
+        """Drop stale deadlines, of acked and extended leases, before they are more than half of the
+        heap, so that the cost per lease stays constant."""
         timed = (LEASED, DELAYED)
         self._deadlines = [(e.until_ms, o) for o, e in self._table.items() if e.state in timed]
         heapify(self._deadlines)
@@ -305,7 +305,7 @@ class LeaseFold(ABC):
         heappop(self._deadlines)
 
     def _advance(self, now_ms: int) -> None:
-        """Let leases end and delays pass that are over by now."""
+        """End the leases and delays that are over by now."""
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
             until_ms, offset = heappop(deadlines)
@@ -321,9 +321,9 @@ class LeaseFold(ABC):
             entry.state = READY
             self._on_ready(offset, entry)
 
-    # ── Contents that replay did not have ────────────────────────────────────────────────────
+    # ── Contents that replay does not have ───────────────────────────────────────────────────
     def unhydrated(self) -> list[int]:
-        """Offsets whose records the shell must read and give to ``hydrate`` before leasing."""
+        """Return the offsets whose records ``hydrate`` must get before the first lease."""
         return sorted(self._unhydrated)
 
     def hydrate(self, records: Iterable[Record], *, now_ms: int, wall_ms: int) -> None:
@@ -383,17 +383,17 @@ class LeaseFold(ABC):
         )
 
     def snapshot(self, *, now_ms: int) -> bytes:
-        """The state after every record below ``next_offset``. Take it between decisions whose
-        events are in the log, and note the log's end beside it: replay goes on from there."""
+        """Return the encoded state after every record below ``next_offset``. Call it when all
+        events are in the log, and store the log's end beside it: replay continues from there."""
         assert all(e.state != TAKEN for e in self._table.values()), "no snapshot inside a decision"
         return encode(self._to_snapshot(now_ms))
 
     def state_hash(self) -> bytes:
-        """Equal on any two replicas that have applied the same log."""
+        """Return a hash that is equal on all replicas that have applied the same log."""
         return fingerprint(self._to_snapshot(0))
 
     def load(self, snapshot: Snapshot, *, now_ms: int, elapsed_ms: int) -> None:
-        """Become what a snapshot says; only for a cursor that has seen nothing yet."""
+        """Load a snapshot into a cursor that is still empty."""
         assert snapshot.is_fifo is self.is_fifo, "a queue never changes its kind"
         self._head = snapshot.head
         self._next_offset = snapshot.next_offset

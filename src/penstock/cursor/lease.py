@@ -1,14 +1,14 @@
-"""Who holds which record until when: the decisions of a lease cursor.
+"""The decisions of a lease cursor: which consumer holds which record, and until when.
 
 Pure: broker/partition.py owns the clock and the log. It calls a decision, appends the events that
-come back, and replies when they are durable. A decision both returns its event and has applied it,
-so two receives in a row can never pick the same record, whatever the log is doing meanwhile.
+the decision returns, and replies when they are durable. A decision has applied its event when it
+returns, so two receives in a row never pick the same record, whatever the log does meanwhile.
 
-What is common to both kinds of queue is here: ack, extend, purge, trim, expire, counts. Which
+This module has what both kinds of queue share: ack, extend, purge, trim, expire, counts. Which
 records a receive gets is decided in standard.py (any order, fairness) and fifo.py (message groups).
 
-Retention is checked when a record would be given out, and by ``expire``, which the shell calls now
-and then so that idle queues forget too. Either way the event names what went.
+Retention is checked when a record would be delivered, and by ``expire``, which the broker calls
+periodically so that idle queues drop records too. Both write an event with the dropped offsets.
 """
 
 from abc import abstractmethod
@@ -45,7 +45,7 @@ from penstock.model.topic import PeekState
 
 Results = tuple[Exception | None, ...]
 
-# Offsets in one expiry event; a batch of a million would be one record too large to replicate.
+# Offsets in one expiry event: a million offsets would make a record too large to replicate.
 EXPIRED_PER_EVENT_MAX = 1_000
 
 _RECEIPT_EXPIRED = "The receipt handle has expired."
@@ -54,15 +54,15 @@ _TOO_LONG = "Total VisibilityTimeout for the message is beyond the limit [43200 
 
 
 class Seen(NamedTuple):
-    """A record that is not gone. Times are monotonic."""
+    """State of a record that is not gone. Times are monotonic."""
 
     state: PeekState
-    until_ms: int | None = None  # the end of the lease or delay, or of the lease it waits for
-    blocked_by: int | None = None  # FIFO: offset in flight that locks its group
+    until_ms: int | None = None  # end of the lease, the delay, or the lease that locks the group
+    blocked_by: int | None = None  # FIFO: the offset in flight that locks its group
 
 
 class Selection:
-    """What one receive has chosen so far; becomes one lease event."""
+    """The records that one receive has chosen so far; becomes one lease event."""
 
     __slots__ = ("due_keys", "expired", "fresh_expired", "held", "passed", "picked", "skipped")
 
@@ -93,7 +93,7 @@ class LeaseCursor(LeaseFold):
         self._window: deque[Record] = deque()  # read ahead of the head, decoded
         self._window_bytes = 0
         self._scan_from = 0
-        self._is_dry = False  # the last feed added nothing: the next lease must not ask again
+        self._is_dry = False  # the last feed added nothing: the next lease must not request another
 
     # ── Reading ahead ────────────────────────────────────────────────────────────────────────
     @property
@@ -102,12 +102,12 @@ class LeaseCursor(LeaseFold):
 
     @property
     def scan_from(self) -> int:
-        """Where the shell should read next."""
+        """Offset from which to read the next records for ``feed``."""
         return self._scan_from
 
     @property
     def wants_feed(self) -> bool:
-        """Whether there is anything to read ahead and room for it."""
+        """Whether the log has more to read ahead and the window has room."""
         return (
             self._backlog > len(self._window)
             and len(self._window) < WINDOW_RECORDS_MAX
@@ -126,9 +126,9 @@ class LeaseCursor(LeaseFold):
     def feed(
         self, records: Sequence[Record], next_offset: int, *, now_ms: int, wall_ms: int
     ) -> None:
-        """Records read from ``scan_from`` on, and where to read after them. Takes what fits:
-        ``scan_from`` afterwards says how far that was. Feeding nothing is an answer too: the
-        next lease makes do with what there is."""
+        """Add records read from ``scan_from`` on to the window; ``next_offset`` follows them. Adds
+        as many as fit: ``scan_from`` is then the first one left out. After a feed that adds
+        nothing, the next lease uses the records that there are."""
         self._is_dry = True
         for record in records:
             if record.offset < self._scan_from:
@@ -146,10 +146,9 @@ class LeaseCursor(LeaseFold):
 
     @abstractmethod
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
-        """A record has come into the window."""
+        """Called when a record was added to the window."""
 
     def _on_head(self) -> None:
-        """Read-ahead below the head is void."""
         window = self._window
         while window and window[0].offset < self._head:
             record = window.popleft()
@@ -167,11 +166,11 @@ class LeaseCursor(LeaseFold):
 
     @property
     def _may_skip(self) -> bool:
-        """Whether memory allows passing over another record."""
+        """Whether memory allows to skip another record."""
         return len(self._table) - self._in_flight < DEFERRED_MAX
 
     def _pass(self, record: Record, selection: Selection) -> None:
-        """The head goes over the first record of the window."""
+        """Move the first record of the window out, as the head passes it."""
         self._window.popleft()
         self._window_bytes -= size_of(record)
         selection.passed += 1
@@ -195,9 +194,8 @@ class LeaseCursor(LeaseFold):
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
-        """Take up to ``count`` records for ``lease_ms``; all in one event. While the outcome
-        says ``needs_feed`` nothing was picked: feed and ask again, even if there was nothing to
-        read."""
+        """Lease up to ``count`` records for ``lease_ms``, in one event. If the outcome has
+        ``needs_feed``, nothing was picked: call ``feed``, even without records, and lease again."""
 
     def _decide_lease(
         self,
@@ -208,7 +206,7 @@ class LeaseCursor(LeaseFold):
         now_ms: int,
         wall_ms: int,
     ) -> tuple[LeaseEvent | None, tuple[Pick, ...], tuple[Pick, ...]]:
-        """Turn a selection into its event, apply it, and say who got what."""
+        """Turn a selection into its event and apply it. Returns event, picked and dead records."""
         picked = selection.picked
         if not (picked or selection.passed or selection.held or selection.expired):
             return None, (), ()
@@ -238,9 +236,9 @@ class LeaseCursor(LeaseFold):
         reason: AckReason = AckReason.ACKED,
         is_strict: bool = False,
     ) -> Outcome[Results]:
-        """One result per claim. A gone record is a success without an event. On a standard queue
-        any receipt of the record will do, even after its lease has ended; on FIFO only the
-        lease that is still running. ``is_strict``: so here too, and a gone record is NotLeased."""
+        """Ack records; return one result per claim. A gone record is a success without an event.
+        Standard queues accept any receipt of the record, even after its lease has ended, FIFO
+        queues only the running lease. ``is_strict``: all queues do, and others get NotLeased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -265,21 +263,21 @@ class LeaseCursor(LeaseFold):
             return Outcome(tuple(results))
         event = AckEvent(reason, tuple(gone))
         self._apply_ack(event.offsets)
-        # An ack can unlock a message group; on a standard queue it frees nothing to deliver.
+        # An ack can unlock a message group; on a standard queue it makes nothing available.
         return Outcome(tuple(results), (event,), now_ms if self.is_fifo else None)
 
     def _is_lost_lease(self, offset: int) -> bool:
-        """A receipt for a record that no lease has reached: it was leased, and a crash took that
-        lease's event. The consumer's ack must hold all the same, or the record comes back. (FIFO
-        queues refuse it instead: there the group's order would be at stake.)"""
+        """Return whether the claim is for a record that no lease has reached: a crash lost the
+        event of its lease. The ack must still count, or the record is delivered again. (FIFO queues
+        reject the ack instead, because it could break the group's order.)"""
         return self._head <= offset < self._next_offset and offset not in self._acked_ahead
 
     def extend(
         self, claims: Sequence[tuple[Claim, int]], *, now_ms: int, is_strict: bool = False
     ) -> Outcome[Results]:
-        """Set each lease to end ``lease_ms`` from now; zero releases at once. Results per claim:
-        None, NotLeased (gone), InvalidRequest (over twelve hours in all), ExpiredReceipt (FIFO).
-        ``is_strict``: NotLeased too once the lease has ended."""
+        """Make each lease end ``lease_ms`` from now; zero releases it. Results per claim: None,
+        NotLeased (gone), InvalidRequest (over twelve hours in total), ExpiredReceipt (FIFO).
+        ``is_strict``: NotLeased also if the lease has ended."""
         self._advance(now_ms)
         results: list[Exception | None] = []
         leases: list[tuple[int, int]] = []
@@ -312,22 +310,22 @@ class LeaseCursor(LeaseFold):
 
     # ── Start, purge, trim, expire ───────────────────────────────────────────────────────────
     def start(self, offset: int, *, backlog: int) -> Outcome[None]:
-        """Begin, or begin again, at an offset with ``backlog`` messages from there to the log's
+        """Start, or start again, at an offset with ``backlog`` messages from there to the log's
         end. Leases, attempts and acks are forgotten."""
         event = StartEvent(offset, backlog)
         self._apply_start(event)
         return Outcome(None, (event,))
 
     def purge(self, *, end_offset: int) -> Outcome[None]:
-        """Everything below ``end_offset``, the log's end, is gone: visible, delayed, in flight."""
+        """Drop everything below ``end_offset``, the log's end: visible, delayed, in flight."""
         assert end_offset >= self._next_offset, "a purge covers all that was appended"
         event = TrimEvent(end_offset, self._appended_count - self._passed_count)
         self._apply_trim(event)
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Retention has dropped the segments below ``start_offset``; ``passed`` of their messages
-        lay at or behind the head."""
+        """Drop what is below ``start_offset``, as retention dropped the segments; ``passed`` of
+        their messages were at or after the head."""
         if start_offset <= self.low_offset():
             return Outcome(None)
         assert start_offset > self._head or passed == 0, "the head passes nothing by standing still"
@@ -336,9 +334,9 @@ class LeaseCursor(LeaseFold):
         return Outcome(None, (event,))
 
     def expire(self, *, retention_ms: int, now_ms: int, wall_ms: int) -> Outcome[int]:
-        """Drop what is past its retention among known records, in flight or not, and at the front
-        of the window. Replies how many. Looks at every known record: for a periodic job. When
-        ``wants_feed`` afterwards, feeding and calling again goes further."""
+        """Drop known records past their retention, in flight or not, and those at the front of the
+        window; return how many. Scans every known record: for a periodic job. If ``wants_feed``
+        afterwards, feed and call again to continue."""
         self._advance(now_ms)
         bound_ms = wall_ms - retention_ms
         table = self._table
@@ -369,11 +367,11 @@ class LeaseCursor(LeaseFold):
 
     @abstractmethod
     def _on_dropped(self, record: Record) -> None:
-        """A record has left the window without becoming an entry."""
+        """Called when a record has left the window without becoming an entry."""
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def stats(self, *, now_ms: int, queue_delay_ms: int = 0) -> CursorStats:
-        """Nothing is scanned but the delay buckets. ``queue_delay_ms`` matters on FIFO only."""
+        """Return counts; scans only the delay buckets. ``queue_delay_ms`` matters on FIFO only."""
         self._advance(now_ms)
         backlog = self._backlog
         ahead = min(backlog, self._delays.count(now_ms=now_ms, delay_ms=queue_delay_ms))
@@ -382,12 +380,12 @@ class LeaseCursor(LeaseFold):
 
     @property
     def in_flight_most(self) -> int:
-        """In flight, at most: leases that have ended since the last call still count."""
+        """Upper bound of records in flight: leases that ended since the last call still count."""
         return self._in_flight
 
     def next_wake_ms(self) -> int | None:
-        """Earliest time at which a lease ends or a delay passes; something may be available
-        earlier only through a call."""
+        """Return the earliest time at which a lease or a delay ends; only calls can make records
+        available earlier."""
         deadlines = self._deadlines
         while deadlines:
             until_ms, offset = deadlines[0]
@@ -398,12 +396,12 @@ class LeaseCursor(LeaseFold):
                 and entry.state in (LEASED, DELAYED)
             ):
                 return until_ms
-            # Stale, and in the way: an acked or extended lease's old deadline.
+            # A stale deadline of an acked or extended lease.
             self._pop_deadline()
         return None
 
     def low_offset(self) -> int:
-        """Nothing below it is needed any more."""
+        """Return the lowest offset that is still needed."""
         return next(iter(self._table), self._head)
 
     def attempts_of(self, offset: int) -> int:
@@ -413,7 +411,7 @@ class LeaseCursor(LeaseFold):
     def see(
         self, record: Record, *, now_ms: int, wall_ms: int, queue_delay_ms: int = 0
     ) -> Seen | None:
-        """None: gone."""
+        """Return the state of a record, or None if it is gone."""
         self._advance(now_ms)
         offset = record.offset
         entry = self._table.get(offset)
@@ -433,16 +431,16 @@ class LeaseCursor(LeaseFold):
         return Seen(PeekState.VISIBLE)
 
     def _due_ms(self, record: Record, queue_delay_ms: int, now_ms: int, wall_ms: int) -> int:
-        """When a record ahead of the head is due."""
+        """Return when a record at or after the head is due."""
         delay_ms = queue_delay_ms if self.is_fifo else record.message.delay_ms or 0
         return due_at(record, delay_ms, now_ms=now_ms, wall_ms=wall_ms)
 
     @abstractmethod
     def _blocker(self, group: str | None, offset: int) -> int | None:
-        """Return the offset in flight that a record of the group has to wait for."""
+        """Return the offset in flight that locks the group for a record at ``offset``, or None."""
 
     def survey(self, terms: Terms) -> Survey:
-        """Find out what keeps messages from being delivered; yields every millisecond or so."""
+        """Find out why messages are not delivered; yields every millisecond or so."""
         self._advance(terms.now_ms)
         delay_ends_ms = self._delays.next_ms(now_ms=terms.now_ms, delay_ms=terms.queue_delay_ms)
         tally = Tally(terms, is_fifo=self.is_fifo, delay_ends_ms=delay_ends_ms)
@@ -458,7 +456,7 @@ class LeaseCursor(LeaseFold):
 
 
 def size_of(record: Record) -> int:
-    """Bytes a record keeps in memory while it waits in the window, roughly."""
+    """Return the approximate bytes that a record in the window takes in memory."""
     message = record.message
     size = len(message.body)
     if message.attributes is not None:
@@ -467,5 +465,5 @@ def size_of(record: Record) -> int:
 
 
 def _is_held(entry: Entry, claim: Claim) -> bool:
-    """Whether this very lease still runs; deadlines up to now have been applied."""
+    """Return whether the claim's lease is running; deadlines up to now have been applied."""
     return entry.state == LEASED and entry.lease_seq == claim.lease_seq

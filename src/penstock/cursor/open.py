@@ -1,4 +1,4 @@
-"""The two ways to get a lease cursor: empty, to be filled by replay, or from a snapshot."""
+"""Creation of lease cursors: empty, to be filled by replay, or from a snapshot."""
 
 from penstock.cursor import snapshot
 from penstock.cursor.fifo import FifoCursor
@@ -11,8 +11,8 @@ def open_cursor(*, is_fifo: bool) -> LeaseCursor:
 
 
 def restore_cursor(data: bytes, *, now_ms: int, elapsed_ms: int) -> LeaseCursor:
-    """A cursor as it was ``elapsed_ms`` ago. Raises Damaged: then replay the log instead. Apply
-    what the log has behind the snapshot, then hydrate."""
+    """Return the cursor as it was ``elapsed_ms`` ago. Apply the log's events after the snapshot,
+    then hydrate. Raises Damaged: then replay the whole log instead."""
     state = snapshot.decode(data)
     cursor = open_cursor(is_fifo=state.is_fifo)
     cursor.load(state, now_ms=now_ms, elapsed_ms=elapsed_ms)

@@ -1,7 +1,7 @@
-"""What a decision returns: the reply, the events to append, and when to look again.
+"""The results of decisions: the reply, the events to append, and when to try again.
 
-A decision has already changed the cursor when it returns. The shell appends the events in the
-order it got them, waits until they are as durable as the queue demands, and then replies.
+A decision has already changed the cursor when it returns. The broker appends the events in their
+order, waits until they are as durable as the queue requires, and then replies.
 """
 
 from typing import Generic, TypeVar
@@ -17,7 +17,7 @@ Reply = TypeVar("Reply")
 class Outcome(msgspec.Struct, Generic[Reply], frozen=True, gc=False):
     reply: Reply
     events: tuple[Event, ...] = ()
-    # Monotonic time at which this decision may let a waiting consumer have something; None: never.
+    # Monotonic time at which a record may become available to a waiting consumer; None: never.
     wake_at_ms: int | None = None
 
 
@@ -26,23 +26,23 @@ class Pick(msgspec.Struct, frozen=True, gc=False):
 
     offset: int
     lease_seq: int
-    attempt: int  # leases in this queue, this one included
+    attempt: int  # number of leases in this queue, including this one
     first_leased_at_ms: int  # wall clock
-    record: Record | None  # None: leased before, so it must be read from the log again
+    record: Record | None  # None: leased before, so read it from the log again
 
 
 class LeaseOutcome(msgspec.Struct, frozen=True, gc=False):
     picks: tuple[Pick, ...] = ()
-    # Leased too often already: copy each to the dead-letter queue, then ack it as dead. They are
-    # held for redrive.HOLD_MS, so a shell that dies in between loses nothing.
+    # Leased too often: copy each to the dead-letter queue, then ack it as dead. These records are
+    # held for redrive.HOLD_MS, so a crash in between loses nothing.
     dead: tuple[Pick, ...] = ()
     expired: int = 0  # records found to be past their retention
     event: LeaseEvent | None = None
-    # Nothing was picked because too little of the log has been read: feed from ``scan_from`` and
-    # lease again. (Records may have been passed over, so there can be an event all the same.)
+    # Nothing was picked because too little of the log was read: feed from ``scan_from`` and lease
+    # again. (Records may have been skipped, so there can still be an event.)
     needs_feed: bool = False
     is_over_limit: bool = False
-    # Set when fewer than asked for were found: when to try again.
+    # When to try again; set if fewer records than requested were found.
     wake_at_ms: int | None = None
 
     @property

@@ -1,15 +1,15 @@
-"""Producers of one partition: duplicates are recognised, gaps refused, transactions delimited.
+"""Producers of one partition: detects duplicate batches, rejects gaps, and tracks transactions.
 
-Everything is learnt from batch headers, so it replicates with the batches and is rebuilt by a scan
-of headers. Only a transaction marker needs a look at its record: whether it commits or aborts.
+The state comes from batch headers alone, so it replicates with the batches and a scan of headers
+rebuilds it. Only the record of a transaction marker is read: whether it commits or aborts.
 
     per producer   epoch, its last five batches (sequences and base offset), its open transaction
     per partition  open transactions in the order of their first offset → the last stable offset;
                    aborted transactions, for readers that want committed records only
 
-Sequences count records from 0 to 2^31 - 1 and begin again at 0. A producer that was silent for a
-day is forgotten, and whatever sequence it then comes with is its first. What a scan makes of the
-same batches is the same state, except for when a producer was last heard of.
+Sequences count records from 0 to 2^31 - 1 and then restart at 0. A producer that was silent for a
+day is forgotten, and its next batch may have any sequence. A scan of the same batches gives the
+same state, except for the time at which each producer was last seen.
 """
 
 import zlib
@@ -25,10 +25,10 @@ from penstock.model.errors import Damaged
 from penstock.model.ports import ProducerSeen
 from penstock.record.batch import ATTR_TRANSACTIONAL, NO_PRODUCER, BatchHeader
 
-BATCHES_KEPT = 5  # as many as a client may have in flight
+BATCHES_KEPT = 5  # the maximum that a client may have in flight
 SEQUENCE_COUNT = 2**31
-PRODUCERS_MAX = 100_000  # per partition, about 100 MB at worst; the longest silent go first
-ABORTED_MAX = 100_000  # per partition; beyond, none may begin until cleaning removes some
+PRODUCERS_MAX = 100_000  # per partition, about 100 MB at worst; evicts the longest silent
+ABORTED_MAX = 100_000  # per partition; if full, none may begin until cleaning
 IDLE_MS_MAX = 24 * 3_600_000
 NO_OFFSET = -1
 _ENDED_MAX = 1_000  # ended transactions that the high watermark has not passed yet
@@ -37,11 +37,11 @@ _MAGIC = b"PPS1"
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """Go on."""
+    """The batch may be appended."""
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
-    """It is in the log already: answer as the first time."""
+    """The batch is already in the log: repeat the first reply."""
 
     base_offset: int
 
@@ -59,7 +59,7 @@ class Aborted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     producer_id: int
     first_offset: int
     last_offset: int  # of the marker
-    # Transactions that begin below it had all ended by then: where a search may stop.
+    # The first offset still open after the marker: all later aborts begin at or after it.
     stable_offset: int
 
 
@@ -117,7 +117,7 @@ class Producers:
 
     # ── Before an append ─────────────────────────────────────────────────────────────────────
     def check(self, header: BatchHeader, *, wall_ms: int) -> Verdict:
-        """Whether a client's batch may be appended. Markers have a check of their own."""
+        """Return whether a client's batch may be appended. For markers: ``check_marker``."""
         producer_id = header.producer_id
         if producer_id == NO_PRODUCER:
             is_transactional = header.attributes & ATTR_TRANSACTIONAL
@@ -142,7 +142,7 @@ class Producers:
 
     def _check_transaction(self, header: BatchHeader, producer: _Producer | None) -> Verdict:
         if not header.attributes & ATTR_TRANSACTIONAL:
-            # Inside its own transaction a plain batch would be read before the marker decides.
+            # A plain batch inside the producer's transaction would be read before the marker.
             is_open = producer is not None and producer.is_open
             return Refused(Code.INVALID_TXN_STATE) if is_open else APPEND
         if len(self._aborted) + len(self._open) >= self._aborted_max and (
@@ -152,8 +152,8 @@ class Producers:
         return APPEND
 
     def check_marker(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> Code:
-        """Markers may repeat: a coordinator that does not know whether it wrote one writes it
-        again. They may not come from the past."""
+        """Return NONE or why a marker is rejected. Repeated markers are accepted: a coordinator
+        that does not know whether it wrote a marker writes it again. Older epochs are rejected."""
         producer = self._producers.get(producer_id)
         if producer is None:
             return Code.NONE
@@ -164,13 +164,13 @@ class Producers:
         return Code.NONE
 
     def is_in_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether this very transaction has a batch here: then its coordinator need not be asked
-        again whether the partition belongs to it."""
+        """Return whether this transaction has a batch here: then its coordinator has confirmed that
+        the partition belongs to it."""
         producer = self._producers.get(producer_id)
         return producer is not None and producer.is_open and producer.epoch == producer_epoch
 
     def seen(self, *, wall_ms: int) -> list[ProducerSeen]:
-        """All that are remembered, longest silent first."""
+        """Return all known producers, longest silent first."""
         return [
             ProducerSeen(
                 producer_id,
@@ -192,8 +192,8 @@ class Producers:
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def appended(self, header: BatchHeader, *, at_ms: int) -> None:
-        """A batch stands in the log. ``at_ms``: wall clock of the append; of the scan, when it is
-        not known."""
+        """Apply a batch of the log. ``at_ms``: wall clock of the append, or of the scan if that is
+        unknown."""
         assert header.base_offset >= self._next_offset, "batches come in the order of the log"
         self._next_offset = header.next_offset
         if header.producer_id == NO_PRODUCER or header.is_control:
@@ -203,7 +203,7 @@ class Producers:
         first, last = header.base_sequence, _last_sequence(header)
         batches = producer.batches
         if batches and first != (batches[-1][1] + 1) % SEQUENCE_COUNT:
-            batches.clear()  # it had been forgotten when this was let in
+            batches.clear()  # the producer was forgotten when this batch was accepted
         batches.append((first, last, header.base_offset))
         if header.attributes & ATTR_TRANSACTIONAL and not producer.is_open:
             producer.first_offset = header.base_offset
@@ -212,7 +212,7 @@ class Producers:
     def marked(
         self, header: BatchHeader, *, is_commit: bool, coordinator_epoch: int, at_ms: int
     ) -> None:
-        """A transaction marker stands in the log."""
+        """Apply a transaction marker of the log."""
         assert header.is_control, "markers are control batches"
         assert header.base_offset >= self._next_offset, "batches come in the order of the log"
         self._next_offset = header.next_offset
@@ -226,7 +226,7 @@ class Producers:
         del self._open[first]
         self._ended.append((first, marker))
         if len(self._ended) > _ENDED_MAX:
-            # Two as one: the last stable offset is then late by a little, never early.
+            # Merge the oldest two: the last stable offset then lags a little, but is never early.
             one, two = self._ended.popleft(), self._ended.popleft()
             self._ended.appendleft((min(one[0], two[0]), two[1]))
         if not is_commit:
@@ -251,7 +251,7 @@ class Producers:
 
     # ── Isolation ────────────────────────────────────────────────────────────────────────────
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Below it every transaction is decided, and the decision is committed."""
+        """Return the offset below which every transaction is decided and its marker committed."""
         ended = self._ended
         while ended and ended[0][1] < high_watermark:
             ended.popleft()
@@ -260,8 +260,8 @@ class Producers:
         return min(first_open, first_ended, high_watermark)
 
     def aborted_between(self, start: int, end: int) -> list[Aborted]:
-        """Aborted transactions that overlap offsets from ``start`` up to, not including, ``end``,
-        ordered by first offset."""
+        """Return the aborted transactions that overlap offsets from ``start`` up to, not including,
+        ``end``, ordered by first offset."""
         found = []
         at = bisect_left(self._aborted, start, key=lambda aborted: aborted.last_offset)
         for aborted in self._aborted[at:]:
@@ -273,14 +273,13 @@ class Producers:
         return found
 
     def trim(self, start_offset: int) -> None:
-        """The log now begins at ``start_offset``."""
+        """Forget transactions before ``start_offset``, where the log now begins."""
         at = bisect_left(self._aborted, start_offset, key=lambda aborted: aborted.last_offset)
         del self._aborted[:at]
 
     def forget_aborted(self, gone: Collection[tuple[int, int, int]]) -> None:
-        """Producer, first offset and marker of aborted transactions that have no record in the log
-        any more: no reader needs to be told of them. What is left of their batches, and their
-        markers, says nothing to a reader."""
+        """Forget aborted transactions that have no record in the log any more, given as producer,
+        first offset and marker. Their remaining batches and markers have no records to hide."""
         self._aborted = [
             each
             for each in self._aborted
@@ -288,13 +287,13 @@ class Producers:
         ]
 
     def expire(self, *, wall_ms: int) -> int:
-        """Forget the silent; replies how many. Those with an open transaction stay: it holds the
-        last stable offset back until its coordinator ends it."""
+        """Forget producers silent for a day; return how many. A producer with an open transaction
+        stays: it holds the last stable offset back until its coordinator ends the transaction."""
         ended_ms = wall_ms - IDLE_MS_MAX
         old = []
         for producer_id, producer in self._producers.items():
             if producer.seen_at_ms > ended_ms:
-                break  # the rest was heard of later
+                break  # the rest was seen later
             if not producer.is_open:
                 old.append(producer_id)
         for producer_id in old:
@@ -304,11 +303,11 @@ class Producers:
     # ── Snapshot ─────────────────────────────────────────────────────────────────────────────
     @property
     def next_offset(self) -> int:
-        """Where a scan must go on."""
+        """Offset from which a scan must continue."""
         return self._next_offset
 
     def snapshot(self, *, wall_ms: int) -> bytes:
-        """Only a way to start faster: it may be thrown away."""
+        """Encode the state. A snapshot only makes the next start faster: it may be deleted."""
         rows = [
             (
                 producer_id,
@@ -333,7 +332,7 @@ class Producers:
         producers_max: int = PRODUCERS_MAX,
         aborted_max: int = ABORTED_MAX,
     ) -> "Producers":
-        """Raises Damaged unless the bytes are what ``snapshot`` made."""
+        """Decode a snapshot. Raises Damaged unless ``snapshot`` made these bytes."""
         name = "producer snapshot"
         if data[:4] != _MAGIC:
             raise Damaged(name, 0, "not a producer snapshot of a known version")
@@ -367,7 +366,7 @@ def _last_sequence(header: BatchHeader) -> int:
 
 
 def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused | None:
-    """None: it follows on. Distances are taken modulo the range, so a wrap is like any step."""
+    """Return None if the batch is the next. Distances are modulo the range, so a wrap is valid."""
     newest = batches[-1][1] if batches else -1
     if first == (newest + 1) % SEQUENCE_COUNT:
         return None
@@ -375,6 +374,6 @@ def _check_sequence(batches: deque[BatchRow], first: int, last: int) -> Refused 
         oldest = batches[0][0]
         behind = (oldest - 1 - last) % SEQUENCE_COUNT
         if behind < SEQUENCE_COUNT // 2:
-            # Appended long ago, too long to know where. Clients take this code for success.
+            # Appended too long ago to know its offset. Clients treat this code as success.
             return Refused(Code.DUPLICATE_SEQUENCE_NUMBER)
     return Refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)

@@ -1,16 +1,16 @@
-"""Receipts: proof that a record was leased, in a form that only this queue can have made.
+"""Receipts: proof that a record was leased, signed so that only this queue can have made it.
 
     0        2            4         12           20                 36
     version  partition    offset    lease_seq    HMAC-SHA256, first 16 bytes
     u16      u16          u64       u64          over the topic's id and bytes 0-19
 
-in URL-safe base64: 48 characters, no padding, so one receipt has one spelling. It needs no table
-to check, so it survives restarts and works on whichever node leads the partition. The topic's id
-is signed but not carried: a receipt of another queue, or of a deleted queue with the same name,
-does not verify.
+in URL-safe base64: 48 characters, no padding, so each receipt has exactly one text. A check needs
+no table, so receipts survive restarts and are valid on any node that leads the partition. The
+topic's id is signed but not included: a receipt of another queue, or of a deleted queue with the
+same name, is invalid.
 
-To change the layout: take the next version number and keep opening the old one for twelve hours,
-the longest a lease can live.
+To change the layout: take the next version number and accept the old one for twelve more hours, the
+longest time of a lease.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ _MAC_BYTES = 16
 _TEXT_CHARS = (_CLAIM.size + _MAC_BYTES) * 4 // 3
 _INVALID = "The input receipt handle is invalid."
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-_BLOCK_BYTES = 64  # of SHA-256
-_QUEUES_MAX = 4_096  # keyed hash states kept ready
+_BLOCK_BYTES = 64  # block size of SHA-256
+_QUEUES_MAX = 4_096  # cached hash states
 
 
 @lru_cache(maxsize=_QUEUES_MAX)
 def _keyed(topic_id: str, key: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
-    """HMAC's two hash states with the key, and the topic's id, already in them: copying these is
-    a third of the cost of starting from the key each time."""
+    """Return HMAC's two hash states after the key and the topic's id: copying them costs a third of
+    starting from the key each time."""
     if len(key) > _BLOCK_BYTES:
         key = hashlib.sha256(key).digest()
     padded = key.ljust(_BLOCK_BYTES, b"\0")
@@ -61,12 +61,12 @@ def seal(topic_id: str, key: bytes, claim: Claim) -> str:
 
 
 def open_receipt(text: str, topic_id: str, key: bytes) -> Claim:
-    """Raises InvalidReceipt, and nothing else, for anything that ``seal`` did not make."""
+    """Return the claim. Raises InvalidReceipt, and nothing else, if ``seal`` did not make it."""
     if len(text) != _TEXT_CHARS or "+" in text or "/" in text:
         raise InvalidReceipt(_INVALID)
     try:
         sealed = a2b_base64(text.replace("-", "+").replace("_", "/"), strict_mode=True)
-    except ValueError:  # binascii.Error is one, and so is a character outside ASCII
+    except ValueError:  # binascii.Error, or a character outside ASCII
         raise InvalidReceipt(_INVALID) from None
     signed = sealed[: _CLAIM.size]
     if not hmac.compare_digest(sealed[_CLAIM.size :], _mac(signed, topic_id, key)):

@@ -1,9 +1,9 @@
-"""Dead letters: which records have been leased too often, and what is written for them.
+"""Dead letters: which records have been leased too often, and the messages written for them.
 
-The cursor never delivers such a record. It holds it under an internal lease that is no attempt;
-the shell appends the dead letter to its queue, waits until that is durable, and acks the original
-as dead. A crash in between repeats the copy, and the deduplication key below makes the second
-copy the first one.
+The cursor never delivers such a record. It holds the record under an internal lease that is not an
+attempt; the broker appends the dead letter to the dead-letter queue, waits until it is durable, and
+acks the original as dead. A crash in between repeats the copy; the deduplication id below makes the
+second copy a duplicate.
 """
 
 import msgspec
@@ -15,23 +15,23 @@ from penstock.model.names import uuid_text
 # Long enough to append to another partition under load, short enough that a crash in the middle
 # delays the record by no more than an ordinary lease would.
 HOLD_MS = 30 * SECOND_MS
-# One receive may have to clear away a whole run of bad records, but not for ever.
+# Bounds the work of one receive on a long run of dead records.
 HELD_PER_LEASE_MAX = 100
 
 
 def is_dead(attempts: int, attempts_max: int | None) -> bool:
-    """Whether the next lease would be one too many."""
+    """Return whether the next lease would exceed the maximum."""
     return attempts_max is not None and attempts >= attempts_max
 
 
 def dead_letter(
     record: Record, *, attempts: int, source_arn: str, origin: str, is_fifo: bool
 ) -> Message:
-    """The message to append to the dead-letter queue. It keeps its id, attributes and sending
-    time; its attempts go on counting there. On FIFO the original id becomes the deduplication id,
-    so that messages which once shared one do not swallow each other; on a standard queue
-    ``origin``, the place it came from, serves. One that died before, and may come back to a queue
-    that has seen it, is told apart by its origin as well. Its delay is over."""
+    """Return the message to append to the dead-letter queue. It keeps its id, attributes, sending
+    time and attempts, but not its delay. A standard queue deduplicates it by ``origin``, the topic,
+    partition and offset of the record; a FIFO queue by the original id, so that messages that once
+    shared a deduplication id are all kept. A message that was a dead letter before gets both: it
+    may return to a queue that has seen it."""
     message = record.message
     dedup_id = origin
     if is_fifo:

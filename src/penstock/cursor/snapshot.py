@@ -1,15 +1,15 @@
-"""A checkpoint of a lease cursor: only a way to start faster, so it may be thrown away.
+"""A checkpoint of a lease cursor. It only makes a start faster, so it may be deleted.
 
     0       4          8
     magic   CRC-32     MessagePack array, the fields of Snapshot in order
     PCS1    of the rest
 
-It holds what the fold holds. Times are written as durations left or gone at the moment of writing,
-because a monotonic clock means nothing to the next process. Groups, due times and deduplication
-are not here: the first two are read again from the records, the last from the log's tail.
+It holds the state of the fold. Times are durations, left or elapsed at the moment of writing,
+because a monotonic clock has no meaning for the next process. Groups, due times and deduplication
+are not included: the first two are read from the records, the last from the log's tail.
 
-To change the layout: new fields at the end with a default, or a new magic; a reader that meets
-an unknown magic reports damage and the shell replays the log instead.
+To change the layout: new fields at the end with a default, or a new magic. A reader that finds an
+unknown magic reports damage, and the broker replays the log instead.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 def decode(data: bytes) -> Snapshot:
-    """Raises Damaged unless the bytes are exactly what ``encode`` made."""
+    """Decode a snapshot. Raises Damaged unless ``encode`` made exactly these bytes."""
     if data[:4] != _MAGIC:
         raise Damaged(_NAME, 0, "not a cursor snapshot of a known version")
     body = data[8:]
@@ -61,8 +61,8 @@ def decode(data: bytes) -> Snapshot:
 
 
 def fingerprint(snapshot: Snapshot) -> bytes:
-    """A hash of what two folds of one log must agree on: everything but clocks and the delay
-    counts, which a replica that reads only batch headers does not have."""
+    """Return a hash of the state that all folds of one log share: everything but clocks and the
+    delay counts, which a replica that reads only batch headers does not have."""
     value = (
         snapshot.is_fifo,
         snapshot.head,

@@ -1,8 +1,8 @@
-"""Which records a receive on a standard queue gets.
+"""The lease cursor of a standard queue: which records a receive gets.
 
-First those that are available again or have come due, lowest offset first, then fresh ones in log
-order. A delayed fresh record is passed over and remembered until it is due. When a message group
-crowds the queue, fair.py decides who waits; without such a group it costs two truth tests.
+First records that are available again or have come due, lowest offset first, then fresh records in
+log order. A delayed fresh record is skipped and becomes an entry until it is due. While a message
+group is noisy, fair.py decides which groups wait; otherwise this costs two truth tests.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class StandardCursor(LeaseCursor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ready: list[int] = []  # heap of offsets; entries decide whether one still holds
+        self._ready: list[int] = []  # heap of offsets; stale if the entry is not READY
         self._ready_max = _STALE_MIN
         self._due: dict[int, int] = {}  # delayed records in the window: offset → due, monotonic
         self._fair = FairShare()
@@ -37,9 +37,9 @@ class StandardCursor(LeaseCursor):
         lease_ms: int,
         attempts_max: int | None,
         retention_ms: int,
-        queue_delay_ms: int,  # noqa: ARG002 - each message carries the delay it was sent with
+        queue_delay_ms: int,  # noqa: ARG002 - each message has its delay
         in_flight_max: int,
-        attempt_id: str | None = None,  # noqa: ARG002 - a FIFO notion
+        attempt_id: str | None = None,  # noqa: ARG002 - FIFO only
         now_ms: int,
         wall_ms: int,
     ) -> LeaseOutcome:
@@ -77,9 +77,9 @@ class StandardCursor(LeaseCursor):
             wake_at_ms=now_ms if is_cut else self.next_wake_ms(),
         )
 
-    # ── For who leases whole batches ─────────────────────────────────────────────────────────
+    # ── For callers that lease whole batches ─────────────────────────────────────────────────
     def next_offset(self, *, now_ms: int) -> int | None:
-        """Return the first offset that can be leased, of what was read ahead."""
+        """Return the lowest offset of the read-ahead that can be leased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         ready, table = self._ready, self._table
@@ -92,7 +92,7 @@ class StandardCursor(LeaseCursor):
 
     @contextmanager
     def only_below(self, offset: int) -> Iterator[None]:
-        """Within the block nothing from an offset on is leased, and no lease asks to be fed. Parked
+        """Lease only records below ``offset`` within the block, without requests for a feed. Parked
         records of noisy groups are not held back."""
         window = self._window
         later = [window.pop() for _ in range(len(window)) if window[-1].offset >= offset]
@@ -109,12 +109,12 @@ class StandardCursor(LeaseCursor):
                 if each >= offset:
                     heappush(self._ready, each)
 
-    # ── Without a crowd ──────────────────────────────────────────────────────────────────────
+    # ── Without noisy groups ─────────────────────────────────────────────────────────────────
     def _take_again(
         self, selection: Selection, take: int, attempts_max: int | None, bound_ms: int
     ) -> bool:
-        """Records leased or passed over before. True when it stopped at a bound, not for lack of
-        records."""
+        """Take records that were leased or skipped before. Returns True if it stopped at a bound,
+        not for lack of records."""
         ready = self._ready
         while ready and len(selection.picked) < take:
             offset = ready[0]
@@ -135,7 +135,7 @@ class StandardCursor(LeaseCursor):
         attempts_max: int | None,
         bound_ms: int,
     ) -> bool:
-        """Pick, hold as dead, or expire one available entry. False: this event is full of those."""
+        """Pick, hold as dead, or expire one available entry. False: the event is full."""
         if entry.sent_at_ms <= bound_ms:
             if len(selection.expired) == EXPIRED_PER_EVENT_MAX:
                 return False
@@ -152,11 +152,11 @@ class StandardCursor(LeaseCursor):
     def _take_fresh(
         self, selection: Selection, take: int, head: int, bound_ms: int, now_ms: int
     ) -> int:
-        """Records nobody has looked at yet. Returns the new head."""
+        """Take records that no lease has examined. Returns the new head."""
         window = self._window
         picked = selection.picked
-        # Nearly always nothing in the window is delayed or acked: then a record needs only the
-        # retention check, and this loop is the hottest code of a receive.
+        # Usually nothing in the window is delayed or acked: then a record needs only the retention
+        # check. This loop is the hottest code of a receive.
         is_plain = not (self._due or self._delays or self._acked_ahead)
         while window and len(picked) < take:
             record = window[0]
@@ -188,8 +188,8 @@ class StandardCursor(LeaseCursor):
         bound_ms: int,
         now_ms: int,
     ) -> Entry | None:
-        """Pass the first record of the window. The entry returned is TAKEN when the record can be
-        leased, otherwise it was skipped or is gone; None when memory forbids passing it over."""
+        """Pass the first record of the window. The entry returned is TAKEN if the record can be
+        leased, else it was skipped or is gone. None: memory does not allow to skip the record."""
         offset = record.offset
         due_ms = self._due.get(offset, 0) if self._due else 0
         entry = Entry(TAKEN, record.message.group, sent_at_ms)
@@ -213,7 +213,7 @@ class StandardCursor(LeaseCursor):
         self._pass(record, selection)
         return entry
 
-    # ── With a crowd ─────────────────────────────────────────────────────────────────────────
+    # ── With noisy groups ────────────────────────────────────────────────────────────────────
     def _take_fairly(
         self,
         selection: Selection,
@@ -224,7 +224,7 @@ class StandardCursor(LeaseCursor):
         *,
         is_dry: bool,
     ) -> tuple[int, bool]:
-        """Quiet groups' records in the usual order, then the noisy groups', fewest in flight
+        """Take records of quiet groups in the usual order, then of noisy groups, fewest in flight
         first. Returns the new head and whether it stopped at a bound."""
         fair = self._fair
         noisy = set(fair.noisy_groups(self._in_flight))
@@ -240,7 +240,7 @@ class StandardCursor(LeaseCursor):
         head = self._take_quiet_fresh(selection, take, noisy, bound_ms, now_ms)
         is_read_through = not self._window and self._backlog - selection.passed > 0
         if is_read_through and not is_dry and fair.may_park and self._may_skip:
-            return head, False  # quiet records may follow: read on before the noisy ones get more
+            return head, False  # quiet records may follow: read on before noisy groups get more
         while len(picked) < take:
             group = fair.quietest()
             if group is None:
@@ -253,13 +253,13 @@ class StandardCursor(LeaseCursor):
                 heappush(self._ready, offset)
                 return head, True
         if len(picked) < take and self._window:
-            # Nothing is parked and memory forbids parking more: plain order for the rest.
+            # Nothing is parked and memory does not allow more: log order for the rest.
             head = self._take_fresh(selection, take, head, bound_ms, now_ms)
         return head, False
 
     def _next_quiet(self, noisy: set[str]) -> int | None:
-        """The lowest available offset of a group that is not noisy, taken out of its heap or
-        parking place; noisy ones met on the way are parked."""
+        """Remove and return the lowest available offset of a group that is not noisy, parked or
+        not. Offsets of noisy groups found before it are parked."""
         ready = self._ready
         fair = self._fair
         while ready:
@@ -304,11 +304,11 @@ class StandardCursor(LeaseCursor):
                 selection.picked.append((record.offset, record))
         return head
 
-    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - FIFO's
+    def _blocker(self, group: str | None, offset: int) -> int | None:  # noqa: ARG002 - for FIFO
         return None
 
-    # ── What the fold tells ──────────────────────────────────────────────────────────────────
-    def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - FIFO needs it
+    # ── Callbacks of the fold ────────────────────────────────────────────────────────────────
+    def _on_ready(self, offset: int, entry: Entry) -> None:  # noqa: ARG002 - for FIFO
         heappush(self._ready, offset)
         if len(self._ready) > self._ready_max:
             self._rebuild()
@@ -322,7 +322,7 @@ class StandardCursor(LeaseCursor):
         self._fair.landed(entry.group)
 
     def _on_gone(self, offset: int, entry: Entry) -> None:
-        pass  # the heap forgets lazily
+        pass  # the heap drops stale offsets lazily
 
     def _on_fed(self, record: Record, now_ms: int, wall_ms: int) -> None:
         delay_ms = record.message.delay_ms

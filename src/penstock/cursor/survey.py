@@ -1,7 +1,7 @@
-"""What keeps the messages of one partition from being delivered, as far as its cursor has read.
+"""Surveys: why messages of one partition are not delivered, as far as its cursor has read.
 
-Pure: the cursor hands in its table and its window, the caller owns the clock. A table may hold
-hundreds of thousands of entries: the survey is a generator that yields every few hundred of them;
+Pure: the cursor passes in its table and its window, the caller owns the clock. A table may hold
+hundreds of thousands of entries, so the survey is a generator that yields every few hundred;
 entries that change meanwhile are counted as they are when the survey reaches them.
 """
 
@@ -31,12 +31,12 @@ class Tally:
     """Counts records in ascending order of their offsets."""
 
     def __init__(self, terms: Terms, *, is_fifo: bool, delay_ends_ms: int | None) -> None:
-        """``delay_ends_ms``: the first delay to end of the messages that were not read yet."""
+        """``delay_ends_ms``: the earliest end of a delay among messages that were not read yet."""
         self._terms = terms
         self._is_fifo = is_fifo
         self._expired_at_ms = terms.wall_ms - terms.retention_ms
         self._locks: dict[str, tuple[int, int]] = {}  # by group: offset in flight, end of its lease
-        self._waiting: dict[str, int] = {}  # by group: messages behind the one in flight
+        self._waiting: dict[str, int] = {}  # by group: messages after the one in flight
         self.available = self.blocked = self.exhausted = self.expired = 0
         self.lease_ends_ms: int | None = None
         self.delay_ends_ms = delay_ends_ms
@@ -54,7 +54,7 @@ class Tally:
             self.add_free(entry.group, entry.sent_at_ms, entry.attempts)
 
     def add_free(self, group: str | None, sent_at_ms: int, attempts: int = 0) -> None:
-        """A record that is neither in flight nor delayed."""
+        """Count a record that is neither in flight nor delayed."""
         if group is not None and group in self._locks:
             self.blocked += 1
             self._waiting[group] = self._waiting.get(group, 0) + 1

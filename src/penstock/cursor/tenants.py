@@ -1,12 +1,11 @@
-"""What each tenant holds at the coordinators of groups and of transactions, and how much more it
-may.
+"""Counts of what each tenant holds at the coordinators of groups and of transactions.
 
-Every coordinator partition counts for itself (``Held``), as its rows are read and written. A quota
-is compared with the sum over the partitions that this node coordinates, a share with the partition
-alone. In a cluster a tenant's groups are spread over the nodes that lead partitions of the
-coordinators' topic, and nodes do not tell each other their sums: a tenant is never refused below
-its quota, and gets at most its quota from each of these nodes. An exact sum would need a call to
-other nodes before a group is made, and a group could not be made while one of them is away.
+Each coordinator partition keeps counts (``Held``) as its rows are read and written. A quota is
+compared with the sum over the partitions that this node coordinates, a tenant's part of a
+partition's bound with that partition alone. In a cluster a tenant's groups are spread over the
+nodes that lead partitions of the coordinators' topic, and nodes do not exchange their sums: a
+tenant is never refused below its quota, and gets at most its quota from each of these nodes. An
+exact sum would need calls to other nodes before each new group, and fail if one of them is down.
 """
 
 from collections.abc import Hashable
@@ -29,12 +28,12 @@ class TenantRooms:
         self._held: dict[Hashable, Held] = {}
 
     def hold(self, key: Hashable) -> "Held":
-        """Begin to count anew for a coordinator partition that is about to be read."""
+        """Start counting from zero for a coordinator partition that is about to be read."""
         held = self._held[key] = Held(self)
         return held
 
     def drop(self, key: Hashable) -> None:
-        """The partition is coordinated elsewhere, or has to be read again."""
+        """Forget a partition that is coordinated elsewhere, or has to be read again."""
         self._held.pop(key, None)
 
     def used(self, account: str, quota: Quota) -> int:
@@ -58,7 +57,7 @@ class Held:
 
     def __init__(self, rooms: TenantRooms) -> None:
         self._rooms = rooms
-        self._counts: dict[tuple[str, str], int] = {}  # by account and what it is
+        self._counts: dict[tuple[str, str], int] = {}  # by account and ``Quota.what``
 
     def account_of(self, scoped_id: str) -> str:
         return split_scoped(scoped_id, own_account=self._rooms.own_account)[0]
@@ -75,7 +74,7 @@ class Held:
         return self._counts.get((account, quota.what), 0)
 
     def room(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> int:
-        """Return how much more the tenant may hold here. ``bound``: of this partition, for all
+        """Return how much more the tenant may hold here. ``bound``: limit of this partition for all
         tenants together."""
         most = self._rooms.most(account, quota)
         if most == NO_LIMIT:
@@ -87,7 +86,7 @@ class Held:
         self._rooms.note_refused(account, quota)
 
     def why(self, account: str, quota: Quota, *, bound: int = NO_LIMIT) -> str:
-        """Say why there is no room, in a line for clients."""
+        """Return why there is no room, in one line for clients."""
         most, used = self._rooms.most(account, quota), self._rooms.used(account, quota)
         if used < most:
             most, used = self._rooms.most(account, quota, bound), self.used(account, quota)

@@ -1,20 +1,20 @@
-"""The transaction coordinator: what each transactional id is doing, decided before it is done.
+"""The transaction coordinator: the state of each transactional id.
 
-A transaction ends in two steps. The decision (Prepare…) is a row in the coordinator's log: from
-then on it only goes one way, whoever coordinates. Markers then tell every partition, and when all
-have theirs, a second row says so (Complete…). A coordinator that takes over writes the markers of
-all prepared transactions again; a partition that has one already is not harmed by another.
+A transaction ends in two steps. The decision (Prepare…) is a row in the coordinator's log and is
+final for every later coordinator. Then each partition gets a marker, and when all are committed, a
+second row says so (Complete…). A coordinator that takes over writes the markers of all prepared
+transactions again; a repeated marker changes nothing.
 
     Empty ──ADD──► Ongoing ──COMMIT──► PrepareCommit ──MARKED──► CompleteCommit ──ADD──► Ongoing
                       └──────ABORT───► PrepareAbort  ──MARKED──► CompleteAbort  ──ADD──► Ongoing
 
-Epochs fence: InitProducerId, a time-out and, for clients of transaction version 2, every end of a
-transaction raise the epoch, and markers carry the raised one. So a batch or an end that was delayed
-on the network can never count for the next transaction. Version 1 clients keep their epoch from one
-transaction to the next; for them partitions ask ``verify`` before the first batch.
+Epochs fence: InitProducerId, a timeout and, for clients of transaction version 2, every end of a
+transaction raise the epoch, and markers have the raised epoch. So a batch or an EndTxn that was
+delayed on the network never counts for the next transaction. Version 1 clients keep their epoch
+from one transaction to the next; for them partitions call ``verify`` before the first batch.
 
-A transaction's time runs on this node's clock from when it was begun or loaded. Codes are those of
-the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older ones.
+A transaction's timeout runs on this node's clock from when it began or was loaded. Codes are those
+of the newest clients; the wire maps PRODUCER_FENCED and TRANSACTION_ABORTABLE for older ones.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ TopicPartition: TypeAlias = tuple[str, int]  # topic id, partition
 
 NO_PRODUCER = -1
 NO_EPOCH = -1
-EPOCH_MAX = 2**15 - 1  # clients get at most one less: the last is kept for fencing them
+EPOCH_MAX = 2**15 - 1  # clients get at most one less: the last one fences them
 TIMEOUT_MS_MAX = 15 * 60_000
 ID_RETENTION_MS = 7 * 24 * 3_600_000
 IDS_MAX = 50_000  # per coordinator partition
@@ -66,7 +66,7 @@ TRANSITIONS: dict[tuple[TxnState, _Trigger], TxnState] = {
     (_S.COMPLETE_ABORT, _T.ADD): _S.ONGOING,
     (_S.ONGOING, _T.COMMIT): _S.PREPARE_COMMIT,
     (_S.ONGOING, _T.ABORT): _S.PREPARE_ABORT,
-    # A version 2 client may abort without having begun: it wants the new epoch.
+    # A version 2 client may abort without a transaction, to get a new epoch.
     (_S.EMPTY, _T.ABORT): _S.PREPARE_ABORT,
     (_S.COMPLETE_COMMIT, _T.ABORT): _S.PREPARE_ABORT,
     (_S.COMPLETE_ABORT, _T.ABORT): _S.PREPARE_ABORT,
@@ -91,11 +91,11 @@ class TxnValue(msgspec.Struct, frozen=True, array_like=True):
     changed_at_ms: int  # wall clock
     started_at_ms: int = -1  # wall clock, of the open transaction
     partitions: tuple[TopicPartition, ...] = ()  # sorted
-    # What the client had before its epoch was last raised on its own request: if it asks with
-    # these, the answer was lost. -1 once it has been fenced.
+    # The client's id and epoch before its last request that raised the epoch: a request with these
+    # is a retry after a lost reply. -1 once the client has been fenced.
     last_producer_id: int = NO_PRODUCER
     last_epoch: int = NO_EPOCH
-    # The id to go on with when the markers of the last epoch are written.
+    # The producer id to use after the markers of the last epoch are written.
     next_producer_id: int = NO_PRODUCER
 
 
@@ -103,8 +103,8 @@ CODEC: RowCodec[TxnKey, TxnValue] = RowCodec({1: (TxnKey, TxnValue)})
 
 
 class Marker(msgspec.Struct, frozen=True, gc=False):
-    """One partition to tell. The shell calls ``marked`` when it is committed there, or when the
-    partition no longer exists."""
+    """A marker for one partition. The broker calls ``marked`` when the marker is committed there,
+    or when the partition no longer exists."""
 
     transactional_id: str
     topic_id: str
@@ -122,7 +122,7 @@ class TxnReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TxnOutcome(msgspec.Struct, frozen=True, gc=False):
-    """Reply and markers go out when the rows, and all rows before them, are committed."""
+    """The reply and markers, to be sent when the rows and all rows before them are committed."""
 
     reply: TxnReply = TxnReply()
     rows: tuple[Row, ...] = ()
@@ -134,22 +134,22 @@ class Transactions:
     def __init__(
         self, *, coordinator_epoch: int, ids_max: int = IDS_MAX, held: Held | None = None
     ) -> None:
-        """``held`` counts what the tenants have here, and knows their quotas."""
+        """``held`` has the tenants' counts for this coordinator, and their quotas."""
         self._held = held or Held(FREE)
         self._coordinator_epoch = coordinator_epoch
         self._ids_max = ids_max
         # The fold.
         self._txns: dict[str, TxnValue] = {}
-        # This node's own.
+        # Local to this node.
         self._unmarked: dict[str, set[TopicPartition]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
-        # The outcome being made.
+        # The outcome of the current call.
         self._rows: list[Row] = []
         self._markers: list[Marker] = []
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Raises ValueError for a row that is not ours."""
+        """Apply a row of the log. Raises ValueError for an unknown row."""
         self._apply(*CODEC.decode(key, value))
 
     def _apply(self, key: TxnKey, value: TxnValue | None) -> None:
@@ -163,7 +163,7 @@ class Transactions:
             self._txns[key.transactional_id] = value
 
     def loaded(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
-        """The end of the topic is reached: timers begin, prepared transactions go on."""
+        """Start timeouts and continue prepared transactions, once the whole log was read."""
         for transactional_id, txn in list(self._txns.items()):
             if txn.state is TxnState.ONGOING:
                 self._deadlines.set(transactional_id, now_ms + txn.timeout_ms)
@@ -196,8 +196,8 @@ class Transactions:
         producer_epoch: int = NO_EPOCH,
         wall_ms: int,
     ) -> TxnOutcome:
-        """``fresh_producer_id``: one nobody has; used if a new one is needed. ``producer_id`` and
-        ``producer_epoch``: what a client has that only wants to raise its epoch."""
+        """Assign producer id and epoch. ``fresh_producer_id``: an unused id, taken if a new one is
+        needed. ``producer_id``, ``producer_epoch``: of a client that only raises its epoch."""
         if not 0 < len(transactional_id) <= ID_CHARS_MAX:
             return self._outcome(Code.INVALID_REQUEST)
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
@@ -221,7 +221,7 @@ class Transactions:
         if txn.state in _PREPARED:
             return self._outcome(Code.CONCURRENT_TRANSACTIONS)
         if txn.state is TxnState.ONGOING:
-            # The client asks again when the abort is through, and is served then.
+            # The client retries, and succeeds when the abort is complete.
             self._fence(transactional_id, txn, wall_ms, is_own=is_current)
             return self._outcome(Code.CONCURRENT_TRANSACTIONS)
         if is_repeat and txn.epoch < EPOCH_MAX:
@@ -242,8 +242,8 @@ class Transactions:
     def _fence(
         self, transactional_id: str, txn: TxnValue, wall_ms: int, *, is_own: bool = False
     ) -> None:
-        """Abort in the coordinator's own name, under an epoch no client has. ``is_own``: asked for
-        by the producer itself, which may go on under that epoch afterwards."""
+        """Abort on behalf of the coordinator, with an epoch that no client has. ``is_own``:
+        requested by the producer, which may then continue with that epoch."""
         value = msgspec.structs.replace(
             txn,
             epoch=min(txn.epoch + 1, EPOCH_MAX),
@@ -267,8 +267,8 @@ class Transactions:
         now_ms: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """AddPartitionsToTxn; AddOffsetsToTxn, with the partition of the group's coordinator; and
-        what version 2 clients leave to the broker when they produce or commit offsets."""
+        """Add partitions: AddPartitionsToTxn; AddOffsetsToTxn, with the partition of the group's
+        coordinator; and produce requests and offset commits of version 2 clients."""
         code, txn = self._find(transactional_id, producer_id, producer_epoch)
         if code:
             return self._outcome(code)
@@ -303,8 +303,8 @@ class Transactions:
         producer_epoch: int,
         partition: TopicPartition,
     ) -> Code:
-        """Whether a batch of a version 1 client belongs to an open transaction. Asked before its
-        first batch in a partition, so that a late one cannot open a transaction nobody ends."""
+        """Return NONE if a version 1 client's batch belongs to an open transaction. Called before
+        the first batch in a partition: a late one must not open a transaction that never ends."""
         code, txn = self._find(transactional_id, producer_id, producer_epoch)
         if code:
             return code
@@ -318,7 +318,7 @@ class Transactions:
     ) -> tuple[Code, TxnValue]:
         txn = self._txns.get(transactional_id)
         if txn is not None and txn.next_producer_id == producer_id != NO_PRODUCER:
-            # It has been told its next id; the markers under the old one are still being written.
+            # The client has its next id; the markers under the old one are still being written.
             return Code.CONCURRENT_TRANSACTIONS, txn
         if txn is None or txn.producer_id != producer_id:
             return Code.INVALID_PRODUCER_ID_MAPPING, _NOBODY
@@ -338,8 +338,8 @@ class Transactions:
         fresh_producer_id: int,
         wall_ms: int,
     ) -> TxnOutcome:
-        """``raises_epoch``: a client of transaction version 2 (EndTxn v5), which goes on with the
-        id and epoch of the reply."""
+        """Commit or abort. ``raises_epoch``: a client of transaction version 2 (EndTxn v5), which
+        continues with the id and epoch of the reply."""
         txn = self._txns.get(transactional_id)
         if txn is not None and raises_epoch and _is_last(txn, producer_id, producer_epoch):
             return self._outcome(_ended_before(txn, is_commit))
@@ -349,7 +349,7 @@ class Transactions:
         if txn.state is not TxnState.ONGOING:
             if not raises_epoch:
                 return self._outcome(_ended_before(txn, is_commit))
-            # With a raised epoch it is about the next transaction, in which nothing was done.
+            # The client has the raised epoch: it ends its next transaction, which is empty.
             if txn.state in _PREPARED:
                 return self._outcome(Code.CONCURRENT_TRANSACTIONS)
             if is_commit:
@@ -411,7 +411,7 @@ class Transactions:
         )
 
     def pending_markers(self) -> tuple[Marker, ...]:
-        """Those not confirmed yet, for a shell that tries again."""
+        """Return the markers not confirmed yet, for a retry."""
         return tuple(
             self._marker(transactional_id, self._txns[transactional_id], partition)
             for transactional_id, partitions in self._unmarked.items()
@@ -419,8 +419,8 @@ class Transactions:
         )
 
     def marked(self, marker: Marker, *, wall_ms: int) -> TxnOutcome:
-        """The marker is committed in its partition. Repeats, and answers for a transaction that
-        has long ended, change nothing."""
+        """Note that a marker is committed in its partition. Repeated confirmations, and those for a
+        transaction that has ended, change nothing."""
         txn = self._txns.get(marker.transactional_id)
         waiting = self._unmarked.get(marker.transactional_id)
         named = (marker.producer_id, marker.producer_epoch)
@@ -448,13 +448,13 @@ class Transactions:
 
     # ── Time ─────────────────────────────────────────────────────────────────────────────────
     def tick(self, *, now_ms: int, wall_ms: int) -> TxnOutcome:
-        """Abort what has been open for too long."""
+        """Abort the transactions whose timeout has passed."""
         while (transactional_id := self._deadlines.pop_due(now_ms)) is not None:
             self._fence(transactional_id, self._txns[transactional_id], wall_ms)
         return self._outcome(TxnReply())
 
     def expire(self, *, wall_ms: int) -> TxnOutcome:
-        """Forget ids that have done nothing for a week. For a periodic job."""
+        """Forget ids that were idle for a week. For a periodic job."""
         bound_ms = wall_ms - ID_RETENTION_MS
         for transactional_id, txn in list(self._txns.items()):
             is_busy = txn.state is TxnState.ONGOING or txn.state in _PREPARED
@@ -462,7 +462,7 @@ class Transactions:
                 self._put(transactional_id, None)
         return self._outcome(TxnReply())
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     def describe(self, transactional_id: str) -> TxnValue | None:
         return self._txns.get(transactional_id)
 
@@ -482,14 +482,14 @@ _NOBODY = TxnValue(NO_PRODUCER, NO_EPOCH, 0, TxnState.EMPTY, 0)
 
 
 def _raised(txn: TxnValue, fresh_producer_id: int) -> tuple[int, int]:
-    """The next epoch of the same id, or a new id when epochs run out."""
+    """Return the next epoch of the same producer id, or a new id when epochs run out."""
     if txn.epoch + 1 >= EPOCH_MAX:
         return fresh_producer_id, 0
     return txn.producer_id, txn.epoch + 1
 
 
 def _ended_before(txn: TxnValue, is_commit: bool) -> TxnReply:
-    """The answer to an end that finds no open transaction: it may be a repetition."""
+    """Return the reply to an EndTxn without an open transaction, which may be a retry."""
     if txn.state is (_S.COMPLETE_COMMIT if is_commit else _S.COMPLETE_ABORT):
         return TxnReply(Code.NONE, txn.producer_id, txn.epoch)
     if txn.state is (_S.PREPARE_COMMIT if is_commit else _S.PREPARE_ABORT):
