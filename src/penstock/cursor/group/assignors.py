@@ -1,10 +1,10 @@
-"""Server-side assignors: partitions to members, as pure functions of what is subscribed.
+"""Server-side assignors: partitions to members, as pure functions of the subscriptions.
 
-``range``    each topic by itself, in contiguous stretches: members that read several topics with
-             the same partition count get the same numbers of each, so keys stay together.
-``uniform``  all partitions spread evenly, moving as few as possible from where they are.
+``range``    each topic separately, in contiguous ranges: members that read several topics with
+             the same partition count get the same partition numbers, so keys stay together.
+``uniform``  all partitions spread evenly, moving as few as possible.
 
-Both are deterministic: the result depends on nothing but the arguments, not on their order.
+Both are deterministic: the result depends only on the arguments, not on their order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,8 +32,8 @@ Assignor: TypeAlias = Callable[[Sequence[MemberSpec], Mapping[str, int]], dict[s
 
 
 def assign_range(members: Sequence[MemberSpec], topics: Mapping[str, int]) -> dict[str, Partitions]:
-    """``topics``: id → partition count. Static members are ordered by instance id: they keep their
-    stretch when they come back under another member id."""
+    """Assign contiguous ranges. ``topics``: id → partition count. Static members are ordered by
+    instance id, so they keep their range when they return with another member id."""
     ordered = sorted(
         members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id)
     )
@@ -71,10 +71,10 @@ def assign_uniform(
 
 
 def _level(shares: dict[str, set[TopicPartition]], free: set[TopicPartition]) -> None:
-    """Everyone may have everything: give up what is above the quota, fill what is below."""
+    """Balance members with equal subscriptions: each gives up or gets partitions to its quota."""
     total = len(free) + sum(len(share) for share in shares.values())
     each, rest = divmod(total, len(shares))
-    # Who has more keeps the extra one: fewer moves.
+    # Members with more partitions keep the extra one: fewer moves.
     by_size = sorted(shares, key=lambda member_id: (-len(shares[member_id]), member_id))
     quotas = {member_id: each + (1 if i < rest else 0) for i, member_id in enumerate(by_size)}
     for member_id in by_size:
@@ -98,9 +98,9 @@ def _spread(
     shares: dict[str, set[TopicPartition]],
     free: set[TopicPartition],
 ) -> None:
-    """Members differ in what they may have: the least loaded reader gets each free partition, then
-    partitions move from the more loaded to the less loaded while that narrows the gap. Chains of
-    moves, where each by itself gains nothing, are not searched for."""
+    """Balance members with different subscriptions: the least loaded reader gets each free
+    partition, then partitions move from more to less loaded readers while that narrows the gap.
+    Chains of moves, where each by itself gains nothing, are not searched for."""
     readers: dict[str, list[str]] = {}
     for member in members:
         for topic_id in member.topic_ids:

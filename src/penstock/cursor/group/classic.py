@@ -1,14 +1,14 @@
-"""The classic group protocol: members join, one of them assigns, all of them get their share.
+"""The classic group protocol: members join, one of them assigns, all get their assignment.
 
-Joining answers nobody until everybody known has joined again or the time for it has run out, so all
-members of a generation learn of each other at once. The answer to a join starts the wait for the
-leader's assignment, which is opaque here: eager and cooperative consumers are served alike.
+No join gets a reply until all known members have joined again or the time for it is over, so all
+members of a generation start together. Then the group waits for the leader's assignment, which is
+opaque here: eager and cooperative consumers are served alike.
 
-A member with an instance id is static: it may go away and come back under a new member id within
-its session time without disturbing the others.
+A member with an instance id is static: it may leave and return with a new member id within its
+session timeout without a rebalance.
 
-Here stand the decisions, request by request. ``rebalance.py`` has the phases they set in motion,
-``classic_state.py`` the states and the shapes. Groups are found and created in ``groups.py``.
+This module has the decisions for each request, ``rebalance.py`` the phases that they start,
+``classic_state.py`` the states and data types. ``groups.py`` finds and creates groups.
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class ClassicGroup(Rebalance):
         if not request.protocol_type or not 0 < len(request.protocols) <= MEMBER_PROTOCOLS_MAX:
             return Code.INCONSISTENT_GROUP_PROTOCOL
         if self._members:
-            # A member that is about to replace its own row must agree with the others only.
+            # A member that replaces its row must agree with the other members only.
             member_id = self._static.get(request.instance_id or "", request.member_id)
             others = [m for m in self._members.values() if m.id != member_id]
             names = {name for name, _ in request.protocols}
@@ -97,12 +97,12 @@ class ClassicGroup(Rebalance):
             self._join_again(member, request, draft, ticket)
             self._maybe_complete_join(draft, now_ms, wall_ms)
         elif has_changed or (is_stable and member_id == self._leader):
-            # A leader that joins again in a stable group asks for a new assignment: it watches the
-            # topics on behalf of all.
+            # A leader that joins again in a stable group requests a new assignment: it watches the
+            # topics for all members.
             self._join_again(member, request, draft, ticket)
             self._rebalance(draft, now_ms, wall_ms)
         else:
-            # The answer to its last join was lost.
+            # The reply to its last join was lost.
             self._arm_session(member, now_ms)
             draft.answer(ticket, self._join_reply(member), after_commit=is_stable)
 
@@ -133,7 +133,7 @@ class ClassicGroup(Rebalance):
             self._rebalance(draft, now_ms, wall_ms)
 
     def _join_again(self, member: Member, request: JoinRequest, draft: Draft, ticket: int) -> None:
-        # The same member asking twice has lost the connection of its first request.
+        # A member that joins twice has lost the connection of its first request.
         draft.answer(member.join_ticket, JoinReply(Code.REBALANCE_IN_PROGRESS))
         member.join_ticket = ticket
         member.protocols = request.protocols
@@ -145,13 +145,13 @@ class ClassicGroup(Rebalance):
     def _replace_static(
         self, request: JoinRequest, draft: Draft, ticket: int, now_ms: int, wall_ms: int
     ) -> None:
-        """A static member has come back without its member id. Its old id is fenced from now on."""
+        """Replace a static member that returned without its member id. The old id is fenced."""
         assert request.instance_id is not None
         old = self._members[self._static[request.instance_id]]
         self._answer_parked(old, draft, Code.FENCED_INSTANCE_ID)
         member = member_of(request, request.fresh_member_id)
         member.assignment = old.assignment
-        # In place, so that the order of members, and with it the choice of a leader, stays.
+        # In the same position, because the order of members decides on the next leader.
         self._members = {
             (member.id if key == old.id else key): (member if key == old.id else value)
             for key, value in self._members.items()
@@ -167,7 +167,7 @@ class ClassicGroup(Rebalance):
             self._save(draft, wall_ms)
             reply = self._join_reply(member)
             if was_leader:
-                # It must not assign anew. Old clients understand only that another one leads.
+                # The member must not assign again. Old clients only understand another leader.
                 skips = request.can_skip_assignment
                 leader, members = (member.id, reply.members) if skips else (old.id, ())
                 reply = JoinReply(
@@ -200,7 +200,7 @@ class ClassicGroup(Rebalance):
         self._arm_session(member, now_ms)
         self._unsynced.discard(member.id)
         if self._state is State.STABLE:
-            # After the commit: the leader's assignment may still be on its way to the log.
+            # After the commit, because the leader's assignment may not be in the log yet.
             draft.answer(ticket, self._sync_reply(member), after_commit=True)
             return
         draft.answer(member.sync_ticket, SyncReply(Code.REBALANCE_IN_PROGRESS))
@@ -267,8 +267,8 @@ class ClassicGroup(Rebalance):
         now_ms: int,
         wall_ms: int,
     ) -> None:
-        """(member id, instance id) each. With an instance id the member id may be empty: an
-        operator removes a static member whose id only the group knows."""
+        """Remove members, given as (member id, instance id). With an instance id the member id may
+        be empty: an operator removes a static member whose member id only the group knows."""
         results = []
         has_lost = False
         for member_id, instance_id in leavers:
@@ -299,9 +299,9 @@ class ClassicGroup(Rebalance):
         is_transactional: bool,
         now_ms: int,
     ) -> Code:
-        """Whether these credentials may commit offsets; a commit is also a sign of life."""
+        """Return whether the member may commit offsets; a commit also counts as a heartbeat."""
         if generation < 0 and not self._members:
-            return Code.NONE  # a consumer that assigns partitions by itself
+            return Code.NONE  # a consumer that assigns its partitions itself
         if generation < 0 and not member_id and instance_id is None:
             return Code.NONE if is_transactional else Code.UNKNOWN_MEMBER_ID
         code = self._refusal(member_id, instance_id)
@@ -310,14 +310,14 @@ class ClassicGroup(Rebalance):
         if generation != self._generation:
             return Code.ILLEGAL_GENERATION
         if self._state is State.COMPLETING and not is_transactional:
-            # Who owns the partition is just being decided. Producers take this code for fatal.
+            # The owners of partitions are just being decided. Producers treat this code as fatal.
             return Code.REBALANCE_IN_PROGRESS
         self._arm_session(self._members[member_id], now_ms)
         return Code.NONE
 
     def subscribed(self) -> frozenset[str] | None:
-        """Names of the topics its members read; None: members that are no plain consumers, so
-        nobody but they know."""
+        """Return the names of the topics that the members read; None if only the members know them,
+        because they are not plain consumers."""
         if not self._members:
             return frozenset()
         if self._protocol_type != "consumer":

@@ -1,4 +1,4 @@
-"""The states of a classic group, what moves it between them, and its members as they live.
+"""The states and transitions of a classic group, its requests and replies, and its members.
 
     Empty ──REBALANCE──► PreparingRebalance ──JOINED──► CompletingRebalance ──ASSIGNED──► Stable
       ▲                     │   ▲        ▲                      │                            │
@@ -6,8 +6,8 @@
                                 └──────────────────────REBALANCE─────────────────────────────┘
 
 Preparing waits for every member to join again, Completing for the leader's assignment. Only Stable
-and Empty are written down: a group whose coordinator dies in between is found as it last was, and
-its members join again.
+and Empty are stored: if the coordinator dies in between, the next one finds the last stored state,
+and the members join again.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from penstock.cursor.group.records import ClassicMember
 
 
 class State(StrEnum):
-    """As clients and tools spell them."""
+    """Named as in Kafka's clients and tools."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -32,10 +32,10 @@ class State(StrEnum):
 
 
 class Trigger(Enum):
-    REBALANCE = auto()  # the members, or what they support, have changed
-    JOINED = auto()  # everyone who will come has joined again
-    EMPTIED = auto()  # no one has
-    ASSIGNED = auto()  # the leader has spoken
+    REBALANCE = auto()  # the members, or their protocols, have changed
+    JOINED = auto()  # all members have joined again, or the time is over
+    EMPTIED = auto()  # no member has joined
+    ASSIGNED = auto()  # the leader has sent the assignment
     DELETED = auto()
 
 
@@ -52,7 +52,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 
 class JoinRequest(msgspec.Struct, frozen=True):
     member_id: str  # empty: not a member yet
-    fresh_member_id: str  # used if a new member needs an id; unique, made by the shell
+    fresh_member_id: str  # unique, from the broker; used if a new member needs an id
     session_ms: int
     rebalance_ms: int
     protocol_type: str
@@ -60,15 +60,15 @@ class JoinRequest(msgspec.Struct, frozen=True):
     instance_id: str | None = None
     client_id: str = ""
     client_host: str = ""
-    # JoinGroup v4 and later: a new member is first told its id and joins again with it, so that a
-    # client that gives up while waiting leaves no nameless member behind.
+    # JoinGroup v4 and later: a new member first gets its id and joins again with it, so that a
+    # client that gives up while waiting leaves no member without a known id.
     confirms_id: bool = True
-    # JoinGroup v9 and later: a leader can be told that there is nothing to assign.
+    # JoinGroup v9 and later: the reply can state that the leader has nothing to assign.
     can_skip_assignment: bool = True
 
     @property
     def patience_ms(self) -> int:
-        """JoinGroup v0 has one time-out for everything."""
+        """The rebalance timeout; JoinGroup v0 has one timeout for everything."""
         return self.rebalance_ms if self.rebalance_ms > 0 else self.session_ms
 
 
@@ -103,7 +103,7 @@ class LeaveReply(Reply, frozen=True):
 
 
 class Member:
-    """A member and what it waits for. Tickets are those of parked requests."""
+    """A member, with the tickets of its parked requests."""
 
     __slots__ = (
         "assignment",
@@ -130,7 +130,7 @@ class Member:
         self.assignment = row.assignment
         self.join_ticket: int | None = None
         self.sync_ticket: int | None = None
-        self.is_new = False  # its first join has not been answered yet
+        self.is_new = False  # its first join has no reply yet
 
     def row(self) -> ClassicMember:
         return ClassicMember(
@@ -164,14 +164,14 @@ def member_of(request: JoinRequest, member_id: str) -> Member:
 
 
 def shared_protocols(members: Collection[Member]) -> set[str]:
-    """The protocols that every one of them supports."""
+    """Return the protocols that all members support."""
     counts = Counter(name for member in members for name in {n for n, _ in member.protocols})
     return {name for name, count in counts.items() if count == len(members)}
 
 
 def select_protocol(members: Collection[Member]) -> str:
-    """Each member votes for the first of its protocols that all support. The smaller name wins a
-    tie: any rule does, if it is the same everywhere."""
+    """Return the protocol with the most votes. Each member votes for the first of its protocols
+    that all support. The smaller name wins a tie: any rule works if it is the same everywhere."""
     shared = shared_protocols(members)
     assert shared, "a member that shares no protocol with the others is not let in"
     votes = Counter(_vote(member.protocols, shared) for member in members)

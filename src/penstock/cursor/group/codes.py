@@ -1,7 +1,7 @@
-"""The Kafka error codes that group, producer and transaction decisions can answer with.
+"""The Kafka error codes that decisions about groups, producers and transactions return.
 
-The numbers are the protocol's. They stand here and not only at the wire because they are the
-vocabulary of these protocols: a client acts on the very code, so choosing it is the decision.
+The numbers are the protocol's. They are defined here and not only for the wire, because clients act
+on the exact code: choosing the code is the decision.
 """
 
 from enum import IntEnum
@@ -22,7 +22,7 @@ class Code(IntEnum):
     INVALID_COMMIT_OFFSET_SIZE = 28
     UNSUPPORTED_VERSION = 35
     INVALID_REQUEST = 42
-    POLICY_VIOLATION = 44  # a quota of the tenant is used up
+    POLICY_VIOLATION = 44  # a quota of the tenant is exceeded
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47

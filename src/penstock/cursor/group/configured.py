@@ -1,7 +1,7 @@
 """Configs of the groups of one coordinator partition.
 
-Below feature level 3 they are rows here. From that level on they are in the metadata store, and
-the rows that are left are moved there: ``broker/coordinator.py`` does so.
+Below feature level 3 the configs are rows here. From that level on they are in the metadata store,
+and ``broker/coordinator.py`` moves the remaining rows there.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,18 +16,18 @@ from penstock.model.quotas import GROUP_CONFIGS
 
 class ConfiguredGroups(GroupTable):
     def configs_rows(self) -> dict[str, Mapping[str, str]]:
-        """Those that are to be moved to the metadata store, by group."""
+        """Return the configs that are to be moved to the metadata store, by group."""
         return {group_id: value.configs for group_id, value in self._configs.items()}
 
     def repeat_configs(self) -> Decision:
-        """Write them once more: whoever gets that committed leads, and knows all of them."""
+        """Write all configs again: once committed, this node is the leader and has all of them."""
         draft = Draft()
         for group_id, value in self._configs.items():
             draft.rows.append(CODEC.encode(ConfigsKey(group_id), value))
         return draft.decide(self._wakes.next_ms())
 
     def drop_configs(self, group_ids: Iterable[str]) -> Decision:
-        """The metadata store has them."""
+        """Delete the rows of configs that the metadata store has."""
         draft = Draft()
         for group_id in group_ids:
             key = ConfigsKey(group_id)
@@ -38,7 +38,7 @@ class ConfiguredGroups(GroupTable):
     def change_configs(
         self, group_id: str, changes: Mapping[str, str | None], *, ticket: int
     ) -> Decision:
-        """None goes back to the default. Values have been checked."""
+        """Change configs of a group; None restores the default. Values have been checked."""
         draft = Draft()
         before = self.configs(group_id)
         merged = {**before, **changes}

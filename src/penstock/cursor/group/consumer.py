@@ -1,18 +1,18 @@
 """Consumer groups that the coordinator assigns (KIP-848): one request, ConsumerGroupHeartbeat.
 
-A heartbeat says who the member is, at which epoch it stands and, when that changed, what it
-subscribes to and which partitions it has. The answer says what it shall have now. Members move
-towards the target assignment one by one: first give up, then, once nobody else has them, take. No
-one ever waits for all.
+A heartbeat has the member's id and epoch and, if they changed, its subscription and its partitions.
+The reply has the partitions that the member shall have now. Members move towards the target
+assignment one by one: first give up, then take partitions that no other member has. No member waits
+for all others.
 
     epoch in the request:  0 join · -1 leave · -2 a static member leaves for a short time
-    repeated with the previous epoch: the answer was lost, and is given again
+    the previous epoch: the reply was lost, and is repeated
 
-What a member is told to give up it must give up within its rebalance time, or it is out; and it
-must be heard of within the session time.
+A member is removed if it does not give up partitions within its rebalance timeout, or sends no
+heartbeat within the session timeout.
 
-``consumer_fold.py`` has the state, ``sight.py`` knows which topics a pattern finds; topics come in
-with each call, as a value with an epoch.
+``consumer_fold.py`` has the state, ``sight.py`` finds the topics that match a pattern; each call
+gets the topics as a value with an epoch.
 """
 
 from collections import Counter
@@ -56,17 +56,17 @@ _NO_TOPICS = (
 
 
 class Topics(msgspec.Struct, frozen=True):
-    """All topics there are. ``epoch`` changes whenever anything else in it does."""
+    """All topics. ``epoch`` changes whenever another field does."""
 
     epoch: int
     by_name: Mapping[str, tuple[str, int]]  # name → id, partition count
-    matches: Matches = msgspec.field(default_factory=Matches)  # of these names; outlives the epoch
+    matches: Matches = msgspec.field(default_factory=Matches)  # of these names, for all epochs
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True):
-    """None stands for "as before" in every field that may have it."""
+    """None means "unchanged" in every field that may be None."""
 
-    member_id: str  # made by the client; for clients of version 0, by the shell
+    member_id: str  # from the client; for clients of version 0, from the broker
     member_epoch: int
     instance_id: str | None = None
     rack_id: str | None = None
@@ -84,11 +84,11 @@ class ConsumerReply(Reply, frozen=True):
     member_id: str = ""
     member_epoch: int = 0
     heartbeat_ms: int = 0
-    assignment: Partitions | None = None  # None: as before
+    assignment: Partitions | None = None  # None: unchanged
 
 
 class ConsumerMemberView(msgspec.Struct, frozen=True):
-    """One member, for people and tools."""
+    """One member, for descriptions."""
 
     member_id: str
     subscription: MemberValue
@@ -101,15 +101,15 @@ class ConsumerGroup(ConsumerFold):
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id)
         self._settings = settings
-        self.times = consumer_settings({}, settings)  # set anew before each heartbeat
-        # This node's own.
+        self.times = consumer_settings({}, settings)  # set again before each heartbeat
+        # Local to this node.
         self._assigned_at_ms: int | None = None
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        self._seen_topics: int | None = None  # epoch of the topics last looked at
+        self._seen_topics: int | None = None  # epoch of the topics at the last heartbeat
         self._finds = Finds(patterns_max=settings.members_max)
 
     def arm(self, *, now_ms: int) -> None:
-        """After replay: everyone has its full time once more."""
+        """Restart the timers of all members, after replay."""
         self._deadlines.clear()
         for member_id in self._members:
             self._arm_session(member_id, now_ms)
@@ -117,7 +117,7 @@ class ConsumerGroup(ConsumerFold):
             if current is not None and current.state is MemberState.UNREVOKED:
                 self._arm_revoke(member_id, now_ms)
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def epoch(self) -> int:
         return self._value.epoch
@@ -145,7 +145,7 @@ class ConsumerGroup(ConsumerFold):
 
     @property
     def assignor(self) -> str:
-        """What most members ask for, the smaller name in a tie."""
+        """The assignor that most members request; the smaller name in a tie."""
         votes = Counter(m.assignor for m in self._members.values() if m.assignor is not None)
         if not votes:
             return ASSIGNOR_DEFAULT
@@ -181,7 +181,7 @@ class ConsumerGroup(ConsumerFold):
         now_ms: int,
         wall_ms: int,
     ) -> None:
-        """``sight``: which topics the member may see; None: all of them."""
+        """Apply a heartbeat. ``sight``: the topics that the member may see; None: all of them."""
         refusal = self._refusal(request)
         if refusal is not None:
             draft.answer(ticket, refusal)
@@ -233,9 +233,9 @@ class ConsumerGroup(ConsumerFold):
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, sight: Sight | None
     ) -> tuple[frozenset[str], str]:
-        """What the decision about a heartbeat will have matched: all these patterns, and of the
-        second one (empty: none) whether the member may see each topic that matches. Whoever hosts
-        the group does it before, because a decision cannot be interrupted."""
+        """Return the patterns that the decision about a heartbeat must find matched, and the one
+        (empty: none) for which each matching topic is checked: may the member see it? The broker
+        does both before the decision, because a decision cannot be interrupted."""
         regex = request.topic_regex
         if regex is None:
             member = self._members.get(request.member_id)
@@ -254,7 +254,7 @@ class ConsumerGroup(ConsumerFold):
         return frozenset((patterns | {regex}) - {""}), regex if is_due else ""
 
     def _refusal(self, request: ConsumerHeartbeat) -> ConsumerReply | None:
-        """Whether the member is who it says it is, at the epoch it should be at."""
+        """Return an error if the member's id, instance id or epoch is wrong."""
         member_id, epoch = request.member_id, request.member_epoch
         if request.instance_id is not None:
             known_id = self._static.get(request.instance_id)
@@ -277,7 +277,7 @@ class ConsumerGroup(ConsumerFold):
             text = f"Member {member_id} is not a member of the group."
             return ConsumerReply(Code.UNKNOWN_MEMBER_ID, text)
         if epoch > 0 and epoch != current.epoch:
-            # One step behind is fine if it cannot have missed a revocation.
+            # The previous epoch is accepted if the member cannot have missed a revocation.
             has_lost_answer = (
                 epoch == current.previous_epoch < current.epoch
                 and request.owned is not None
@@ -289,14 +289,14 @@ class ConsumerGroup(ConsumerFold):
         return None
 
     def _admit(self, request: ConsumerHeartbeat, draft: Draft) -> bool:
-        """A member joins: for the first time, again, or in the place of a static member that is
-        away. True if the group's epoch must rise for it."""
+        """Add a member that joins: for the first time, again, or in the place of a static member
+        that is away. True if the group's epoch must rise."""
         member_id = request.member_id
         old_id = self._static.get(request.instance_id or "", member_id)
         if old_id not in self._members:
             return True
         if old_id == member_id:
-            # It owns nothing any more, whatever we thought: so others may have it at once.
+            # It owns nothing any more, unless it was away: others may take its partitions at once.
             away = self._currents[member_id].epoch == LEAVE_STATIC
             kept = self._currents[member_id].assigned if away else frozenset()
             self._put_current(draft, member_id, Current(assigned=kept))
@@ -313,7 +313,7 @@ class ConsumerGroup(ConsumerFold):
         return False
 
     def _update_member(self, request: ConsumerHeartbeat, draft: Draft) -> bool:
-        """True if what the member subscribes to has changed."""
+        """Update the member's row. True if its subscription or assignor has changed."""
         key = MemberKey(self.group_id, request.member_id)
         old = self._members.get(request.member_id)
         if old is None:
@@ -365,12 +365,12 @@ class ConsumerGroup(ConsumerFold):
         self._forget(draft, member_id)
         self._drop_deadlines(member_id)
         self._finds.forget(member_id)
-        self._seen_topics = None  # it may have been the last to subscribe to something
+        self._seen_topics = None  # it may have been a topic's last subscriber
         value = ConsumerValue(self._value.epoch + 1, self._value.topics, wall_ms)
         self._put(draft, ConsumerKey(self.group_id), value)
 
     def tick(self, draft: Draft, *, wall_ms: int, now_ms: int) -> None:
-        """Members out of time leave; their partitions go to others with the next heartbeat."""
+        """Remove members that timed out; the next heartbeat reassigns their partitions."""
         while (name := self._deadlines.pop_due(now_ms)) is not None:
             self._remove(name[1], draft, wall_ms)
 
@@ -403,7 +403,7 @@ class ConsumerGroup(ConsumerFold):
         return found.union(member.topic_names)
 
     def _may_assign(self, now_ms: int) -> bool:
-        """Return whether the last assignment is old enough. If not, the next heartbeat asks."""
+        """Return whether the last assignment is old enough. If not, the next heartbeat retries."""
         assigned_at_ms = self._assigned_at_ms
         return assigned_at_ms is None or now_ms >= assigned_at_ms + self.times.assignment_ms
 
@@ -428,7 +428,7 @@ class ConsumerGroup(ConsumerFold):
 
     # ── Reconciliation ───────────────────────────────────────────────────────────────────────
     def _reconcile(self, member_id: str, owned: Partitions | None) -> Current:
-        """The member's next step towards its target."""
+        """Return the member's partitions after its next step towards the target."""
         mine = {None, member_id}
         return reconcile(
             self._currents.get(member_id, Current()),
@@ -450,10 +450,10 @@ class ConsumerGroup(ConsumerFold):
 
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
     def check_commit(self, member_id: str, epoch: int, *, stale: Code) -> Code:
-        """``stale``: the code for a wrong epoch, which differs between plain and transactional
-        commits."""
+        """Check a commit. ``stale``: the code for a wrong epoch, which differs between plain and
+        transactional commits."""
         if epoch < 0 and not self._members:
-            return Code.NONE  # an operator, or a consumer that assigns partitions by itself
+            return Code.NONE  # an operator, or a consumer that assigns its partitions itself
         current = self._currents.get(member_id)
         if current is None:
             return Code.UNKNOWN_MEMBER_ID

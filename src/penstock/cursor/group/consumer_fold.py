@@ -1,12 +1,12 @@
-"""The state of a consumer group as a fold of its rows, and the only code that changes it.
+"""The state of a consumer group as a fold of its rows. Only this code changes that state.
 
-Five kinds of rows, kept apart as they are written: compaction may leave any of them without its
-older neighbours, so none may depend on another having come first. Derived from them: who owns each
-partition (having it and giving it up are both owning), and which member an instance id means.
+No row of the five kinds may depend on an earlier row of another kind, because compaction may have
+removed it. Derived from the rows: the owner of each partition (a member owns a partition until it
+has given it up), and the member of each instance id.
 
     epochs   the group's rises when members, subscriptions or topics change;
-             the target's follows when an assignment has been worked out for it;
-             a member's follows when it has given up what it must.
+             the target's follows when an assignment for it is complete;
+             a member's follows when it has given up the partitions it must.
 """
 
 from collections import Counter
@@ -37,13 +37,13 @@ ConsumerRowValue = ConsumerValue | MemberValue | TargetValue | TargetOfValue | C
 
 
 class MemberState(IntEnum):
-    STABLE = 0  # has what it may have for now
+    STABLE = 0  # has nothing to give up or to wait for
     UNREVOKED = 1  # must give up partitions before anything else
     UNRELEASED = 2  # waits for partitions that others have not given up yet
 
 
 class Current(msgspec.Struct, frozen=True):
-    """What a member has. ``epoch`` -2: a static member that is away and will be back."""
+    """A member's partitions. ``epoch`` -2: a static member that is away and will return."""
 
     epoch: int = 0
     previous_epoch: int = 0
@@ -72,7 +72,7 @@ class ConsumerFold:
         self._members: dict[str, MemberValue] = {}
         self._targets: dict[str, Partitions] = {}
         self._currents: dict[str, Current] = {}
-        # Derived from it.
+        # Derived from the fold.
         self._owners: dict[TopicPartition, str] = {}
         self._static: dict[str, str] = {}  # instance id → member id
         self._states: Counter[tuple[MemberState, int]] = Counter()  # members by state and epoch
@@ -159,14 +159,14 @@ class ConsumerFold:
         self._put(draft, MemberKey(self.group_id, member_id), None)
 
     def erase(self, draft: Draft) -> None:
-        """Tombstones for everything: the group is deleted or becomes a classic one."""
+        """Delete all rows: the group is deleted or becomes a classic group."""
         for member_id in list(self._members):
             self._forget(draft, member_id)
         self._put(draft, TargetKey(self.group_id), None)
         self._put(draft, ConsumerKey(self.group_id), None)
 
     def view(self) -> tuple[object, ...]:
-        """Everything folded, comparable."""
+        """Return the whole state as a value that tests compare."""
         return (
             self._value,
             self._target_epoch,

@@ -1,8 +1,8 @@
-"""Many deadlines that mostly move later: one heap entry per name, put right when it comes up.
+"""Deadlines that mostly move later: one heap entry per name, corrected when it is due.
 
 A heartbeat only writes a number into a dictionary. The heap keeps the old, earlier time; when that
-comes up and the name's deadline has moved, the entry goes back with the new time. So ``next_ms``
-may be too early, never too late.
+time comes and the name's deadline has moved, the entry is pushed again with the new time. So
+``next_ms`` may be too early, never too late.
 """
 
 from collections.abc import Hashable
@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 
-_STALE_MIN = 64  # below this many dead heap entries, sweeping costs more than it frees
+_STALE_MIN = 64  # with fewer stale heap entries a sweep is not worth its cost
 
 
 class Deadlines(Generic[Name]):
@@ -42,12 +42,12 @@ class Deadlines(Generic[Name]):
         self._heap.clear()
 
     def pop_due(self, now_ms: int) -> Name | None:
-        """One name whose deadline has come, earliest first; it is forgotten. None: no more."""
+        """Remove and return the name with the earliest deadline that has passed; None: no more."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
             queued_ms, _, name = heappop(heap)
             if self._queued_ms.get(name) != queued_ms:
-                continue  # an earlier entry of the same name has taken over
+                continue  # replaced by an earlier entry of the same name
             del self._queued_ms[name]
             at_ms = self._at_ms.get(name)
             if at_ms is None:

@@ -1,14 +1,14 @@
-"""What a coordinator's decision returns: answers, rows to append, when to look again.
+"""Results of a coordinator's decision: replies, rows to append, and when to call ``tick``.
 
-The shell parks every request under a ticket of its choice. A decision may answer any tickets: its
-own, none, or those of requests parked before. Rules for the shell:
+The broker parks every request under a ticket of its choice. A decision may reply to any tickets: to
+its own, to none, or to those of requests parked before. Rules for the broker:
 
 - The rows of one decision go into one batch, so that a crash leaves all of them or none.
-- An answer with ``after_commit`` waits until everything this coordinator has appended so far is
-  committed, also when this decision itself has no rows: it may tell of an earlier one's.
-- When an append fails, memory has decided what the log does not know. The state is folded from the
-  log again; held-back answers become an error the client repeats on.
-- A ticket that nobody waits for any more is answered all the same; the shell ignores it.
+- A reply with ``after_commit`` waits until everything this coordinator has appended so far is
+  committed, even if this decision has no rows: the reply may depend on earlier rows.
+- When an append fails, memory is ahead of the log. The state is folded from the log again; replies
+  held back become an error on which clients retry.
+- A decision may reply to a ticket whose client is gone; the broker ignores that reply.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ from penstock.cursor.group.rows import Row
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Common to all replies; used as it is where there is nothing more to say."""
+    """The base of all replies; used alone where there is only a code."""
 
     code: Code = Code.NONE
 
@@ -32,7 +32,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     answers: tuple[Answer, ...] = ()
     rows: tuple[Row, ...] = ()
-    wake_at_ms: int | None = None  # monotonic; None: nothing is waiting for time to pass
+    wake_at_ms: int | None = None  # monotonic; None: there is no deadline
 
 
 class Draft:

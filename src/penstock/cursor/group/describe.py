@@ -1,4 +1,4 @@
-"""Groups as people and tools see them: one shape for all kinds, frozen at the time of asking."""
+"""Descriptions of groups for tools: one shape for all kinds, as of the time of the request."""
 
 from collections.abc import Mapping
 
@@ -116,7 +116,7 @@ def describe_classic(group_id: str, group: ClassicGroup | None) -> Description:
                 m.instance_id,
                 m.client_id,
                 m.client_host,
-                # What they support and have is in flux until the group is stable.
+                # Protocols and assignments change until the group is stable.
                 m.metadata(group.protocol) if is_stable else b"",
                 m.assignment if is_stable else b"",
             )

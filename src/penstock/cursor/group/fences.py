@@ -1,8 +1,8 @@
-"""The last marker's epoch of each producer that has committed offsets in a transaction here.
+"""The epoch of the last marker of each producer that has committed offsets in a transaction here.
 
-A commit that comes late, after the marker of its transaction, would wait for ever for a marker that
-has already passed. With the epoch of the marker remembered it is refused instead (as far as epochs
-rise with each transaction, which they do for current clients).
+A commit that arrives after the marker of its transaction would wait for ever for another marker.
+The remembered epoch lets the coordinator reject that commit (if epochs rise with each transaction,
+as they do for current clients).
 """
 
 from penstock.cursor.group.decision import Draft

@@ -1,13 +1,13 @@
-"""All groups of one coordinator partition: every request of the group protocols comes in here.
+"""All groups of one coordinator partition: the entry point of every group protocol request.
 
-A request comes with a ticket and leaves as a ``Decision``. A group is of one kind at a time:
-classic, consumer or streams (assigned by the coordinator), or share. An empty group changes between
-classic and consumer, and between classic and streams, when a member of the other kind comes; its
-offsets stay. A group whose consumers assign partitions by themselves has offsets only, and counts
-as classic. A share group has no offsets and never becomes one of the others, nor they one of it.
+A request has a ticket and results in a ``Decision``. A group has one kind at a time: classic,
+consumer or streams (assigned by the coordinator), or share. An empty group changes between classic
+and consumer, and between classic and streams, when a member of the other kind joins; its offsets
+stay. A group whose consumers assign partitions themselves has offsets only, and counts as classic.
+A share group has no offsets and never changes its kind.
 
-Reads (``fetch``, ``list_groups``, ``describe``) show what memory knows: the shell holds their
-answers, as all others marked so, until what was appended before is committed.
+Reads (``fetch``, ``list_groups``, ``describe``) return the state in memory: the broker holds their
+replies, like all replies marked so, until earlier appends are committed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -112,7 +112,7 @@ class Groups(HeartbeatGroups):
         now_ms: int,
         wall_ms: int,
     ) -> Decision:
-        """(member id, instance id) each. Versions below 3 have one, and its code is the reply's."""
+        """Remove members (member id, instance id). Below version 3: one, with the reply's code."""
         draft = Draft()
         group = self._groups.get(group_id)
         if group is None or group.classic is None:
@@ -154,7 +154,7 @@ class Groups(HeartbeatGroups):
         consumer.heartbeat(
             request, topics, draft, sight=sight, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms
         )
-        if consumer.epoch:  # a refused first join leaves no group behind
+        if consumer.epoch:  # a rejected first join creates no group
             group.consumer = consumer
         return self._finish(group, draft)
 
@@ -165,7 +165,7 @@ class Groups(HeartbeatGroups):
         topics: Topics,
         sight: Sight | None,
     ) -> tuple[frozenset[str], str]:
-        """What ``consumer_heartbeat`` will have matched; see there."""
+        """Call ``ConsumerGroup.due_patterns`` of a group that may not exist yet."""
         group = self._groups.get(group_id)
         consumer = None if group is None else group.consumer
         if consumer is None:
@@ -209,7 +209,7 @@ class Groups(HeartbeatGroups):
         now_ms: int,
         wall_ms: int,
     ) -> Decision:
-        """The shell has made sure that the group is part of the producer's transaction."""
+        """Commit offsets in a transaction. The broker has checked that the group is part of it."""
 
         def check(group: Group) -> Code:
             if group.share is not None:
@@ -263,7 +263,7 @@ class Groups(HeartbeatGroups):
         if group is not None:
             code = check(group)
         elif code is Code.GROUP_ID_NOT_FOUND and (producer or not request.knows_epochs):
-            code = Code.ILLEGAL_GENERATION  # the older clients' word for an unknown group
+            code = Code.ILLEGAL_GENERATION  # what older clients expect for an unknown group
         if code or group is None:
             results = tuple((p.topic_id, p.partition, code) for p in request.partitions)
             draft.answer(ticket, CommitReply(code, results))
@@ -288,8 +288,7 @@ class Groups(HeartbeatGroups):
         ticket: int,
         wall_ms: int,
     ) -> Decision:
-        """The marker of a transaction has reached this coordinator partition. Writing it again
-        changes nothing."""
+        """Apply the marker of a transaction. A repeated marker changes nothing."""
         draft = Draft()
         if producer_epoch < self._fences.epoch_of(producer_id):
             draft.answer(ticket, Reply(Code.INVALID_PRODUCER_EPOCH))
@@ -311,7 +310,7 @@ class Groups(HeartbeatGroups):
         member_id: str | None = None,
         member_epoch: int = -1,
     ) -> FetchReply:
-        """A group nobody has heard of has committed nothing; that is no error."""
+        """Return committed offsets. An unknown group has none; that is not an error."""
         group = self._groups.get(group_id)
         if group is None:
             nothing = Offsets(group_id, {}, self._held)
@@ -328,11 +327,11 @@ class Groups(HeartbeatGroups):
     def delete_offsets(
         self, group_id: str, partitions: Sequence[tuple[str, str, int]], *, ticket: int
     ) -> Decision:
-        """(topic id, topic name, partition) each; not while a member subscribes to the topic."""
+        """Delete offsets, given as (topic id, topic name, partition), of topics not subscribed."""
         draft = Draft()
         group = self._groups.get(group_id)
         if group is not None and group.share is not None:
-            group = None  # there is no such group with offsets
+            group = None  # share groups have no offsets
         subscribed = self._subscribed(group)
         if group is None or subscribed is None:
             code = Code.GROUP_ID_NOT_FOUND if group is None else Code.NON_EMPTY_GROUP
@@ -349,7 +348,7 @@ class Groups(HeartbeatGroups):
 
     @staticmethod
     def _subscribed(group: Group | None) -> frozenset[str] | None:
-        """Names of topics in use; None: in use, but only the members know which."""
+        """Return the names of subscribed topics; None if only the members know them."""
         if group is None:
             return frozenset()
         if group.share is not None:
@@ -376,7 +375,7 @@ class Groups(HeartbeatGroups):
     def list_groups(
         self, *, states: Collection[str] = (), kinds: Collection[str] = ()
     ) -> tuple[Listing, ...]:
-        """Filters ignore case; an empty one lets everything through."""
+        """List groups. Filters ignore case; an empty filter accepts all."""
         wanted_states = {state.lower() for state in states}
         wanted_kinds = {kind.lower() for kind in kinds}
         found = []
@@ -392,7 +391,7 @@ class Groups(HeartbeatGroups):
         return tuple(found)
 
     def describe(self, group_id: str) -> Description:
-        """Of any kind; code GROUP_ID_NOT_FOUND with state Dead if there is none."""
+        """Describe a group of any kind; GROUP_ID_NOT_FOUND with state Dead if there is none."""
         group = self._groups.get(group_id)
         if group is None:
             return Description(Code.GROUP_ID_NOT_FOUND, group_id, state=State.DEAD)
@@ -405,7 +404,7 @@ class Groups(HeartbeatGroups):
         return describe_classic(group_id, group.classic)
 
     def forget_topics(self, topic_ids: frozenset[str]) -> Decision:
-        """These topics have been deleted."""
+        """Drop the offsets of deleted topics."""
         draft = Draft()
         for group in list(self._groups.values()):
             group.offsets.forget_topics(topic_ids, draft)
@@ -430,8 +429,8 @@ class Groups(HeartbeatGroups):
         return draft.decide(self._wakes.next_ms())
 
     def expire(self, *, wall_ms: int, topic_ids: Callable[[str, str], str | None]) -> Decision:
-        """For a periodic job: offsets out of retention go, and empty groups without any left.
-        ``topic_ids``: group id and a topic's name → its id, as the group knows it by."""
+        """Drop expired offsets, and empty groups without any left. For a periodic job.
+        ``topic_ids``: group id and a topic's name → the topic's id for that group."""
         draft = Draft()
         self._fences.expire(draft, wall_ms=wall_ms)
         bound_ms = wall_ms - self._settings.offsets_retention_ms
@@ -443,14 +442,14 @@ class Groups(HeartbeatGroups):
                 continue
             subscribed = self._subscribed(group)
             if subscribed is not None:
-                # A topic that no member reads any more counts as left.
+                # Offsets of topics without a subscriber expire.
                 found = (topic_ids(group.id, name) for name in subscribed)
                 kept = frozenset(topic_id for topic_id in found if topic_id is not None)
                 group.offsets.expire(draft, older_than_ms=bound_ms, topics_kept=kept)
         return draft.decide(self._wakes.next_ms())
 
     def _expire_empty(self, group: Group, bound_ms: int, draft: Draft) -> None:
-        emptied_at_ms = None  # offsets only: each by its own age
+        emptied_at_ms = None  # offsets only: each expires by its age
         if group.consumer is not None:
             emptied_at_ms = group.consumer.changed_at_ms
         elif group.streams is not None:

@@ -1,4 +1,4 @@
-"""Heartbeats of streams groups and share groups: which group is meant, whether it may be made."""
+"""Heartbeats of streams groups and share groups: find the group, or create it if allowed."""
 
 from penstock.cursor.group.codes import Code
 from penstock.cursor.group.configured import ConfiguredGroups
@@ -21,7 +21,7 @@ from penstock.cursor.group.table import Group
 class HeartbeatGroups(ConfiguredGroups):
     @staticmethod
     def _is_idle_classic(group: Group) -> bool:
-        """Whether the group may become one of another kind that has offsets."""
+        """Return whether the group may become a consumer group or a streams group."""
         return group.kind == "classic" and (group.classic is None or group.classic.is_idle)
 
     # ── Streams groups ───────────────────────────────────────────────────────────────────────
@@ -53,14 +53,14 @@ class HeartbeatGroups(ConfiguredGroups):
         streams = group.streams or StreamsGroup(group_id, self._settings)
         streams.times = self._streams_times(group_id)
         streams.heartbeat(request, topics, draft, ticket=ticket, now_ms=now_ms, wall_ms=wall_ms)
-        if streams.topology is not None:  # a refused first join leaves no group behind
+        if streams.topology is not None:  # a rejected first join creates no group
             self._erase_classic(group, draft)
             group.streams = streams
         return self._finish(group, draft)
 
     def due_work(self, group_id: str) -> Work | None:
-        """The assignment that a large streams group waits for. The caller works it out and passes
-        the result to ``take_assignment``."""
+        """Return the assignment that a large streams group waits for. The caller computes it and
+        passes the result to ``take_assignment``."""
         group = self._groups.get(group_id)
         return None if group is None or group.streams is None else group.streams.work
 
@@ -97,12 +97,12 @@ class HeartbeatGroups(ConfiguredGroups):
         share = group.share or ShareGroup(group_id, self._settings)
         settings = share_settings(self.configs(group_id))
         share.heartbeat(request, topics, settings, draft, ticket=ticket, now_ms=now_ms)
-        if share.epoch:  # a refused first join leaves no group behind
+        if share.epoch:  # a rejected first join creates no group
             group.share = share
         return self._finish(group, draft)
 
     def make_share(self, group_id: str, *, ticket: int) -> Decision:
-        """A share group without members, unless it is there. GROUP_ID_NOT_FOUND if a group of
+        """Create a share group without members, unless it exists. GROUP_ID_NOT_FOUND if a group of
         another kind has the name."""
         draft = Draft()
         group, code = self._find_or_create(group_id, may_create=True)

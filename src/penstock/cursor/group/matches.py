@@ -1,8 +1,8 @@
-"""Which topics the patterns of one account's groups match.
+"""The topics that the patterns of one tenant's groups match.
 
-Matching takes long: up to a second for one pattern and one name. So a result is kept until the
-topic is deleted, and the work is a generator that stops about every millisecond (``catch_up``):
-whoever hosts the groups runs it before a decision, which then finds all results here.
+Matching is slow: up to a second for one pattern and one name. So a result is kept until the topic
+is deleted, and the work is a generator that yields about every millisecond (``catch_up``): the
+broker runs it before a decision, which then finds all results here.
 """
 
 from collections.abc import Collection, Generator
@@ -10,22 +10,22 @@ from collections.abc import Collection, Generator
 from penstock.cursor.group.pattern import Pattern
 from penstock.model.limits import PATTERN_STATES_KEPT_MAX
 
-# Names found by all patterns together, about 100 bytes each. Beyond it the oldest patterns go, and
-# are matched anew when they are asked for.
+# Names found by all patterns together, about 100 bytes each. Beyond this the oldest patterns are
+# dropped, and matched again when they are needed.
 FOUND_MAX = 500_000
-NAMES_AT_ONCE = 4  # each takes less than a step of a match, or stops by itself
-PATTERNS_MAX = 4_000  # twice as many as a group has members
+NAMES_AT_ONCE = 4  # each takes less than one step of a match, or yields itself
+PATTERNS_MAX = 4_000  # twice the maximum of members in a group
 
 
 class _Row:
-    """One pattern. ``upto``: how many of the account's names it has been matched against."""
+    """Results of a pattern. ``upto``: number of the tenant's names that it was matched against."""
 
     __slots__ = ("as_set", "found", "upto")
 
     def __init__(self) -> None:
         self.upto = 0
         self.found: set[str] = set()
-        self.as_set: frozenset[str] | None = None  # of ``found``, until that changes
+        self.as_set: frozenset[str] | None = None  # copy of ``found``; None: out of date
 
 
 class Matches:
@@ -36,15 +36,15 @@ class Matches:
         self._states = 0  # of all compiled patterns
         self._epoch: int | None = None
         self._known: set[str] = set()
-        self._names: list[str] = []  # in the order in which they came; some have gone since
+        self._names: list[str] = []  # in the order in which they came; some are deleted
         self._found_count = 0
 
     def check(self, regex: str) -> None:
-        """Raises InvalidPattern."""
+        """Compile a pattern. Raises InvalidPattern."""
         self._row(regex)
 
     def of(self, regex: str, topics: Collection[str], epoch: int) -> frozenset[str]:
-        """The topics that match. Raises InvalidPattern. ``epoch`` changes with the topics."""
+        """Return the topics that match. ``epoch`` changes with them. Raises InvalidPattern."""
         for _ in self.catch_up(regex, topics, epoch):
             pass
         row = self._rows[regex]
@@ -55,9 +55,9 @@ class Matches:
     def catch_up(
         self, regex: str, topics: Collection[str], epoch: int
     ) -> Generator[None, None, None]:
-        """Match the names that are new to a pattern. Yields about once a millisecond, and after
-        the pattern was compiled; when the topics have changed meanwhile, the work ends early and
-        has to be begun again."""
+        """Match a pattern against the names that are new to it. Yields about once a millisecond,
+        and after the pattern was compiled; if the topics change meanwhile, the work ends early and
+        must be started again."""
         self._see(topics, epoch)
         if regex not in self._rows:
             self._row(regex)
@@ -118,7 +118,7 @@ class Matches:
             self._renumber()
 
     def _renumber(self) -> None:
-        """Without names that have gone. Patterns that are behind begin again."""
+        """Drop the names of deleted topics. Patterns that lag behind start again."""
         count, self._names = len(self._names), list(self._known)
         for row in self._rows.values():
             row.upto = len(self._names) if row.upto == count else 0

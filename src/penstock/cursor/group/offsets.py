@@ -1,10 +1,10 @@
-"""Committed offsets of one group, and those that wait for their transaction to end.
+"""Committed offsets of one group, and commits that wait for their transaction to end.
 
-A commit inside a transaction is written down at once but not shown: the marker of the transaction
-turns it into a committed offset or drops it. A plain commit made meanwhile stands above it whatever
-the marker says, being the later one, so it drops what was pending for its partition.
+A commit inside a transaction is written at once but not visible: the marker of the transaction
+turns it into a committed offset or drops it. A plain commit made meanwhile is the later one, so it
+wins whatever the marker says: it drops the pending commits for its partition.
 
-Who may commit is the group's to say (``check_commit`` of each kind); here is what follows.
+``check_commit`` of each kind of group decides who may commit.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from penstock.cursor.tenants import Held
 from penstock.model.quotas import NO_LIMIT, OFFSET_BYTES
 
 NO_OFFSET = -1
-ENTRY_BYTES = 128  # of an offset without metadata, about what it takes in memory
+ENTRY_BYTES = 128  # approximate memory of an offset without metadata
 
 
 class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
@@ -39,13 +39,13 @@ class PartitionCommit(msgspec.Struct, frozen=True, gc=False):
 
 class CommitRequest(msgspec.Struct, frozen=True):
     """``generation``: of a classic group, or the member's epoch in a consumer group; -1 for a
-    consumer that belongs to no group in the sense of members."""
+    consumer that is not a member."""
 
     partitions: tuple[PartitionCommit, ...]
     member_id: str = ""
     generation: int = -1
     instance_id: str | None = None
-    # OffsetCommit v9 and later can carry an epoch; older clients may not commit to such groups.
+    # OffsetCommit v9 and later has epochs; older clients may not commit to groups that use them.
     knows_epochs: bool = True
 
 
@@ -68,8 +68,8 @@ class FetchReply(Reply, frozen=True):
 
 class Offsets:
     def __init__(self, group_id: str, open_groups: dict[int, set[str]], held: Held) -> None:
-        """``open_groups``: producer → groups it has pending commits in, shared by all groups of a
-        coordinator and kept up here, so that a marker finds its groups without a search. ``held``
+        """``open_groups``: producer → groups with its pending commits, shared by all groups of a
+        coordinator and updated here, so that a marker finds its groups without a search. ``held``
         counts the bytes of the group's tenant."""
         self.group_id = group_id
         self._account = held.account_of(group_id)
@@ -78,7 +78,7 @@ class Offsets:
         # The fold.
         self._committed: dict[TopicPartition, OffsetValue] = {}
         self._pending: dict[int, dict[TopicPartition, PendingValue]] = {}  # by producer
-        # Derived: in how many open transactions a partition has a commit.
+        # Derived: the number of open transactions with a commit for the partition.
         self._unstable: dict[TopicPartition, int] = {}
 
     def __len__(self) -> int:
@@ -156,8 +156,8 @@ class Offsets:
         bytes_max: int = NO_LIMIT,
         producer: tuple[int, int] | None = None,
     ) -> CommitReply:
-        """``bytes_max``: how much more the group's tenant may keep. ``producer``: id and epoch,
-        for a commit inside a transaction."""
+        """Commit offsets. ``bytes_max``: how much more the group's tenant may store. ``producer``:
+        id and epoch, for a commit inside a transaction."""
         results = []
         for commit in request.partitions:
             partition = (commit.topic_id, commit.partition)
@@ -185,7 +185,7 @@ class Offsets:
         return CommitReply(partitions=tuple(results))
 
     def _size_at(self, partition: TopicPartition, producer: tuple[int, int] | None) -> int:
-        """Of what a commit replaces."""
+        """Return the size of the offset that a commit replaces."""
         if producer is None:
             return _size_of(self._committed.get(partition))
         return _size_of(_offset_in(self._pending.get(producer[0], {}).get(partition)))
@@ -202,14 +202,14 @@ class Offsets:
         return Code.NONE
 
     def complete(self, producer_id: int, draft: Draft, *, is_commit: bool) -> None:
-        """The producer's transaction has ended."""
+        """Commit or drop the producer's pending offsets, at the end of its transaction."""
         for partition, pending in list(self._pending.get(producer_id, {}).items()):
             self._put_pending(draft, producer_id, partition, None)
             if is_commit:
                 self._put(draft, partition, pending.offset)
 
     def epoch_of(self, producer_id: int) -> int:
-        """The epoch of the producer's open commits; -1: it has none."""
+        """Return the epoch of the producer's pending commits; -1: it has none."""
         commits = self._pending.get(producer_id, {})
         return max((pending.producer_epoch for pending in commits.values()), default=-1)
 
@@ -217,7 +217,7 @@ class Offsets:
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, *, requires_stable: bool
     ) -> FetchReply:
-        """None: everything committed. What was never committed has offset -1 and no error."""
+        """Return committed offsets (None: all); -1 and no error for partitions without a commit."""
         if partitions is None:
             wanted = self._committed.keys() | (self._unstable if requires_stable else ())
             partitions = sorted(wanted)
@@ -246,7 +246,7 @@ class Offsets:
             self.delete(partition, draft)
 
     def forget_topics(self, topic_ids: frozenset[str], draft: Draft) -> None:
-        """These topics are gone, and their ids never come back."""
+        """Drop the offsets of deleted topics, whose ids are never used again."""
         for partition in list(self._committed.keys() | self._unstable.keys()):
             if partition[0] in topic_ids:
                 self.delete(partition, draft)
@@ -254,7 +254,7 @@ class Offsets:
     def expire(
         self, draft: Draft, *, older_than_ms: int, topics_kept: frozenset[str] = frozenset()
     ) -> None:
-        """Drop what was committed before ``older_than_ms``. ``topics_kept``: ids of topics that
+        """Drop offsets committed before ``older_than_ms``. ``topics_kept``: ids of topics that
         members still subscribe to."""
         for partition, value in list(self._committed.items()):
             if (

@@ -1,4 +1,4 @@
-"""Topic patterns of consumers in RE2 syntax, matched in time linear in the name.
+"""Topic patterns of consumers in RE2 syntax, matched in time linear in the length of the name.
 
 A pattern comes from a client and is matched against every topic name by a coordinator that many
 clients share, so a backtracking matcher would let one client stop the others. This matcher walks a
@@ -36,7 +36,7 @@ _TOO_LARGE = "expression too large"
 
 
 class Pattern:
-    """Raises InvalidPattern when it is made."""
+    """A compiled pattern. Raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
         syntax = Syntax(text)
@@ -78,7 +78,7 @@ class Pattern:
         return _END in states
 
     def _closure(self, states: Iterable[int], name: str, at: int) -> set[int]:
-        """Return the states that are reached without a character at this place of the name."""
+        """Return the states that are reached without a character at this position of the name."""
         holds = _holding(name, at) if self._has_assertions else 0
         chars, leads, needs = self._chars, self._leads, self._needs
         found: set[int] = set()
@@ -107,7 +107,7 @@ class _Passes(dict[int, bool]):
 
 class _Program:
     """The states of a pattern, as parallel lists: test number or _FORK, next states, and the
-    assertions that must hold to go on."""
+    assertions that must hold to continue."""
 
     def __init__(self) -> None:
         self.chars = [_FORK]
@@ -118,7 +118,7 @@ class _Program:
     def add(self, node: Node, then: int) -> int:
         """Add the states of a node that leads to ``then``; return the first."""
         self._visits += 1
-        if self._visits > PATTERN_STATES_MAX:  # a repetition of nothing adds no state
+        if self._visits > PATTERN_STATES_MAX:  # an empty repetition adds no state
             raise InvalidPattern(_TOO_LARGE)
         if isinstance(node, Char):
             return self._state(node.test, (then,))

@@ -1,5 +1,5 @@
-"""The parser of RE2 patterns, as Kafka's brokers read them: Perl syntax without back references
-and look-around. Error texts are those of RE2/J, which Kafka shows to its clients.
+"""The parser of RE2 patterns, as in Kafka's brokers: Perl syntax without back references and
+look-around. Error texts are those of RE2/J, which Kafka shows to its clients.
 """
 
 from typing import Final, TypeAlias
@@ -12,7 +12,7 @@ from penstock.model.limits import PATTERN_CHARS_MAX, PATTERN_DEPTH_MAX
 
 REPEAT_MAX = 1_000  # as in RE2
 
-# What must hold between two characters, as bits.
+# Assertions about the position between two characters, as bits.
 BEGIN_TEXT: Final = 1
 END_TEXT: Final = 2
 BEGIN_LINE: Final = 4
@@ -42,7 +42,7 @@ _EXTRA_PAREN = "unexpected )"
 
 
 class InvalidPattern(ValueError):
-    """The description is written for the client."""
+    """The pattern is invalid; the text is written for the client."""
 
 
 class Char(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +79,7 @@ class _Flags(msgspec.Struct, frozen=True, gc=False):
 
 
 class Syntax:
-    """Parses a pattern when it is made. Raises InvalidPattern."""
+    """A parsed pattern. Raises InvalidPattern."""
 
     def __init__(self, text: str) -> None:
         if len(text) > PATTERN_CHARS_MAX:

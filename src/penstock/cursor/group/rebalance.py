@@ -1,13 +1,13 @@
 """The phases of a classic group: waiting for joins, waiting for the assignment, and their ends.
 
-What is durable is one row, written when the group becomes Stable or Empty and when a static member
-is replaced. The rest (parked requests, timers, members on their way in) is this node's: a new
-coordinator finds the last row, holds the group for stable, and gives every member its session time
-to be heard of. A generation number that was handed out but never got its assignment can come again
-after a crash; the connections it was handed out on are gone by then.
+One row is durable, written when the group becomes Stable or Empty and when a static member is
+replaced. The rest (parked requests, timers, members that are joining) is local to this node: a new
+coordinator reads the last row, treats the group as stable, and gives every member its session
+timeout to send a heartbeat. A generation number that was sent to members but never got its
+assignment can be used again after a crash; the connections that received it are closed by then.
 
-Who is waited for: every member that is not static and does not join in time is out. A static one
-stays until its session ends. Waiting in a join or sync counts as being alive.
+A member that does not join in time is removed, unless it is static: then it stays until its session
+ends. Waiting in a join or sync counts as being alive.
 """
 
 from penstock.cursor.group.classic_state import (
@@ -35,9 +35,9 @@ class Rebalance:
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         self.group_id = group_id
         self._settings = settings
-        # What the row says.
+        # The last row.
         self.row: ClassicValue | None = None
-        # The group as it lives; equal to the row while Stable or Empty.
+        # The current state; equal to the row while Stable or Empty.
         self._state = State.EMPTY
         self._generation = 0
         self._protocol_type = ""
@@ -45,17 +45,16 @@ class Rebalance:
         self._leader: str | None = None
         self._members: dict[str, Member] = {}
         self._static: dict[str, str] = {}  # instance id → member id
-        # This node's own.
-        self._pending: set[str] = set()  # were told an id and have not joined with it yet
-        self._unsynced: set[str] = set()  # got the generation, have not asked for a share yet
+        # Local to this node.
+        self._pending: set[str] = set()  # got a member id and have not joined with it yet
+        self._unsynced: set[str] = set()  # joined the generation, have not sent a sync yet
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        self._is_delaying = False  # an empty group gives further members time to arrive
+        self._is_delaying = False  # a group that was empty waits for more members
         self._delay_left_ms = 0
         self._has_newcomers = False
 
     # ── The fold ─────────────────────────────────────────────────────────────────────────────
     def apply(self, row: ClassicValue | None, *, now_ms: int) -> None:
-        """Replay one row."""
         self.row = row
         self._deadlines.clear()
         self._pending.clear()
@@ -86,7 +85,7 @@ class Rebalance:
             tuple(m.row() for m in self._members.values()),
         )
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def state(self) -> State:
         return self._state
@@ -113,7 +112,7 @@ class Rebalance:
 
     @property
     def is_idle(self) -> bool:
-        """No member, and nobody about to become one."""
+        """The group has no member, and no client is joining."""
         return self._state is State.EMPTY and not self._pending
 
     def next_wake_ms(self) -> int | None:
@@ -151,8 +150,8 @@ class Rebalance:
         self._complete_join(draft, now_ms, wall_ms)
 
     def _on_sync_deadline(self, draft: Draft, now_ms: int, wall_ms: int) -> None:
-        """Whoever took part in this generation but never came for its share is out; if that is
-        the leader, the others would wait for ever."""
+        """Remove the members that joined this generation but sent no sync; without the leader, the
+        others would wait for ever."""
         if self._state not in (State.COMPLETING, State.STABLE) or not self._unsynced:
             return
         for member_id in sorted(self._unsynced):
@@ -167,7 +166,7 @@ class Rebalance:
         self._state = TRANSITIONS[self._state, trigger]
 
     def _rebalance(self, draft: Draft, now_ms: int, wall_ms: int) -> None:
-        """Ask everybody to join again."""
+        """Make all members join again."""
         if self._state is State.COMPLETING:
             for member in self._members.values():
                 if member.sync_ticket is not None:
@@ -208,7 +207,7 @@ class Rebalance:
                 self._remove(member, draft)
         joined = [m for m in self._members.values() if m.join_ticket is not None]
         if self._members and not joined:
-            # Static members only, all away. Their sessions decide, not this deadline.
+            # Only static members, all away. They stay until their sessions end.
             self._deadlines.set(_JOIN, now_ms + max(1, self._rebalance_ms()))
             return
         self._is_delaying = False
@@ -234,7 +233,7 @@ class Rebalance:
 
     # ── Members ──────────────────────────────────────────────────────────────────────────────
     def _refusal(self, member_id: str, instance_id: str | None) -> Code:
-        """Whether this is who it says it is."""
+        """Return the error code if the member id or the instance id is wrong."""
         if instance_id is not None:
             known_id = self._static.get(instance_id)
             if known_id is not None and known_id != member_id:

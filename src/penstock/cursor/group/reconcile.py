@@ -1,5 +1,5 @@
 """One step of a member towards its target assignment. Consumer groups move partitions, streams
-groups move tasks; the rule is the same: give up first, then take what nobody else has.
+groups move tasks; the rule is the same: give up first, then take what no other member has.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ def reconcile(
     owned: Partitions | None,
     is_free: Callable[[TopicPartition], bool],
 ) -> Current:
-    """``owned``: what the member says it has; None: it says nothing. ``is_free``: whether the
-    member may take something now, because no other member has it."""
+    """Return the member's next state. ``owned``: the partitions it reports; None: no report.
+    ``is_free``: whether the member may take a partition now, because no other member has it."""
     if current.state is MemberState.UNREVOKED:
         if owned is None or owned & current.revoking:
             return current  # not given up yet
@@ -27,7 +27,7 @@ def reconcile(
     keep = current.assigned & target
     revoke = current.assigned - target
     if revoke and (owned is None or owned & revoke):
-        # A first step down: the epoch stays, so that a lost answer shows.
+        # The first revocation keeps the epoch, so that a lost reply is noticed.
         is_settled = current.state is MemberState.UNREVOKED
         epoch = current.epoch + 1 if is_settled else current.epoch
         epoch = min(epoch, target_epoch)

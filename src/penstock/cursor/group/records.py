@@ -1,21 +1,21 @@
-"""What stands in the internal topic of a group coordinator. Keys and values, kind by kind:
+"""The rows in the internal topic of a group coordinator. Keys and values, kind by kind:
 
     kind  key                                    value
     1     Offset      group, topic, partition    a committed offset
     2     Pending     group, producer, topic,    an offset whose transaction is still open
                       partition
-    3     Fence       producer                   epoch of its last marker: older ones are refused
+    3     Fence       producer                   epoch of its last marker: older ones are rejected
     4     Classic     group                      generation, protocol, members, assignments
     5     Consumer    group                      epoch, topics subscribed to
     6     Member      group, member              subscription
     7     Target      group                      epoch of the target assignment
     8     TargetOf    group, member              partitions the member shall have
     9     Current     group, member              partitions the member has, or gives up
-    10    Share       group                      epoch; that it is a share group, members or not
+    10    Share       group                      epoch; exists even without members
     11    Configs     group                      settings by name; below feature level 3 only
-    12    Streams     group                      epoch, topics in use; that it is a streams group
-    13    Topology    group                      subtopologies as the first member brought them
-    14    StreamsMember  group, member           process, endpoint, time-outs
+    12    Streams     group                      epoch, topics in use; marks a streams group
+    13    Topology    group                      subtopologies of the first member
+    14    StreamsMember  group, member           process, endpoint, timeouts
     15    StreamsTarget  group                   epoch of the target assignment
     16    StreamsTargetOf  group, member         tasks the member shall have
     17    StreamsCurrent  group, member          tasks the member has, or gives up
@@ -89,7 +89,7 @@ class ClassicValue(msgspec.Struct, frozen=True, array_like=True):
     protocol_type: str
     protocol: str | None
     leader: str | None
-    changed_at_ms: int  # wall clock; when there are no members: since when
+    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
     members: tuple[ClassicMember, ...]
 
 
@@ -100,7 +100,7 @@ class ConsumerKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ConsumerValue(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     topics: tuple[tuple[str, str, int], ...]  # name, id, partitions; sorted by name
-    changed_at_ms: int  # wall clock; when there are no members: since when
+    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
 
 
 class MemberKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -174,7 +174,7 @@ class StreamsValue(msgspec.Struct, frozen=True, array_like=True):
     topics: tuple[tuple[str, str, int], ...]  # name, id, partitions; sorted by name
     is_ready: bool  # all topics exist and are partitioned as the topology requires
     standbys: int  # ``streams.num.standby.replicas`` at the last change
-    changed_at_ms: int  # wall clock; when there are no members: since when
+    changed_at_ms: int  # wall clock; of an empty group: since when it is empty
 
 
 class TopologyKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -192,7 +192,7 @@ class Subtopology(msgspec.Struct, frozen=True, array_like=True):
     """All tuples are sorted, so that equal topologies are equal values."""
 
     subtopology_id: str
-    sources: tuple[str, ...]  # topics that somebody else creates
+    sources: tuple[str, ...]  # topics created outside the application
     repartition_sources: tuple[InternalTopic, ...]
     repartition_sinks: tuple[str, ...]
     changelogs: tuple[InternalTopic, ...]

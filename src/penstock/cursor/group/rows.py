@@ -1,7 +1,7 @@
-"""Rows of a compacted internal topic: a key says what is meant, the newest value is what holds.
+"""Rows of a compacted internal topic: the newest value of each key is valid.
 
     key    = kind u8 · MessagePack array of the key's fields
-    value  = version u8 (0) · MessagePack array of the value's fields, or no value: it is gone
+    value  = version u8 (0) · MessagePack array of the value's fields, or no value: deleted
 
 To change a layout: add fields at the end with a default (older rows decode, they are shorter). To
 change a meaning: raise the version and keep decoding the old one.
@@ -40,8 +40,8 @@ class RowCodec(Generic[KeyT, ValueT]):
         return Row(encoded_key, None if value is None else _VERSION_BYTE + self._encode(value))
 
     def decode(self, key: bytes, value: bytes | None) -> tuple[KeyT, ValueT | None]:
-        """Raises ValueError for a row that is not ours: the topic is damaged or newer than this
-        program, and guessing would lose what a group has committed."""
+        """Decode a row. Raises ValueError for an unknown kind or value: the topic is damaged or
+        newer than this program, and a guess could lose what a group has committed."""
         decoders = self._decoders.get(key[0]) if key else None
         if decoders is None:
             raise ValueError(f"row of unknown kind, key {key[:16].hex()}")

@@ -1,4 +1,4 @@
-"""What an operator can set about groups, with the bounds nothing here grows beyond."""
+"""Settings of groups that an operator can change, and the limits of groups."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from penstock.model.limits import MINUTE_MS, SECOND_MS
 
 DAY_MS = 24 * 60 * MINUTE_MS
 
-# A client of the first protocol versions has no id before its first join is answered. When it goes
-# away meanwhile it cannot be told from a new one, so its place is kept only for this long.
+# A client of the first protocol versions has no id before the reply to its first join. If it leaves
+# meanwhile, it looks like a new client when it returns, so its membership is kept only this long.
 NEW_MEMBER_MS_MAX = 5 * MINUTE_MS
 GENERATION_MAX = 2**31 - 1  # a signed 32-bit field on the wire
 GROUP_ID_CHARS_MAX = 1_024
@@ -22,9 +22,9 @@ FENCE_MS = DAY_MS  # as long as a partition remembers an idle producer
 class GroupSettings(msgspec.Struct, frozen=True):
     session_ms_min: int = 6 * SECOND_MS
     session_ms_max: int = 30 * MINUTE_MS
-    rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # or one client could hold a group for weeks
-    # For so long a read of committed offsets goes after a coordinator that moves: longer than one
-    # takes to move when its node dies, and well below the time after which clients give it up.
+    rebalance_ms_max: int = 24 * 60 * MINUTE_MS  # or one client could block a group for weeks
+    # How long a read of committed offsets follows a coordinator that moves: longer than a move
+    # takes after the death of a node, and well below the time after which clients give up.
     fetch_ms_max: int = 10 * SECOND_MS
     # How long an empty group waits for more members after the first; 0 while developing.
     initial_delay_ms: int = 3 * SECOND_MS
@@ -35,10 +35,10 @@ class GroupSettings(msgspec.Struct, frozen=True):
     consumer_session_ms: int = 45 * SECOND_MS
     consumer_heartbeat_ms: int = 5 * SECOND_MS
     share_members_max: int = 200  # per share group
-    configs_max: int = 10_000  # groups with settings of their own, per coordinator partition
+    configs_max: int = 10_000  # groups with configs, per coordinator partition
 
 
-# What can be set for one group, under Kafka's names.
+# Configs of one group, under Kafka's names.
 CONSUMER_SESSION = "consumer.session.timeout.ms"
 CONSUMER_HEARTBEAT = "consumer.heartbeat.interval.ms"
 CONSUMER_ASSIGNMENT = "consumer.assignment.interval.ms"
@@ -61,18 +61,18 @@ LATEST = "latest"
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 
-# Known before configs were in the metadata store: older nodes understand no others.
+# Configs that existed before the metadata store had configs: older nodes know only these.
 CONFIGS_OF_ROWS = frozenset(
     (SHARE_RESET, SHARE_LOCK, SHARE_SESSION, SHARE_HEARTBEAT, SHARE_ISOLATION)
 )
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, gc=False):
-    """Of one consumer group: what is set for it, and the node's defaults for the rest."""
+    """Settings of one consumer group: its configs, and the node's defaults for the rest."""
 
     session_ms: int
     heartbeat_ms: int
-    assignment_ms: int = 0  # at least so long between two assignments
+    assignment_ms: int = 0  # minimum time between two assignments
 
 
 def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> ConsumerSettings:
@@ -85,12 +85,12 @@ def consumer_settings(configs: Mapping[str, str], default: GroupSettings) -> Con
 
 
 class StreamsSettings(msgspec.Struct, frozen=True, gc=False):
-    """Of one streams group: what is set for it, and the node's defaults for the rest."""
+    """Settings of one streams group: its configs, and the node's defaults for the rest."""
 
     session_ms: int
     heartbeat_ms: int
     delay_ms: int  # how long an empty group waits for more members after the first
-    assignment_ms: int = 0  # at least so long between two assignments
+    assignment_ms: int = 0  # minimum time between two assignments
     standbys: int = 0  # copies of each task with state
 
 
@@ -106,15 +106,15 @@ def streams_settings(configs: Mapping[str, str], default: GroupSettings) -> Stre
 
 
 class ShareSettings(msgspec.Struct, frozen=True, gc=False):
-    """Of one share group: what is set for it, and defaults for the rest."""
+    """Settings of one share group: its configs, and defaults for the rest."""
 
     session_ms: int = 45 * SECOND_MS
     heartbeat_ms: int = 5 * SECOND_MS
     lock_ms: int = 30 * SECOND_MS  # how long a record is leased to a member
-    is_earliest: bool = False  # where the group begins in a topic it has not read
-    assignment_ms: int = 0  # at least so long between two assignments
-    is_committed: bool = False  # no records of open and aborted transactions
-    deliveries_max: int | None = None  # of one record; None: not set, the share's own limit holds
+    is_earliest: bool = False  # whether to read new topics from their beginning
+    assignment_ms: int = 0  # minimum time between two assignments
+    is_committed: bool = False  # hides records of open and aborted transactions
+    deliveries_max: int | None = None  # of one record; None: not set, the share's limit applies
     locks_max: int = 2_000  # records of one partition that are leased at the same time
     is_renewable: bool = True  # whether members may extend their leases
 

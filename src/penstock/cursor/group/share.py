@@ -1,16 +1,16 @@
-"""Share groups (KIP-932): who reads which partitions when a partition may have several readers.
+"""Share groups (KIP-932): which member reads which partitions; a partition may have many readers.
 
-Members say with each heartbeat that they are there, and are told their partitions. Nobody owns any
-of them, so nothing has to be given up before another takes it: a new assignment holds at once, and
-members learn of it with their next heartbeat. Who gets which record is not decided here but by the
-lease cursor of the topic and the group.
+A heartbeat shows that a member is alive; the reply has the member's partitions. No member owns a
+partition, so none has to be given up before another member takes it: a new assignment is valid at
+once, and members get it with their next heartbeat. Which member gets which record is not decided
+here but by the lease cursor of the topic and the group.
 
     epoch in the request:  0 join · -1 leave
-    repeated with the previous epoch: the answer was lost, and is given again
+    the previous epoch: the reply was lost, and is repeated
 
-That the group is there, and its epoch, stand in the log. Its members are this node's memory alone:
-after a restart each is told that it is unknown, joins again under the same id, and misses nothing,
-for what the group has read is kept by the cursors.
+The log stores that the group exists, and its epoch. Its members are only in this node's memory:
+after a restart each gets an unknown-member error, joins again with the same id, and misses nothing,
+because the cursors keep what the group has read.
 """
 
 from collections import Counter
@@ -28,11 +28,11 @@ from penstock.cursor.group.records import CODEC, ShareKey, ShareValue
 from penstock.cursor.group.settings import GENERATION_MAX, GroupSettings, ShareSettings
 
 ASSIGNOR = "simple"
-_ASSIGNMENT = ""  # among the deadlines of members, whose ids are not empty
+_ASSIGNMENT = ""  # name of a deadline; others are member ids, which are not empty
 
 
 class ShareHeartbeat(msgspec.Struct, frozen=True):
-    """None stands for "as before"."""
+    """None means "unchanged"."""
 
     member_id: str  # made by the client
     member_epoch: int
@@ -47,7 +47,7 @@ class ShareReply(Reply, frozen=True):
     member_epoch: int = 0
     settings: ShareSettings = ShareSettings()
     assignment: Partitions = frozenset()
-    is_news: bool = False  # whether the member is to be told its assignment
+    is_news: bool = False  # whether the reply includes the assignment
 
 
 class ShareMember(msgspec.Struct):
@@ -59,14 +59,14 @@ class ShareMember(msgspec.Struct):
     client_host: str = ""
     topic_names: frozenset[str] = frozenset()
     assigned: Partitions = frozenset()  # by the group's newest assignment
-    told: Partitions | None = None  # what it was told last
+    told: Partitions | None = None  # assignment of the last reply
 
 
 def assign_simple(
     members: Sequence[MemberSpec], topics: Mapping[str, int]
 ) -> dict[str, Partitions]:
-    """Every partition to one of its readers, evenly; a reader left without any gets the partition
-    of its topics that has the fewest readers so far. ``topics``: id → partition count."""
+    """Assign every partition to one reader, evenly; a reader left without any gets the partition of
+    its topics that has the fewest readers so far. ``topics``: id → partition count."""
     shares = assign_uniform(members, topics)
     readers: Counter[TopicPartition] = Counter(tp for share in shares.values() for tp in share)
     for member in sorted(members, key=lambda each: each.member_id):
@@ -77,7 +77,7 @@ def assign_simple(
         ]
         if not choice:
             continue
-        # What it had before breaks a tie, so that members stay where their records are.
+        # Ties go to a previous partition, so that members stay where their records are.
         best = min(choice, key=lambda tp: (readers[tp], tp not in member.current, tp))
         readers[best] += 1
         shares[member.member_id] = frozenset((best,))
@@ -94,11 +94,11 @@ class ShareGroup:
         self._members: dict[str, ShareMember] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         self._assigned_at_ms: int | None = None
-        self._assignment_ms = 0  # so long after that it may be worked out anew
-        self._topics_epoch: int | None = None  # of the topics last looked at
+        self._assignment_ms = 0  # minimum time between two assignments
+        self._topics_epoch: int | None = None  # of the topics at the last heartbeat
         self._topics: dict[str, tuple[str, int]] = {}  # subscribed to: name → id, partitions
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def epoch(self) -> int:
         return self.value.epoch
@@ -112,7 +112,7 @@ class ShareGroup:
         return "Stable" if self._members else "Empty"
 
     def members(self) -> tuple[ShareMember, ...]:
-        """As they are: to be copied by who keeps them."""
+        """Return the live members: a caller that keeps them must copy them."""
         return tuple(self._members.values())
 
     def subscribed(self) -> frozenset[str]:
@@ -180,7 +180,7 @@ class ShareGroup:
         return None
 
     def _admit(self, request: ShareHeartbeat) -> tuple[ShareMember, bool]:
-        """The member, and whether the assignment must be worked out anew because of it."""
+        """Add or update the member; return it and whether a new assignment is needed."""
         member = self._members.get(request.member_id)
         is_new = member is None
         if member is None:
@@ -197,7 +197,7 @@ class ShareGroup:
         return member, is_new or member.topic_names != before
 
     def tick(self, draft: Draft, *, now_ms: int) -> None:
-        """Members that were not heard of in time are out; a delayed assignment is made."""
+        """Remove members that timed out; make an assignment that was delayed."""
         while (member_id := self._deadlines.pop_due(now_ms)) is not None:
             if member_id == _ASSIGNMENT:
                 self._assign(draft, now_ms)

@@ -1,9 +1,9 @@
-"""What the patterns of a group's members find among the topics, and of that only what each member
-may see: a partition assigned to who may not read it would be read by nobody.
+"""The topics that the patterns of a group's members find, limited to those that each member may
+see: a partition assigned to a member that may not read it would not be read at all.
 
-Who may see what is known only while the member asks, so what its pattern found is kept until it
-asks again under other rights or with other topics. Of a member that has not asked since the group
-was loaded everything counts that its pattern finds: it is told nothing before it asks.
+A member's rights are known only during its request, so the topics found are kept until it sends a
+request with other rights or other topics. For a member without a request since the group was
+loaded, all topics that match count: it gets no assignment before its next request.
 """
 
 from collections.abc import Callable, Collection
@@ -13,9 +13,9 @@ from penstock.cursor.group.matches import Matches
 
 
 class Sight(NamedTuple):
-    """Of one member, as it asks."""
+    """What one member may see, at the time of its request."""
 
-    turn: int  # another one whenever any answer may be another
+    turn: int  # changes whenever a result of ``may_see`` may change
     may_see: Callable[[str], bool]  # a topic, by its name
 
 
@@ -28,8 +28,8 @@ class _Found(NamedTuple):
 
 class Finds:
     def __init__(self, *, patterns_max: int) -> None:
-        self._matches = Matches(patterns_max=patterns_max)  # where the caller has none
-        self._found: dict[str, _Found] = {}  # by member, if it does not see everything
+        self._matches = Matches(patterns_max=patterns_max)  # if the caller has none
+        self._found: dict[str, _Found] = {}  # by member, if the member does not see all topics
 
     def look(
         self,
@@ -41,8 +41,8 @@ class Finds:
         sight: Sight | None,
         matches: Matches | None = None,
     ) -> bool:
-        """The member asks; ``sight`` None: it sees everything. True if what it finds may be
-        another than before for other reasons than the topics' own."""
+        """Find the member's topics; ``sight`` None: it sees all. True if they may have changed for
+        other reasons than a change of the topics."""
         before = self._found.get(member_id)
         if sight is None or not regex:
             self._found.pop(member_id, None)
@@ -55,7 +55,7 @@ class Finds:
         return names != (matching if before is None else before.names)
 
     def is_due(self, member_id: str, regex: str, *, epoch: int, sight: Sight | None) -> bool:
-        """Whether ``look`` has to ask for every topic whether the member may see it."""
+        """Return whether ``look`` will check for every topic whether the member may see it."""
         before = self._found.get(member_id)
         if sight is None or not regex:
             return before is not None

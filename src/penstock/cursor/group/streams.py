@@ -1,18 +1,18 @@
 """Streams groups (KIP-1071): the coordinator assigns the tasks of a Kafka Streams application.
 
-The first member brings the topology (``topology.py``), and it stays. A heartbeat says at which
-epoch the member stands and, when they changed, which tasks it has; the reply says which it shall
-have now. Members move towards the target assignment (``task_assignor.py``) one by one, as those of
-a consumer group do: first give up, then take what nobody else has (``reconcile.py``).
+The first member provides the topology (``topology.py``), which never changes. A heartbeat has the
+member's epoch and, if they changed, its tasks; the reply has the tasks that it shall have now.
+Members move towards the target assignment (``task_assignor.py``) one by one, as those of a consumer
+group do: first give up, then take tasks that no other member has (``reconcile.py``).
 
     epoch in the request:  0 join · -1 leave
-    repeated with the previous epoch: the reply was lost, and is given again
+    the previous epoch: the reply was lost, and is repeated
 
-While topics are missing or wrongly partitioned nobody has a task, and the reply's status says why.
+While topics are missing or wrongly partitioned, members have no tasks; the reply's status says why.
 Kafka 4.3 does not support static members, patterns as sources, warm-up tasks and offsets of tasks;
 Penstock rejects them with the same errors.
 
-``streams_fold.py`` has the state; topics come in with each call, as a value with an epoch.
+``streams_fold.py`` has the state; each call gets the topics as a value with an epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,22 +69,22 @@ class StreamsGroup(StreamsFold):
     def __init__(self, group_id: str, settings: GroupSettings) -> None:
         super().__init__(group_id)
         self._settings = settings
-        self.times = streams_settings({}, settings)  # set anew before each heartbeat
+        self.times = streams_settings({}, settings)  # set again before each heartbeat
         # Memory of this coordinator, which a restart loses.
         self._assigned_at_ms: int | None = None
         self._work: Work | None = None  # an assignment under way
         self._assigns_from_ms = 0  # the first assignment waits for more members
         self._deadlines: Deadlines[tuple[str, str]] = Deadlines()
-        self._seen_topics: int | None = None  # epoch of the topics last looked at
+        self._seen_topics: int | None = None  # epoch of the topics at the last heartbeat
         self._configured = Configured()
         self._rows: tuple[tuple[str, str, int], ...] = ()  # name, id, partitions
-        self._shut_down_by: str | None = None  # the member that wants the application to stop
+        self._shut_down_by: str | None = None  # the member that requested a shutdown
         self._endpoint_epoch = 0
-        # Topics that each subtopology reads with their numbers of partitions, if asked for.
+        # Topics that each subtopology reads with their numbers of partitions; cached.
         self._read: dict[str, list[tuple[str, int]]] | None = None
 
     def arm(self, *, now_ms: int) -> None:
-        """Start the timers of all members anew, after replay."""
+        """Restart the timers of all members, after replay."""
         self._deadlines.clear()
         for member_id, current in self._currents.items():
             if member_id in self._members:
@@ -92,7 +92,7 @@ class StreamsGroup(StreamsFold):
                 if current.state is MemberState.UNREVOKED:
                     self._arm_revoke(member_id, now_ms)
 
-    # ── Questions ────────────────────────────────────────────────────────────────────────────
+    # ── Queries ──────────────────────────────────────────────────────────────────────────────
     @property
     def value(self) -> StreamsValue:
         return self._value
@@ -446,8 +446,8 @@ class StreamsGroup(StreamsFold):
         is_transactional: bool = False,
         stale: Code,
     ) -> Code:
-        """``stale``: the code for a wrong epoch, which differs between plain and transactional
-        commits. An older epoch is accepted for tasks that the member has had since then."""
+        """Check a commit. ``stale``: the code for a wrong epoch, which differs between plain and
+        transactional commits. An older epoch is valid for tasks that the member has had since."""
         is_nobody = is_transactional and not member_id and epoch == -1
         if (epoch < 0 and not self._members) or is_nobody:
             return Code.NONE  # an operator, or a producer that is not a member

@@ -33,7 +33,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What a member shall have, and the row that says so."""
+    """The tasks that a member shall have, and the row that states them."""
 
     member_id: str
     tasks: Partitions

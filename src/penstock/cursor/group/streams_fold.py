@@ -1,8 +1,7 @@
-"""The state of a streams group as a fold of its rows, and the only code that changes it.
+"""The state of a streams group as a fold of its rows. Only this code changes that state.
 
-Six kinds of rows, kept apart as they are written: compaction may leave any of them without its
-older neighbours, so none may depend on another having come first. Derived from them: which members
-hold each task (having it and giving it up are both holding).
+No row of the six kinds may depend on an earlier row of another kind, because compaction may have
+removed it. Derived from the rows: the members that hold each task (until they have given it up).
 
 In memory a task with its role is a pair, as a partition is in a consumer group: the role and the
 subtopology id in one text, and the partition. So an active task and a standby task of the same
@@ -91,7 +90,7 @@ class StreamsFold:
         self._targets: dict[str, Partitions] = {}
         self._currents: dict[str, Current] = {}
         self._since: dict[str, dict[Task, int]] = {}  # member → epochs of its active tasks
-        # Derived from it.
+        # Derived from the fold.
         self._holders: dict[Task, set[tuple[str, str]]] = {}  # member, role
         self._states: Counter[tuple[MemberState, int]] = Counter()  # members by state and epoch
 
@@ -154,8 +153,8 @@ class StreamsFold:
             self._holders.setdefault((text[1:], partition), set()).add((member_id, text[0]))
 
     def _is_free(self, member_id: str, wanted: TopicPartition) -> bool:
-        """Whether the member may take a task now: an active task has one holder, and a process has
-        each task once, because the task's state is in one folder of the process."""
+        """Return whether the member may take a task now: an active task has one holder, and a
+        process has each task once, because the task's state is in one folder of the process."""
         role, task = wanted[0][0], (wanted[0][1:], wanted[1])
         process_id = self._members[member_id].process_id
         for holder, held_role in self._holders.get(task, ()):
@@ -199,7 +198,7 @@ class StreamsFold:
         self._apply_current(member_id, value, current)
 
     def _put_target(self, draft: Draft, member_id: str, tasks: Partitions, row: Row) -> None:
-        """``row``: the encoded row that says which tasks the member shall have."""
+        """``row``: the encoded row with the tasks that the member shall have."""
         draft.rows.append(row)
         self._targets[member_id] = tasks
 

@@ -1,9 +1,9 @@
-"""The one part of a consumer's own metadata that a coordinator looks into: its topics' names.
+"""The topic names in a consumer's metadata, the only part that a coordinator reads.
 
     version i16 · count i32 · count x (length i16 · UTF-8) · what else the version has
 
-All versions begin like this. Needed only to refuse deleting offsets that are in use, and to let
-those of topics nobody subscribes to expire.
+All versions begin like this. The names are needed only to reject the deletion of offsets in use,
+and to let the offsets of topics without subscribers expire.
 """
 
 import struct
@@ -14,11 +14,11 @@ _LENGTH_BYTES = 2
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """None: not the metadata of a plain consumer."""
+    """Return the names; None if this is not the metadata of a plain consumer."""
     if len(metadata) < _HEAD.size:
         return None
     version, count = _HEAD.unpack_from(metadata)
-    # Every name takes its length field at least: refuse the count before looping over it.
+    # Every name has at least its length field: reject a larger count before looping over it.
     if version < 0 or not 0 <= count <= len(metadata) // _LENGTH_BYTES:
         return None
     names = set()

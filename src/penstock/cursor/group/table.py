@@ -1,7 +1,7 @@
-"""The groups of one coordinator partition as a fold of its rows; finding, creating, dropping them.
+"""The groups of one coordinator partition as a fold of its rows; finds, creates and drops groups.
 
-``replay`` folds the rows of the internal topic in the order of the log, ``loaded`` arms the timers
-behind it. A group about which nothing is written down exists only while somebody is on the way in.
+``replay`` folds the rows of the internal topic in log order, then ``loaded`` starts the timers. A
+group without rows exists only while a client is joining.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,7 +91,7 @@ class Group:
 
     @property
     def is_blank(self) -> bool:
-        """Nothing about it is written down, and nobody is on the way in."""
+        """The group has no rows, and no client is joining."""
         if self.kind != "classic" or len(self.offsets):
             return False
         return self.classic is None or (self.classic.row is None and self.classic.is_idle)
@@ -105,20 +105,20 @@ class GroupTable:
         *,
         stored: Callable[[str], Mapping[str, str]] | None = None,
     ) -> None:
-        """``held`` counts what the tenants have here, and knows their quotas. ``stored`` returns
-        the configs of a group that the metadata store has; None: all of them are rows."""
+        """``held`` has the tenants' counts for this coordinator, and their quotas. ``stored``
+        returns the configs that the metadata store has for a group; None: all of them are rows."""
         self._settings = settings
         self._stored = stored
         self._held = held or Held(FREE)
         self._groups: dict[str, Group] = {}
         self._fences = Fences()
-        self._configs: dict[str, ConfigsValue] = {}  # of groups that may not be there yet
+        self._configs: dict[str, ConfigsValue] = {}  # of groups that may not exist yet
         self._open_groups: dict[int, set[str]] = {}  # producer → groups with pending commits
         self._wakes: Deadlines[str] = Deadlines()
 
     # ── Replay ───────────────────────────────────────────────────────────────────────────────
     def replay(self, key: bytes, value: bytes | None, *, now_ms: int) -> None:
-        """Raises ValueError for a row that is not ours."""
+        """Apply a row of the log. Raises ValueError for an unknown row."""
         decoded, body = CODEC.decode(key, value)
         if isinstance(decoded, FenceKey):
             assert body is None or isinstance(body, FenceValue)
@@ -199,8 +199,8 @@ class GroupTable:
             self._configs[key.group_id] = value
 
     def configs(self, group_id: str) -> Mapping[str, str]:
-        """What is set for a group, whether it is there or not. A row that was not moved to the
-        metadata store yet counts where the store says nothing."""
+        """Return the configs of a group, even if there is no such group. The metadata store
+        overrides a row that was not moved there yet."""
         value = self._configs.get(group_id)
         rows = {} if value is None else value.configs
         stored = {} if self._stored is None else self._stored(group_id)
@@ -213,7 +213,7 @@ class GroupTable:
         return streams_settings(self.configs(group_id), self._settings)
 
     def loaded(self, *, now_ms: int) -> Decision:
-        """The end of the topic is reached: every timer begins now."""
+        """Start all timers, once the whole topic was read."""
         for group in self._groups.values():
             if group.consumer is not None:
                 group.consumer.times = self._times(group.id)
@@ -243,7 +243,7 @@ class GroupTable:
         return self._add(group_id), Code.NONE
 
     def _no_group(self, group_id: str, code: Code, kind: str) -> str:
-        """Why there is none, in a line for clients."""
+        """Return why there is no such group, in one line for clients."""
         if code is not Code.GROUP_MAX_SIZE_REACHED:
             return f"There is no {kind} group of this name."
         account, bound = self._held.account_of(group_id), self._settings.groups_max
@@ -299,7 +299,7 @@ class GroupTable:
         self._wakes.drop(group.id)
 
     def view(self) -> dict[str, object]:
-        """Everything folded, comparable: two folds of the same rows must agree on it."""
+        """Return the whole state; it must be equal for two folds of the same rows."""
         found: dict[str, object] = {"fences": self._fences.view()}
         for group_id, group in sorted(self._groups.items()):
             row = None if group.classic is None else group.classic.row

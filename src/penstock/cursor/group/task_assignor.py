@@ -1,11 +1,11 @@
-"""Tasks of a streams group to its members: sticky, and even over the members.
+"""The assignment of a streams group's tasks to its members: sticky, and even over the members.
 
 An active task stays with the member that has it, up to its even share. Otherwise the task goes to a
 member of a process that has its state, as active or standby task, and only then to the member with
 the fewest tasks. Standby tasks are copies of state: each is in another process than the active task
-and the other copies. State is in a folder of the process, so any member of it will do.
+and the other copies. State is in a folder of the process, so any member of that process can use it.
 
-The result depends on nothing but the arguments, not on their order.
+The result depends only on the arguments, not on their order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,12 @@ Tasks: TypeAlias = frozenset[Task]
 class StreamsMemberSpec(msgspec.Struct, frozen=True):
     member_id: str
     process_id: str
-    active: Tasks = frozenset()  # by the assignment before
+    active: Tasks = frozenset()  # in the previous assignment
     standby: Tasks = frozenset()
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one member shall have."""
+    """The tasks that one member shall have."""
 
     active: Tasks = frozenset()
     standby: Tasks = frozenset()
@@ -39,8 +39,8 @@ def assign_sticky(
     stateful: Iterable[str] = (),
     standbys: int = 0,
 ) -> dict[str, Share]:
-    """``tasks``: subtopology id → number of tasks. Every task of a ``stateful`` subtopology has
-    ``standbys`` copies, or fewer if there are not enough processes."""
+    """Return each member's tasks. ``tasks``: subtopology id → number of tasks. Every task of a
+    ``stateful`` subtopology has ``standbys`` copies, or fewer if there are too few processes."""
     if not members:
         return {}
     ordered = sorted(members, key=lambda member: member.member_id)
@@ -97,7 +97,7 @@ class _Assignment:
     def _idlest(self, process: str) -> str:
         heap = self.processes[process]
         while heap[0][0] != self._counts[heap[0][1]]:
-            heappop(heap)  # the member has got more since
+            heappop(heap)  # stale: the member has got more tasks since
         return heap[0][1]
 
     def _load(self, process: str) -> float:
@@ -105,7 +105,7 @@ class _Assignment:
 
     # ── Active tasks ─────────────────────────────────────────────────────────────────────────
     def assign_active(self, tasks: Sequence[Task]) -> None:
-        """Every member gets ``each`` tasks, and ``more`` of the members one more."""
+        """Give every member ``_each`` tasks, and ``_more`` of the members one more."""
         self._each, self._more = divmod(len(tasks), len(self.members))
         left = [task for task in tasks if not self._give(task, self._previous_owner(task))]
         left = [task for task in left if not self._give(task, self._with_state(task))]
@@ -136,7 +136,7 @@ class _Assignment:
         return False
 
     def _spread(self, tasks: Sequence[Task]) -> None:
-        """One more task each, to the processes with the fewest tasks per member first."""
+        """Assign one more task to each member, least loaded processes first."""
         room: dict[str, list[str]] = {}
         for member in reversed(self.members):
             if self._counts[member.member_id] == self._each:

@@ -1,10 +1,10 @@
-"""What the topology of a streams application needs: how many partitions each internal topic has,
-how many tasks each subtopology has, and which topics are missing or wrong.
+"""Requirements of the topology of a streams application: how many partitions each internal topic
+has, how many tasks each subtopology has, and which topics are missing or wrong.
 
-A subtopology reads sources, which somebody else creates, and repartition topics, which another
-subtopology writes to. It writes its state to changelogs. Repartition topics and changelogs are
-internal: the coordinator says which are missing, and whoever asked creates them. One task reads the
-partitions of one number in all topics of its subtopology.
+A subtopology reads sources, which are created outside the application, and repartition topics,
+which another subtopology writes to. It writes its state to changelogs. Repartition topics and
+changelogs are internal: the coordinator reports the missing ones, and the frontend creates them.
+One task reads the partitions of one number in all topics of its subtopology.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,7 +61,7 @@ class Configured(msgspec.Struct, frozen=True):
 
 
 def topic_names(topology: TopologyValue) -> frozenset[str]:
-    """All topics of a topology, internal ones as well."""
+    """Return all topics of a topology, including internal ones."""
     names: set[str] = set()
     for part in topology.subtopologies:
         names.update(part.sources)
@@ -75,12 +75,12 @@ def internal_topics(part: Subtopology) -> tuple[InternalTopic, ...]:
 
 
 def read_by(part: Subtopology) -> tuple[str, ...]:
-    """The topics whose partitions the tasks of a subtopology read."""
+    """Return the topics whose partitions the tasks of a subtopology read."""
     return (*part.sources, *(topic.name for topic in part.repartition_sources))
 
 
 def readers_of(topology: TopologyValue) -> dict[str, str]:
-    """Topic → id of the first subtopology that reads it."""
+    """Return topic → id of the first subtopology that reads it."""
     return {
         name: part.subtopology_id
         for part in reversed(topology.subtopologies)
@@ -89,7 +89,7 @@ def readers_of(topology: TopologyValue) -> dict[str, str]:
 
 
 def check(topology: TopologyValue) -> None:
-    """Raises InvalidTopology."""
+    """Raise InvalidTopology if no set of topics could fit the topology."""
     for part in topology.subtopologies:
         for topic in part.changelogs:
             if topic.partition_count:
@@ -105,8 +105,7 @@ def check(topology: TopologyValue) -> None:
 
 
 def configure(topology: TopologyValue, existing: Mapping[str, int]) -> Configured:
-    """``existing``: number of partitions of each topic that exists, by name. The topology has been
-    checked."""
+    """Combine a checked topology with ``existing``: topic → number of partitions."""
     try:
         counts = _counts(topology, existing)
         missing = _missing(topology, counts, existing)
@@ -137,8 +136,8 @@ def _counts(topology: TopologyValue, existing: Mapping[str, int]) -> dict[str, i
 
 
 def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> dict[str, int]:
-    """As many partitions as are given, or as the widest topic that the writing subtopology reads.
-    Raises InvalidTopology."""
+    """Return the partitions of repartition topics: the given number, or that of the widest topic
+    that the writing subtopology reads. Raises InvalidTopology."""
     parts = topology.subtopologies
     counts = {
         topic.name: topic.partition_count
@@ -150,8 +149,8 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
     for index, part in enumerate(parts):
         for topic in part.repartition_sources:
             readers.setdefault(topic.name, []).append(index)
-    # Kafka goes through the subtopologies in rounds, and takes what it knows by then. So does
-    # this, but it looks only at subtopologies of which something has just become known.
+    # Kafka goes through the subtopologies in rounds, using the counts known so far. This does the
+    # same, but only visits subtopologies for which a count has just become known.
     queue = [
         (0, index) for index, part in enumerate(parts) if any(_widths_of(part, counts, sources))
     ]
@@ -182,7 +181,7 @@ def _repartition_counts(topology: TopologyValue, sources: Mapping[str, int]) -> 
 def _widths_of(
     part: Subtopology, counts: Mapping[str, int], sources: Mapping[str, int]
 ) -> Iterable[int]:
-    """Numbers of partitions of the topics a subtopology reads, as far as they are known."""
+    """Yield the known numbers of partitions of the topics that a subtopology reads."""
     for name in read_by(part):
         count = counts.get(name) or sources.get(name)
         if count is not None:
@@ -192,7 +191,7 @@ def _widths_of(
 def _copartition(
     topology: TopologyValue, counts: dict[str, int], sources: Mapping[str, int]
 ) -> None:
-    """Give repartition topics the number of partitions that their group has. Raises _Wrong."""
+    """Give repartition topics the number of partitions of their group. Raises _Wrong."""
     fixed = {
         topic.name
         for part in topology.subtopologies
