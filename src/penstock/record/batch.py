@@ -14,16 +14,16 @@
         ──┴──────────┴───────────┴──────────┴──────────┴──────────┴───────┴───────────┘
 
 ``length`` counts from byte 12 on. ``crc`` is CRC-32C of everything from byte 21 to the end, so a
-broker may set base offset and leader epoch without touching the records; what the CRC leaves out
-the log guards with a file of its own (``log/check.py``).
+broker may set base offset and leader epoch without touching the records; the log protects the bytes
+that the CRC leaves out with a separate file (``log/check.py``).
 
     attributes   bits 0-2 codec · 3 append time · 4 transactional · 5 control · 6 delete horizon
                  · 13 produced: a producer's batch that got its append time here
                  · 14 sealed: on disk only; no consumer sees it
                  No producer may set bit 3, 13 or 14.
 
-``is_server_batch`` tells the server's own message batches from those of producers: only they have
-append time without the produced bit.
+``is_server_batch`` distinguishes message batches of the server from those of producers: only the
+server's have append time without the produced bit.
 """
 
 import struct
@@ -40,9 +40,9 @@ HEADER_BYTES = 61
 assert HEADER.size == HEADER_BYTES
 
 MAGIC = 2
-LENGTH_FROM = 12  # the length field counts what stands behind it
+LENGTH_FROM = 12  # the length field counts the bytes from here on
 CRC_FROM = 21
-_UNCHECKED = struct.Struct(">qiibI")  # the part in front of what the CRC covers
+_UNCHECKED = struct.Struct(">qiibI")  # the part before the bytes that the CRC covers
 _CHECKED = struct.Struct(">hiqqqhii")
 assert _UNCHECKED.size == CRC_FROM
 assert _CHECKED.size == HEADER_BYTES - CRC_FROM
@@ -114,14 +114,14 @@ def is_server_batch(header: BatchHeader) -> bool:
 
 
 def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> BatchHeader:
-    """The fields as they stand; ``check`` says whether they are to be believed."""
+    """Return the fields without checking them; see ``check``."""
     if len(buffer) - position < HEADER_BYTES or position < 0:
         raise MalformedBatch(f"{len(buffer) - position} bytes are too few for a batch header")
     return tuple.__new__(BatchHeader, HEADER.unpack_from(buffer, position))
 
 
 def check_header(header: BatchHeader) -> None:
-    """What can be known from the header alone."""
+    """Raise MalformedBatch if the header is invalid, whatever follows it."""
     if header.magic != MAGIC:
         raise MalformedBatch(f"magic {header.magic}, expected {MAGIC}")
     if header.length < HEADER_BYTES - LENGTH_FROM:
@@ -139,7 +139,7 @@ def check_header(header: BatchHeader) -> None:
 def check(
     buffer: bytes | bytearray | memoryview, position: int = 0, header: BatchHeader | None = None
 ) -> BatchHeader:
-    """Raises MalformedBatch unless a whole, intact batch starts at ``position``."""
+    """Return the header. Raises MalformedBatch unless a whole, intact batch is at ``position``."""
     if header is None:
         header = parse_header(buffer, position)
     check_header(header)
@@ -154,7 +154,7 @@ def check(
 
 
 def split_batches(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    """The single batches of what was read whole; each is a copy."""
+    """Yield each batch of pieces that were read whole, as a copy."""
     for buffer in in_memory(pieces):
         position = 0
         while position < len(buffer):
@@ -175,8 +175,8 @@ def encode_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Encoded records, with offset deltas 0, 1, 2…, as one batch. ``attributes`` choose the codec
-    and, where asked, append time and control."""
+    """Return a batch of encoded records with offset deltas 0, 1, 2… ``attributes`` select the
+    codec, append time and control."""
     count = len(records)
     assert count > 0, "a batch has records"
     body = b"".join(records)
@@ -199,7 +199,7 @@ def encode_batch(
 
 
 def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
-    """A batch of the same span with other records, which come encoded and are not compressed."""
+    """Return a batch of the same offsets with other records, encoded and not compressed."""
     body = b"".join(records)
     checked = _CHECKED.pack(*header[5:12], len(records))
     length = HEADER_BYTES - LENGTH_FROM + len(body)
@@ -208,7 +208,7 @@ def repacked(header: BatchHeader, records: Sequence[bytes]) -> bytes:
     return b"".join((front, checked, body))
 
 
-BORROWED_BYTES_MIN = 256 * 1_024  # below it a copy costs less than not having one to read from
+BORROWED_BYTES_MIN = 256 * 1_024  # smaller batches are copied, to be read from memory
 
 
 def placed(
@@ -219,12 +219,12 @@ def placed(
     leader_epoch: int,
     append_time_ms: int | None = None,
 ) -> tuple[bytes | memoryview, BatchHeader]:
-    """A producer's batch with its place in the log, and its header as it then stands: the one copy
-    that is made of it. The CRC covers neither field of the place. With an append time all records
-    get that; the header says so for all of them at once, but the CRC covers it and is made anew.
+    """Return a producer's batch with its offset and epoch in the log, and its new header. This is
+    the only copy made of the batch. The CRC does not cover offset and epoch. An append time applies
+    to all records: it is in the header, so the CRC, which covers it, is computed again.
 
-    A large batch in memory that can be written to is not copied at all: it gets its place where it
-    is, and what comes back is only good until the caller's memory goes."""
+    A large batch in writable memory is not copied but changed in place; the result is valid only as
+    long as the caller's memory."""
     _, length, _, magic, crc, *rest = header
     view = memoryview(batch)
     raw: bytes | memoryview

@@ -1,18 +1,17 @@
-"""Batches with records taken out of them, as compaction of a keyed log needs them.
+"""Compaction of a keyed log: batches from which records are removed.
 
 Nothing that stays moves: a record keeps its offset, its time and its bytes, and a batch keeps its
 base offset and the span of offsets it covers, so that batches of a log follow each other without
-gaps whatever was taken out. A batch that has lost all of its records stays as a bare header of 61
-bytes, for the span it covers and for the producer's last sequence; neighbours that nobody needs
-for the latter become one.
+gaps. A batch without remaining records stays as a header of 61 bytes, for its span and for the
+producer's last sequence; adjacent ones that no sequence needs are merged.
 
-That a key is gone (a record without a value) must be seen by whoever reads the log meanwhile. The
-first compaction that meets such a record writes down until when it stays: in place of the batch's
-base time, with the delete-horizon bit set, as Kafka does. Time deltas of the records are written
-anew, so that their times are what they were.
+Readers must see that a key was deleted (a record without a value). The first compaction that finds
+such a record stores until when it is kept: in place of the batch's base time, with the
+delete-horizon bit set, as Kafka does. The time deltas of the records are rewritten, so that their
+times stay the same.
 
-What cannot be opened is kept as it is: a producer's batch is stored unopened, and one that makes
-no sense must not stop the compaction of the rest. Control batches are kept as they are.
+A batch that cannot be opened is kept as it is: producers' batches are stored unopened, and a
+malformed one must not stop the compaction of the rest. Control batches are kept as they are.
 """
 
 from collections.abc import Callable
@@ -38,16 +37,16 @@ from penstock.record.record import records_blob
 from penstock.record.slices import RecordSlice, slices_of
 from penstock.record.varint import encode_varint
 
-SPAN_MAX = 2**31  # offsets that one batch can cover: the delta of its last one is an i32
+SPAN_MAX = 2**31  # offsets in one batch: its last offset delta is an i32
 _CRC_AT = 17
 _TIME_MIN, _TIME_MAX = -(2**63), 2**63 - 1
 
-# Whether the record with this key at this offset is still of interest.
+# Whether the record with this key at this offset is still needed.
 Wanted = Callable[[bytes, int], bool]
 
 
 def keys_of(batch: bytes) -> list[tuple[bytes, int]]:
-    """Key and offset of every record that has a key; nothing of a batch that cannot be opened."""
+    """Return key and offset of every record with a key; none if the batch cannot be opened."""
     header = parse_header(batch)
     try:
         blob = records_blob(batch, header)
@@ -69,9 +68,9 @@ def compact_batch(
     now_ms: int,
     is_gone_kept: bool = False,
 ) -> bytes:
-    """The batch with its unwanted records left out; the very same object when nothing changes.
-    Records without a key are dropped. Those without a value stay until their horizon has passed,
-    or, with ``is_gone_kept``, whatever it is."""
+    """Return the batch without its unwanted records; the same object if nothing changes. Records
+    without a key are dropped. Records without a value stay until their horizon has passed, or, with
+    ``is_gone_kept``, always."""
     header = parse_header(batch)
     if header.is_control or not header.count:
         return batch
@@ -101,7 +100,7 @@ def compact_batch(
 
 
 def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
-    """A batch of the same span without records: with the sequences of its producer, or nobody's."""
+    """Return a batch of the same span without records, with its producer's sequences or without."""
     attributes = header.attributes & ATTR_APPEND_TIME
     if with_producer:
         attributes |= header.attributes & ATTR_TRANSACTIONAL
@@ -111,8 +110,8 @@ def empty_batch(header: BatchHeader, *, with_producer: bool) -> bytes:
 
 
 def merge_empty(first: bytes, second: bytes) -> bytes | None:
-    """One empty batch for two neighbours; None when they cannot be one. Whether a producer's
-    sequences may be forgotten, the caller has decided (``empty_batch``)."""
+    """Return one empty batch for two adjacent ones; None if they cannot be merged. The caller has
+    decided whether a producer's sequences may be forgotten (``empty_batch``)."""
     one, two = parse_header(first), parse_header(second)
     span = two.next_offset - one.base_offset
     if (
@@ -131,15 +130,15 @@ def merge_empty(first: bytes, second: bytes) -> bytes | None:
 
 
 def is_bare(header: BatchHeader) -> bool:
-    """Whether a batch says nothing but which offsets it covers."""
+    """Return whether a batch only covers offsets: no records, not control, no producer."""
     return not header.count and not header.is_control and header.producer_id == NO_PRODUCER
 
 
 def _encode(
     header: BatchHeader, blob: bytes, kept: list[RecordSlice], *, horizon_ms: int | None = None
 ) -> bytes | None:
-    """None when it cannot be done: times too far apart for a delta, or a batch that has grown too
-    large because its producer compresses better than we do."""
+    """Return the batch; None if times are too far apart for a delta, or if it is now too large
+    because its producer compresses better than this node."""
     attributes, base_timestamp = header.attributes, header.base_timestamp
     if horizon_ms is not None:
         attributes, base_timestamp = attributes | ATTR_DELETE_HORIZON, horizon_ms

@@ -1,9 +1,8 @@
-"""The five codecs of a record batch, with a bound on what comes out.
+"""The five codecs of a record batch, with a bound on the decompressed size.
 
-A few hundred bytes can claim to be gigabytes, so nothing is decompressed into memory that the
-caller has not agreed to: output goes into a buffer of our own size, grown at most to
-``bytes_max``. Snappy comes in two dresses: the raw block, and the framed form that Java producers
-send (a 16-byte head, then blocks with a 4-byte length each).
+A few hundred bytes can expand to gigabytes, so output goes into a buffer of this module, which
+grows at most to ``bytes_max``. Snappy has two forms: the raw block, and the framed form that Java
+producers send (a 16-byte head, then blocks with a 4-byte length each).
 """
 
 import struct
@@ -34,8 +33,8 @@ _XERIAL_BLOCK_BYTES_MIN = 256  # on average: a million blocks of a few bytes wou
 _LENGTH = struct.Struct(">I")
 _GUESS_BYTES = 64 * 1_024
 _GUESS_RATIO = 4
-_ZEROED_BYTES_MAX = 1_048_576  # above it, memory is mapped: to zero 64 MiB takes 30 ms
-_NO_ROOM = "Too much to write"  # a test with a high ratio fails if the library changes it
+_ZEROED_BYTES_MAX = 1_048_576  # above it, memory is mapped: zeroing 64 MiB takes 30 ms
+_NO_ROOM = "Too much to write"  # from the library; a test with a high ratio fails if it changes
 
 _DecompressInto = Callable[[bytes, cramjam.Buffer], int]
 _STREAMS: dict[int, _DecompressInto] = {
@@ -61,22 +60,22 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 class TooLarge(MalformedBatch):
-    """Records that take more bytes than the caller agreed to."""
+    """Records that take more bytes than the caller allows."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(f"records take more than {bytes_max} bytes")
 
 
 def decompress(codec: int, data: bytes, *, bytes_max: int) -> bytes:
-    """Raises MalformedBatch when the data is not of that codec, TooLarge when it is larger than
-    ``bytes_max``."""
+    """Decompress records. Raises MalformedBatch if the data is not of that codec, TooLarge if the
+    result is larger than ``bytes_max``."""
     found = decompress_to_view(codec, data, bytes_max=bytes_max)
     return found if isinstance(found, bytes) else bytes(found)
 
 
 def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | memoryview:
-    """``decompress`` without the last copy, which takes 10 ms for 32 MiB and cannot be interrupted.
-    Called in a thread, all other work here leaves the event loop free."""
+    """Decompress without the last copy, which takes 10 ms for 32 MiB and cannot be interrupted. In
+    a thread, all other work here leaves the event loop free."""
     if codec == Codec.NONE:
         if len(data) > bytes_max:
             raise TooLarge(bytes_max)
@@ -92,17 +91,17 @@ def decompress_to_view(codec: int, data: bytes, *, bytes_max: int) -> bytes | me
 
 
 def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> memoryview:
-    """These formats need not say how large they are: try a likely size, then larger ones. The
-    library lets other threads run only while it writes into a buffer of its own kind, here a view;
-    and large memory comes from the system, already zeroed."""
+    """Decompress a format that need not state its size: try a likely size, then larger ones. The
+    library lets other threads run only while it writes into a buffer of its kind, here a view; and
+    large memory comes from the system, already zeroed."""
     capacity = min(bytes_max, max(_GUESS_BYTES, _GUESS_RATIO * len(data)))
     while True:
         out = _memory(capacity)
         try:
             size = stream(data, cramjam.Buffer(out, copy=False))
         except cramjam.DecompressionError as error:
-            # Only the text of the error tells "too small" from "not this format". Trying both
-            # again would make a few bytes of noise cost as much as the largest batch.
+            # Only the error's text distinguishes "too small" from "not this format". Retrying both
+            # would make a few bytes of noise cost as much as the largest batch.
             if _NO_ROOM not in str(error):
                 raise MalformedBatch(f"records do not decompress: {error}") from None
             if capacity >= bytes_max:
@@ -113,7 +112,7 @@ def _decompress_stream(stream: _DecompressInto, data: bytes, bytes_max: int) -> 
 
 
 def _decompress_blocks(blocks: Sequence[memoryview], bytes_max: int) -> memoryview:
-    """Blocks of snappy, each of which says how large it is, into one piece of memory."""
+    """Decompress snappy blocks, each of which states its size, into one piece of memory."""
     try:
         sizes = [cramjam.snappy.decompress_raw_len(block) for block in blocks]
         total = sum(sizes)

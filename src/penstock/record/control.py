@@ -1,9 +1,9 @@
-"""Control batches: what happened to records, written into the same log behind them.
+"""Control batches: events about records, written to the same log after them.
 
-    record key = version i16 (0) · type i16          record value = opaque, the type's own
+    record key = version i16 (0) · type i16          record value = defined by the type
 
-A Kafka client skips batches with the control bit by itself. Types 0 and 1 are Kafka's transaction
-markers; ours start at 64 and are listed where they are made and folded (``cursor/``).
+Kafka clients skip batches with the control bit. Types 0 and 1 are Kafka's transaction markers;
+Penstock's start at 64 and are listed where they are made and folded (``cursor/``).
 """
 
 import struct
@@ -29,7 +29,7 @@ _KEY_LENGTH = encode_varint(KEY.size)
 def encode_control_batch(
     entries: Sequence[tuple[int, bytes]], *, base_offset: int, leader_epoch: int, timestamp: int
 ) -> bytes:
-    """One batch with one record per (type, value)."""
+    """Return one batch with one record per (type, value)."""
     records = []
     for delta, (kind, value) in enumerate(entries):
         body = b"".join(
@@ -62,9 +62,9 @@ def encode_marker_batch(
     producer_epoch: int,
     timestamp: int,
 ) -> bytes:
-    """The end of a transaction, as Kafka clients read it: one record whose key says which end and
-    whose value has the coordinator's epoch (version i16, epoch i32). It takes an offset and no
-    sequence; its place in the log is stamped on when it is appended."""
+    """Return the end of a transaction, as Kafka clients read it: one record whose key is the type
+    and whose value has the coordinator's epoch (version i16, epoch i32). It takes an offset and no
+    sequence; the append sets its offset and leader epoch."""
     kind = TYPE_COMMIT if is_commit else TYPE_ABORT
     record = encode_record(
         offset_delta=0,
@@ -85,7 +85,7 @@ def encode_marker_batch(
 
 
 def iter_control(batch: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """(offset, type, value) of each record of a control batch."""
+    """Yield (offset, type, value) of each record of a control batch."""
     assert parse_header(batch).is_control, "the caller looks at the header first"
     for record in iter_records(batch):
         key = record.key

@@ -1,9 +1,8 @@
-"""Batches as they were read for a reader, made whole again: each offset of a span is covered.
+"""Turns batches that were read for a consumer into a copy that covers each offset of a span. Pure.
 
-A reader by offset is not handed the batches that compaction has emptied, and is handed whatever
-else is there behind the end it has in mind. A copy of a log must have no gaps and must end where
-it is meant to: emptied spans become bare batches again (``compaction.py``), and what begins at the
-end or behind it is left out. Pure.
+A read by offset leaves out the batches that compaction has emptied, and may return more batches
+than the requested ones. A copy of a log must have no gaps and must end at the right offset: emptied
+spans become bare batches again (``compaction.py``), and batches from the end on are left out.
 """
 
 from collections.abc import Sequence
@@ -17,15 +16,15 @@ from penstock.record.malformed import MalformedBatch
 class Covered(NamedTuple):
     data: bytes  # whole batches that follow each other
     base_offset: int  # of the first
-    next_offset: int  # behind the last
+    next_offset: int  # after the last
 
 
 def covered(
     buffers: Sequence[bytes | memoryview], start: int, end: int, *, next_offset: int
 ) -> Covered:
-    """What was read from ``start``, as far as ``next_offset`` and not beyond ``end``. The first
-    batch may begin below the start, when that lies within it. Raises MalformedBatch for one that
-    lies across the end, or for batches out of order."""
+    """Return the batches read from ``start``, up to ``next_offset`` and not beyond ``end``. The
+    first batch may begin below the start, if it contains the start. Raises MalformedBatch for a
+    batch that lies across the end, or for batches out of order."""
     if _is_plain(buffers, start, end, next_offset):
         return Covered(b"".join(buffers), start, next_offset)
     parts: list[bytes | memoryview] = []
@@ -40,7 +39,7 @@ def covered(
                 last = last or header
                 break
             if is_bare(header) and total == HEADER_BYTES:
-                # Several of them may have become one since, which may reach beyond either side.
+                # Bare batches may have been merged since, and may reach beyond either side.
                 header = _span(header, max(header.base_offset, at), min(header.next_offset, end))
             elif header.next_offset > end:
                 raise MalformedBatch(f"a batch lies across offset {end}")
@@ -65,8 +64,8 @@ def covered(
 def _is_plain(
     buffers: Sequence[bytes | memoryview], start: int, end: int, next_offset: int
 ) -> bool:
-    """Whether nothing has to be done to it, as nearly always. Flat: a log of small batches has many
-    of them, and others wait meanwhile."""
+    """Return whether the batches need no change, as nearly always. One flat loop: a log of small
+    batches has many of them, and other requests wait meanwhile."""
     unpack, at = HEADER.unpack_from, start
     for buffer in buffers:
         position, size = 0, len(buffer)
@@ -87,7 +86,7 @@ def _span(header: BatchHeader, start: int, end: int) -> BatchHeader:
 
 
 def _bare(like: BatchHeader, start: int, end: int) -> list[bytes]:
-    """In the epoch and at the time of a neighbour."""
+    """Return empty batches that fill a gap, with the epoch and timestamp of a neighbour."""
     found = []
     while start < end:
         until = min(end, start + SPAN_MAX)

@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), the checksum of record batches. Hardware does it where there is any."""
+"""CRC-32C (Castagnoli), the checksum of record batches; computed by the CPU where it can."""
 
 from crc32c import crc32c
 

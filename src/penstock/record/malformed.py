@@ -1,5 +1,5 @@
-"""The one error of this package: bytes that are not the batch or record they claim to be."""
+"""The only error of this package: bytes that are not a valid batch or record."""
 
 
 class MalformedBatch(ValueError):
-    """A peer's or a disk's fault, never ours. The text says which field and what is wrong."""
+    """A fault of a client or a disk, not of this program. The text says what is wrong."""

@@ -1,27 +1,27 @@
-"""Messages as records: what a queue knows about a message, in a form a Kafka consumer can read.
+"""Messages as records: the fields of a message, in a form that Kafka consumers can read.
 
     record key     the group (UTF-8), or null
     record value   the body
-    header 0       ``penstock``: our own fields, one MessagePack array, trailing defaults left out
+    header 0       ``penstock``: server's fields, one MessagePack array, trailing defaults left out
                    [message id, sender, dedup id, delay ms, trace, attempts, source arn, sent at ms,
                     is sealed]
     header 1…      one per message attribute: name, raw value; and, when its data type is not
-                   exactly ``String``, right behind it ``penstock.type.<name>`` with the type
+                   exactly ``String``, right after it ``penstock.type.<name>`` with the type
 
-Only the first header can be ours and a type stands directly behind its attribute, so an attribute
-may itself be called ``penstock``. When some attribute's name starts like that, every attribute
-gets its type written, which keeps the reading unambiguous.
+Only the first header can be Penstock's and a type directly follows its attribute, so an attribute
+may itself be called ``penstock``. If any attribute's name starts with that, every attribute gets
+its type written, which keeps decoding unambiguous.
 
-The ``penstock`` header is trusted only in batches that the server wrote (``is_server_batch``); the
-message id of any other record follows from where the record stands, and its headers become
-attributes. A producer that copies a queue's records sends the header too: there it is skipped.
-Adding a field: append it to ``_System`` with a default; old readers ignore it, old records lack it.
+The ``penstock`` header is trusted only in batches that the server wrote (``is_server_batch``); any
+other record gets its message id from its position in the log, and its headers become attributes. A
+producer that copies a queue's records sends the header too: there it is skipped. To add a field:
+append it to ``_System`` with a default; old readers ignore it, old records lack it.
 
-A sealed message (``Message.is_sealed``) has in place of its body what only a frontend can open, its
-attributes included, and says so in our header. A producer's sealed record has no header at all; or
-no value and the one header ``penstock.sealed``, for compaction goes by which values are null. It is
-believed only where the batch says that it holds sealed records: any producer can write a header,
-and none can set that bit. What was sealed is the content:
+A sealed message (``Message.is_sealed``) has, instead of its body, body and attributes in a form
+that only a frontend can open; the ``penstock`` header marks it. A producer's sealed record has no
+headers; or no value and one header, ``penstock.sealed``, because compaction depends on which values
+are null. A record counts as sealed only if its batch has the sealed bit: any producer can write a
+header, and none can set that bit. The sealed content:
 
     content = kind 1 B (0: a message's, 1: a producer's) │ value │ header count │ headers
 
@@ -55,16 +55,17 @@ from penstock.record.varint import SMALL, decode_varint, encode_varint
 SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
 SEALED_HEADER = b"penstock.sealed"
-# Headers of a record that are read, as attributes of a message. A queue's own messages have at most
-# 21; a producer's record may have 4,096, and to show all of those takes 20 ms for each receive.
+# Headers of a record that are read as attributes of a message. Messages sent to a queue have at
+# most 21; a producer's record may have 4,096, and to show all of those takes 20 ms for each
+# receive.
 FOREIGN_HEADERS_MAX = 100
 STRING = "String"
 BINARY = "Binary"
 
 
 class _System(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Most often set first: what is left out at the end costs nothing. A number out of range makes
-    the whole header invalid: some producers' batches in old logs look like the server's."""
+    """The most used fields come first: defaults at the end are left out. A number out of range
+    makes the whole header invalid: some producers' batches in old logs look like the server's."""
 
     message_id: bytes
     sender: str = ""
@@ -85,7 +86,7 @@ _TABLE_SIZE = len(SMALL)
 _NULL = b"\x01"  # the varint −1
 _SYSTEM_NAME = encode_varint(len(SYSTEM_HEADER)) + SYSTEM_HEADER
 _ID_BYTES = 16
-_ONLY_SYSTEM = b"\x02" + _SYSTEM_NAME  # a header count of one, then our header's name
+_ONLY_SYSTEM = b"\x02" + _SYSTEM_NAME  # a header count of one, then the header's name
 # A two-element array of a 16-byte id and a text shorter than 32 bytes, written without an encoder.
 _PAIR = b"\x92\xc4\x10"
 _FIXSTR = tuple(bytes((0xA0 | size,)) for size in range(32))
@@ -174,8 +175,8 @@ def _encode_attributes(attributes: Mapping[str, Attribute]) -> bytes:
 def decode_at(
     batch: bytes, offset: int, *, origin: bytes, header: BatchHeader | None = None
 ) -> Record | None:
-    """One record of a message batch, for a later lease of it: the others are stepped over, not
-    opened. None when the batch has no such offset."""
+    """Decode one record of a message batch, for a later lease; skip the others without decoding.
+    None if the batch has no such offset."""
     if header is None:
         header = parse_header(batch)
     blob = records_blob(batch, header)
@@ -210,8 +211,8 @@ def decode_at(
 
 
 def decode_batch(batch: bytes, *, origin: bytes, from_offset: int = 0) -> list[Record]:
-    """The records of a message batch, from ``from_offset`` on. ``origin`` (topic and partition)
-    makes the ids of messages that came without one."""
+    """Decode the records of a message batch, from ``from_offset`` on. The ids of messages that came
+    without one are derived from ``origin`` (topic and partition)."""
     header = parse_header(batch)
     blob = records_blob(batch, header)
     try:
@@ -240,11 +241,11 @@ def decode_some(
     bytes_max: int = RECORDS_BYTES_MAX,
 ) -> tuple[list[Record], int, int]:
     """Decode up to ``count`` records from ``position`` on, but no further one after ``bytes_max``
-    bytes. Returns the records, how many were gone through, and the position behind them. Raises
+    bytes. Returns the records, how many were processed, and the position after them. Raises
     MalformedBatch, IndexError or UnicodeDecodeError.
 
     One loop over all records with the short varints inlined: a call per field would double the
-    time. Behind each slice the position is held against the record's end."""
+    time. After each slice the position is compared with the record's end."""
     base_offset = header.base_offset
     last_delta = header.last_offset_delta
     base_timestamp = header.base_timestamp
@@ -298,8 +299,8 @@ def decode_message(
     sealed: int,
     is_own: bool,
 ) -> Message:
-    """Decode from the key on. ``sealed`` is that bit of the batch: what the record itself says of
-    it counts only then. ``is_own``: the server wrote the batch, so our header is trusted."""
+    """Decode from the key on. ``sealed``: the sealed bit of the batch, without which no record is
+    sealed. ``is_own``: the server wrote the batch, so the ``penstock`` header is trusted."""
     if blob[position] == 1:
         group = None
         position += 1
@@ -318,7 +319,7 @@ def decode_message(
         position = stop
         if stop > end:
             raise MalformedBatch("a value runs past the end of its record")
-    # The usual record is ours and has no attributes.
+    # The usual record is the server's and has no attributes.
     if is_own and blob.startswith(_ONLY_SYSTEM, position):
         raw, behind = _take(blob, position + len(_ONLY_SYSTEM), end)
         system = None if raw is None or behind != end else _system(raw)
@@ -361,13 +362,13 @@ def _message(
     )
 
 
-# ── What is sealed of it ─────────────────────────────────────────────────────────────────────
+# ── Sealed content ───────────────────────────────────────────────────────────────────────────
 OWN = b"\x00"
 FOREIGN = b"\x01"
 
 
 def encode_content(message: Message) -> bytes:
-    """Body and attributes of a message, in the form that its record would carry them."""
+    """Encode body and attributes of a message, as in its record."""
     body, attributes = message.body, message.attributes
     if not attributes:
         return b"".join((OWN, encode_varint(len(body)), body, b"\x00"))
@@ -376,7 +377,7 @@ def encode_content(message: Message) -> bytes:
 
 
 def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | None]:
-    """Body and attributes. Raises MalformedBatch."""
+    """Return body and attributes. Raises MalformedBatch."""
     end = len(content)
     try:
         body, position = _take(content, 1, end)
@@ -392,7 +393,7 @@ def decode_content(content: bytes) -> tuple[bytes, Mapping[str, Attribute] | Non
 
 # ── Parts ────────────────────────────────────────────────────────────────────────────────────
 def _system(raw: bytes) -> _System | None:
-    """None when a Kafka producer used our header's name for something else."""
+    """Return None if a Kafka producer used the header's name for something else."""
     try:
         system = _decode_system(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -401,7 +402,7 @@ def _system(raw: bytes) -> _System | None:
 
 
 def _take(blob: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    """A field with its length in front; the position behind it."""
+    """Return a length-prefixed field, and the position after it."""
     byte = blob[position]
     if byte < 0x80:
         size = (byte >> 1) ^ -(byte & 1)
@@ -433,7 +434,7 @@ def _headers(blob: bytes, position: int, end: int) -> list[Header]:
 
 
 def group_of(key: bytes) -> str:
-    """A Kafka key may be any bytes; those that are no text are shown in hex, so that different
+    """Return the group of a Kafka key. A key that is not UTF-8 is shown in hex, so that different
     keys stay different groups."""
     try:
         return key.decode()

@@ -1,10 +1,10 @@
 """A batch with many records, opened once and decoded a few records at a time.
 
-A producer's batch may hold a million records in 64 MiB. To decode all of them, or to step over all
-of them for each lease of a later one, takes a second. So the positions of every 64th record are
-noted once (``index``), and records are decoded in pieces from there.
+A producer's batch may hold a million records in 64 MiB. To decode all of them, or to skip all of
+them for each lease of a later one, takes a second. So ``index`` notes the positions of every 64th
+record once, and records are decoded in pieces from there.
 
-Generators here stop at least every few milliseconds.
+Generators here yield at least every few milliseconds.
 """
 
 from bisect import bisect_right
@@ -20,18 +20,18 @@ from penstock.record.varint import decode_varint
 
 MARK_RECORDS: Final = 64
 PIECE_RECORDS: Final = 256  # decoded at a time, about a millisecond
-PIECE_BYTES: Final = 32 * KIB  # and bytes of records: headers of two bytes each take 10 ms
-STEP_RECORDS: Final = 2_048  # stepped over at a time
+PIECE_BYTES: Final = 32 * KIB  # decoded at a time: 10 ms for headers of two bytes each
+STEP_RECORDS: Final = 2_048  # skipped at a time
 
 
 class OpenedBatch:
     __slots__ = ("_blob", "_malformed", "_offsets", "_places", "header", "largest", "origin")
 
     def __init__(self, header: BatchHeader, blob: bytes | memoryview, *, origin: bytes) -> None:
-        """``blob`` are the records, decompressed; ``origin`` as for ``message.decode_batch``."""
+        """``blob``: the decompressed records; ``origin`` as for ``message.decode_batch``."""
         self.header = header
         self.origin = origin
-        self.largest = 0  # bytes of a record, once all of them are indexed
+        self.largest = 0  # bytes of the largest record, once all are indexed
         self._blob = blob
         self._offsets: list[int] = []  # of every 64th record
         self._places: list[tuple[int, int]] = []  # their numbers and positions
@@ -42,7 +42,7 @@ class OpenedBatch:
         return len(self._blob) + 128 * len(self._offsets)
 
     def index(self) -> Generator[None, None, None]:
-        """Note where records stand. To be run to its end before anything else is called."""
+        """Note the positions of records. Must be run to its end before other calls."""
         try:
             yield from self._walk()
         except IndexError:
@@ -80,8 +80,8 @@ class OpenedBatch:
         self.largest = largest
 
     def pieces(self, from_offset: int) -> Iterator[list[Record]]:
-        """The records from an offset on, a few at a time; a piece may be empty. Raises
-        MalformedBatch where the records end that can be read."""
+        """Yield the records from an offset on, a few at a time; a piece may be empty. Raises
+        MalformedBatch after the last record that can be read."""
         number, position = self._place_before(from_offset)
         while number < self.header.count:
             records, done, position = self._decode(number, position, from_offset)
@@ -91,7 +91,7 @@ class OpenedBatch:
             raise self._malformed
 
     def find(self, offset: int) -> Record | None:
-        """One record. None when the batch has no such offset, or none that can be read."""
+        """Return one record; None if the batch has no such offset or the record is malformed."""
         number, position = self._place_before(offset)
         end = min(number + MARK_RECORDS, self.header.count)
         try:
@@ -112,7 +112,7 @@ class OpenedBatch:
     def _decode(
         self, number: int, position: int, from_offset: int
     ) -> tuple[list[Record], int, int]:
-        """Returns what was decoded, how many records were gone through, and the next position."""
+        """Return the decoded records, how many were processed, and the next position."""
         blob, header = self._blob, self.header
         count = min(PIECE_RECORDS, header.count - number)
         try:
@@ -120,7 +120,7 @@ class OpenedBatch:
                 return decode_some(
                     blob, position, count, header, self.origin, from_offset, PIECE_BYTES
                 )
-            # What is decoded must be bytes: a copy of as many whole records as make a piece.
+            # ``decode_some`` needs bytes: copy as many whole records as make a piece.
             end = position
             for done in range(count):
                 if end - position >= PIECE_BYTES:
@@ -183,8 +183,8 @@ def bad_records(
 def first_at(
     blob: bytes | memoryview, header: BatchHeader, timestamp_ms: int, *, start_offset: int = 0
 ) -> Generator[None, None, tuple[int, int] | None]:
-    """Offset and time of the first record from ``start_offset`` on that reaches a time; None if
-    there is none. Raises MalformedBatch."""
+    """Return offset and time of the first record from ``start_offset`` on that has at least this
+    time; None if there is none. Raises MalformedBatch."""
     end = 0
     for number in range(header.count):
         if number % STEP_RECORDS == STEP_RECORDS - 1:

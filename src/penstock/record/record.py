@@ -7,8 +7,8 @@
     └────────┴────────────┴──────────┴──────────┴─────────────┴───────────────┴─────────────────┘
     header = key length, key, value length (−1: null), value
 
-``length`` counts what stands behind it. All varints are zig-zag. What comes in here may have been
-made by anyone, so every length is held against the bytes that are left.
+``length`` counts the bytes after it. All varints are zig-zag. The bytes may come from any client,
+so every length is checked against the bytes that are left.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,11 +22,11 @@ from penstock.record.varint import decode_varint, encode_varint
 
 Header = tuple[bytes, bytes | None]
 
-# What the records of one batch may come to when decompressed: room for honest ratios, and a wall
-# in front of a bomb.
+# The maximum of one batch's records when decompressed: room for normal compression ratios, and a
+# protection against decompression bombs.
 RECORDS_BYTES_MAX = 4 * BATCH_BYTES_MAX
 HEADERS_PER_RECORD_MAX = 4_096
-COPIED_BYTES_MAX = BATCH_BYTES_MAX  # in a thread, at once: about 5 ms
+COPIED_BYTES_MAX = BATCH_BYTES_MAX  # at once in a thread: about 5 ms
 
 
 class RawRecord(NamedTuple):
@@ -57,7 +57,7 @@ def encode_record(
 
 
 def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX) -> bytes:
-    """The records of a whole batch, decompressed."""
+    """Return the decompressed records of a whole batch."""
     packed = _packed(batch, header)
     if header.attributes & ATTR_CODEC_MASK or len(packed) > bytes_max:
         return decompress(header.codec, packed, bytes_max=bytes_max)
@@ -67,8 +67,8 @@ def records_blob(batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_
 def records_view(
     batch: bytes, header: BatchHeader, *, bytes_max: int = RECORDS_BYTES_MAX
 ) -> bytes | memoryview:
-    """``records_blob`` for a thread. More than ``COPIED_BYTES_MAX`` are not copied: that would hold
-    the event loop."""
+    """Return the same as ``records_blob``, for a thread. More than ``COPIED_BYTES_MAX`` are not
+    copied: that would block the event loop."""
     view = decompress_to_view(header.codec, _packed(batch, header), bytes_max=bytes_max)
     return view if len(view) > COPIED_BYTES_MAX else bytes(view)
 
@@ -81,7 +81,7 @@ def _packed(batch: bytes, header: BatchHeader) -> bytes:
 
 
 def iter_records(batch: bytes, *, bytes_max: int = RECORDS_BYTES_MAX) -> Iterator[RawRecord]:
-    """The records of one whole batch. Does not check the CRC: whoever read the batch did."""
+    """Yield the records of one whole batch. Does not check the CRC: a read of the log does."""
     header = parse_header(batch)
     blob = records_blob(batch, header, bytes_max=bytes_max)
     append_time = header.max_timestamp if header.is_append_time else None

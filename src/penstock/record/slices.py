@@ -1,5 +1,5 @@
-"""Where the records of a batch lie among its decompressed bytes, without making anything of them:
-for who keeps most of their bytes as they are, to compact a batch or to seal it.
+"""Positions of records in the decompressed bytes of a batch. Compacting and sealing a batch keep
+most of these bytes as they are.
 """
 
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ from penstock.record.varint import decode_varint
 
 
 class RecordSlice(NamedTuple):
-    """Where one record's parts lie, and the few that are looked at."""
+    """Positions of one record's parts, and the parts that are needed decoded."""
 
     offset_delta: int
     time_delta: int
     key: bytes | None
     is_tombstone: bool  # it has no value
-    start: int  # of the length in front
-    fields_at: int  # behind the length
-    offset_at: int  # behind the time delta
+    start: int  # of the length field
+    fields_at: int  # after the length field
+    offset_at: int  # after the time delta
     key_at: int
     value_at: int
     end: int
 
 
 def slices_of(blob: bytes, header: BatchHeader) -> Iterator[RecordSlice]:
-    """One loop with the short varints inlined: a call per field would double the time, and a round
-    of compaction opens every record of a log, twice. Raises MalformedBatch."""
+    """Yield each record's slice. Raises MalformedBatch. One loop with the short varints inlined: a
+    call per field would double the time, and compaction opens every record of a log twice."""
     last_delta, total = header.last_offset_delta, len(blob)
     make, position = tuple.__new__, 0
     try:

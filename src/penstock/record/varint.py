@@ -1,8 +1,8 @@
-"""Zig-zag varints, as records carry them: small magnitudes take one byte, whatever their sign.
+"""Zig-zag varints, as used in records: small magnitudes take one byte, whatever their sign.
 
     value  0  1 -1  2 -2 …   is stored as   0  2  1  4  3 …   in groups of seven bits, lowest first
 
-The record codecs inline the one-byte case; this module is the general one and the tables.
+The record codecs inline the one-byte case; this module has the general case and the tables.
 """
 
 from penstock.record.malformed import MalformedBatch
@@ -27,7 +27,7 @@ def _encode(value: int) -> bytes:
 
 
 def decode_varint(buffer: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The value at ``position`` and the position behind it."""
+    """Return the value at ``position`` and the position after it."""
     try:
         byte = buffer[position]
         if byte < 0x80:
