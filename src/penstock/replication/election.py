@@ -1,6 +1,6 @@
-"""Who shall lead, who is to be counted out, where replicas belong: the decisions of the in-cluster
-manager and of a node that starts. Pure; each is a ``Change`` for the store to carry out or refuse,
-so it does not matter how many managers there are, nor how much of what they know is old.
+"""Decisions of the manager and of a node that starts: which replica leads, which has lost data,
+where replicas belong. Pure. Each decision is a ``Change`` that the store applies or rejects, so
+several managers, or managers with outdated information, are safe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,29 @@ import msgspec
 
 from penstock.replication.row import Change, PartitionRow, View
 
-ABSENT: Final = 0  # the version of a row that is not there
+ABSENT: Final = 0  # the version of a row that does not exist
 
 
 class Standing(NamedTuple):
-    """How far a replica's log goes, as it says itself."""
+    """How far a replica's log goes, as the replica reports it."""
 
     last_epoch: int
     end_offset: int
 
 
 class Found(NamedTuple):
-    """What a node finds of a partition when it starts."""
+    """The state of a replica's log when its node starts."""
 
     is_there: bool
     is_whole: bool  # no damage, no gap, no epoch out of order
     end_offset: int
     recovery_point: int
     was_stopped: bool  # by a clean stop, as opposed to a crash
-    is_synced: bool  # answers waited for the disk
+    is_synced: bool  # replies waited for the disk
 
 
 def loss_of(row: PartitionRow, found: Found) -> str | None:
-    """Why a replica that is in sync may lack something committed; None if it cannot (R5)."""
+    """Return why an in-sync replica may lack committed records; None if it cannot (R5)."""
     if not found.is_there:
         return "the log is not there"
     if not found.is_whole:
@@ -47,7 +47,7 @@ def loss_of(row: PartitionRow, found: Found) -> str | None:
 
 
 def declare_loss(view: View, node: int) -> Change | None:
-    """To be done before the node registers (R4, R5): from then on it might be elected."""
+    """Note that the node may lack records, before it registers and can be elected (R4, R5)."""
     row = view.row
     if node not in row.whole:
         return None
@@ -55,9 +55,8 @@ def declare_loss(view: View, node: int) -> Change | None:
 
 
 def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_min: int) -> Change:
-    """Nothing was ever written, so all replicas have everything: a partition starts with a leader,
-    the first one, and with all of them in sync. They are counted on to be alive, for nothing
-    commits without them."""
+    """Create a partition: the first replica leads and all replicas are in sync, because nothing was
+    written yet. The change requires all of them to be alive, for nothing commits without them."""
     first = replicas[0]
     row = PartitionRow(
         tuple(replicas),
@@ -73,9 +72,9 @@ def create(replicas: Sequence[int], incarnations: Mapping[int, int], *, in_sync_
 def elect(
     view: View, incarnations: Mapping[int, int], *, avoiding: frozenset[int] = frozenset()
 ) -> Change | None:
-    """A live replica that holds everything committed leads from now on (R7), the first in the order
-    of preference. Safe at any time. ``avoiding``: nodes that are about to stop, taken only if there
-    is nobody else. None when there is nobody."""
+    """Elect a live replica that has everything committed (R7), the first in the order of
+    preference. Safe at any time. ``avoiding``: nodes that are about to stop, elected only if there
+    is no other. None if there is no candidate."""
     row = view.row
     able = [node for node in row.replicas if node in row.whole and node in incarnations]
     chosen = next((node for node in able if node not in avoiding), able[0] if able else None)
@@ -87,9 +86,9 @@ def elect(
 def recover(
     view: View, incarnations: Mapping[int, int], standings: Mapping[int, Standing]
 ) -> Change | None:
-    """When everybody in sync has said that it may have lost something: the one whose log goes
-    furthest, once every one of them has been asked (R6). Whoever is whole among them cannot lose
-    against one that is not. None as long as somebody is missing."""
+    """Elect the replica with the longest log if all in-sync replicas have declared a loss, once all
+    of them have reported (R6). A whole replica cannot lose against one that lacks records. None
+    while a report is missing."""
     row = view.row
     if row.whole or not all(node in incarnations and node in standings for node in row.in_sync):
         return None
@@ -98,7 +97,7 @@ def recover(
 
 
 def elect_uncleanly(view: View, node: int, incarnations: Mapping[int, int]) -> Change | None:
-    """By the word of an operator: this one leads, and what it does not have is lost."""
+    """Make this node the leader on an operator's request; records that it lacks are lost."""
     row = view.row
     if node not in row.replicas or node not in incarnations:
         return None
@@ -129,9 +128,9 @@ def _led_by(
 
 
 def place(view: View, replicas: Sequence[int]) -> Change | None:
-    """The next step of moving a partition to other nodes (R23): first those that come are added,
-    then, when all of them are in sync and one of them leads, those that leave are dropped. None
-    while there is nothing to do but wait."""
+    """Return the next step of moving a partition to other nodes (R23): first the new replicas are
+    added, then, when all target replicas are in sync and one of them leads, the old ones are
+    removed. None while there is nothing to do but wait."""
     row = view.row
     target = tuple(replicas)
     assert target, "a partition is somewhere"

@@ -1,8 +1,8 @@
-"""A follower's side of replication: ask for what comes next, append it, and cut off whatever the
-leader's history does not contain. Pure, and of one epoch.
+"""A follower's side of replication: request the next batches, append them, and cut off what the
+leader's log does not contain. Pure, and for one epoch.
 
-An answer counts only if it is the one that is waited for and the log still is as it was when asked
-(R16): a doubled or late one could otherwise cut off what was committed since.
+A reply counts only if it belongs to the latest request and the log has not changed since (R16): a
+duplicate or late reply could otherwise cut off what was committed since.
 """
 
 from collections.abc import Sequence
@@ -22,30 +22,30 @@ from penstock.replication.messages import (
 
 
 class Append(NamedTuple, Generic[B]):
-    """These come next; afterwards ``Follower.appended``."""
+    """Append these batches; then call ``Replica.appended`` and ``Replica.followed``."""
 
     batches: Sequence[B]
     high_watermark: int  # of the leader
 
 
 class Truncate(NamedTuple):
-    """Cut the log to this offset and ask again."""
+    """Cut the log to this offset and send another request."""
 
     to: int
 
 
 class Restart(NamedTuple):
-    """Drop everything and begin at this offset: the leader has nothing from before it."""
+    """Drop the log and begin at this offset: the leader has nothing before it."""
 
     at: int
 
 
 class Refresh(NamedTuple):
-    """There is a newer epoch: look at the row again."""
+    """There is a newer epoch: read the row again."""
 
 
 class Halt(NamedTuple):
-    """Something happened that the rules exclude. The partition must not go on here."""
+    """Something happened that the rules exclude. The replica must stop here."""
 
     reason: str
 
@@ -69,7 +69,7 @@ class Follower:
     def ask(
         self, *, end_offset: int, durable_offset: int, last_epoch: int, low_watermark: int = 0
     ) -> Fetch:
-        """The next request; one that is still under way is given up."""
+        """Return the next request; a request in progress is abandoned."""
         self._number += 1
         self._asked = Fetch(
             self.node,
@@ -122,7 +122,8 @@ class Follower:
         )
 
     def _restart(self, answer: Behind, high_watermark: int) -> Restart | Halt:
-        """All that is committed here stands before the leader's beginning, or it would have it."""
+        """Restart at the leader's start. All that is committed here is before that start, or the
+        leader would have it."""
         at = answer.start_offset
         if at < high_watermark:
             return Halt(f"told to begin anew at {at} with {high_watermark} committed")
@@ -137,8 +138,8 @@ class Follower:
         end_offset: int,
         high_watermark: int,
     ) -> Truncate | Restart | Halt:
-        """To where both agree, by what both know of epochs up to the leader's (R17): that may take
-        several rounds, each with an older epoch. Never to the high watermark, which is behind."""
+        """Cut the log to where both logs agree, by their epochs up to the leader's (R17): that may
+        take several rounds, each with an older epoch. Never to the high watermark, which lags."""
         _, own_end = history.end_of(answer.epoch, end_offset=end_offset)
         to = min(answer.end_offset, own_end)
         if to >= end_offset:

@@ -1,10 +1,10 @@
-"""A leader's knowledge of its followers: who has what on disk, what is committed by that, and who
-belongs into the in-sync set. Pure, and of one epoch: whoever leads again starts with an empty table
-(R8), because what a follower had in an earlier epoch it may have cut off since.
+"""A leader's table of its followers: what each has on disk, what is committed because of that, and
+which belong to the in-sync set. Pure, and for one epoch: a node that leads again starts with an
+empty table (R8), because a follower may have cut off what it had in an earlier epoch.
 
-Committed is what every member of the in-sync set has on disk. While a change of the set is under
-way nobody knows which of the two holds, so it is what every member of both has (R12). The same
-holds for a low watermark: it is kept over an election once every member has stored it (R25).
+A record is committed when every member of the in-sync set has it on disk. While a change of the set
+is in progress, either set may be valid, so every member of both must have the record (R12). The
+same is true for a low watermark: it survives an election once every member has stored it (R25).
 """
 
 from collections.abc import Collection, Mapping
@@ -16,12 +16,12 @@ from penstock.replication.epochs import NO_EPOCH, EpochHistory
 from penstock.replication.messages import Behind, Diverge, Fenced, Fetch, NotYet
 from penstock.replication.row import Change, PartitionRow, View
 
-LAG_MS_MAX: Final = 4_000  # how long a follower may be behind and still hold commits up
-PENDING_MAX: Final = 8  # changes whose fate is unknown; more are not proposed
+LAG_MS_MAX: Final = 4_000  # how long a follower may lag and still delay commits
+PENDING_MAX: Final = 8  # changes without a known outcome; more are not proposed
 
 
 class Serve(NamedTuple):
-    """To be answered with what comes behind ``asked.offset``."""
+    """Reply with the batches from ``asked.offset`` on."""
 
     asked: Fetch
 
@@ -41,7 +41,7 @@ class _Peer:
         self.durable_offset = 0
         self.low_watermark = 0
         self.asked_at_ms = now_ms
-        self.end_then = 0  # of the leader's log when it asked the last time
+        self.end_then = 0  # end of the leader's log at the follower's last fetch
         self.caught_up_at_ms = now_ms
 
 
@@ -66,7 +66,7 @@ class Leader:
         self._since_ms = now_ms
         self._peers: dict[int, _Peer] = {}
         self._pending: list[Change] = []
-        self._doubted: list[Change] = []  # of these, those whose fate is not known
+        self._doubted: list[Change] = []  # those of them whose outcome is unknown
 
     @property
     def row(self) -> PartitionRow:
@@ -74,18 +74,18 @@ class Leader:
 
     @property
     def is_settled(self) -> bool:
-        """Whether everything an earlier leader may have answered for is committed here too: until
-        then readers at the end are told to come again (R19)."""
+        """Whether everything that an earlier leader may have confirmed is committed here too: until
+        then readers at the end must retry (R19)."""
         return self.high_watermark >= self.epoch_start
 
     def saw(self, view: View) -> None:
-        """A later view of the same epoch. Changes that were proposed on an older version of the
-        row have failed or are in it (R2)."""
+        """Apply a later view of the same epoch. Changes that were proposed on an older version of
+        the row have failed or are in the view (R2)."""
         assert view.row.epoch == self.epoch
         assert view.row.leader == self.node
         self._view = view
         self._pending = [each for each in self._pending if each.version >= view.version]
-        # Whoever is no replica may drop its log: what it had says nothing when it comes back.
+        # A node that is not a replica may drop its log: its offsets do not count if it returns.
         for node in self._peers.keys() - set(view.row.replicas):
             del self._peers[node]
         self._doubted = [each for each in self._doubted if each.version >= view.version]
@@ -101,7 +101,7 @@ class Leader:
         end_offset: int,
         now_ms: int,
     ) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """What to answer. Only a follower whose log is contained in ours is believed (R14, R15)."""
+        """Return the reply. A follower counts only if this log contains its log (R14, R15)."""
         if fetch.epoch < self.epoch:
             return Fenced(fetch, self.epoch)
         if fetch.epoch > self.epoch or fetch.node not in self.row.replicas:
@@ -128,9 +128,9 @@ class Leader:
     def _compare(
         self, fetch: Fetch, history: EpochHistory, *, start_offset: int, end_offset: int
     ) -> Diverge | Behind | None:
-        """None when the follower's log is contained in ours (R15). An empty one is, wherever in
-        ours it begins. One that ends in an epoch older than all we have left may have parted from
-        ours in what we have dropped, and nobody knows where: it begins anew with us."""
+        """Return None if this log contains the follower's (R15). It contains an empty log, wherever
+        that begins. A log that ends in an epoch older than all epochs here may have diverged in the
+        part dropped here, at an unknown offset: it starts again."""
         if fetch.offset < start_offset:
             return Behind(fetch, start_offset)
         if fetch.last_epoch == NO_EPOCH and fetch.offset <= end_offset:
@@ -145,7 +145,7 @@ class Leader:
     # ── Commits ──────────────────────────────────────────────────────────────────────────────
 
     def advance(self, durable_offset: int) -> int:
-        """The high watermark, given what this node has on disk itself (R13). It never falls."""
+        """Return the high watermark, given what this node has on disk (R13). It never falls."""
         committed = durable_offset
         for member in self._counted():
             if member != self.node:
@@ -156,7 +156,7 @@ class Leader:
 
     @property
     def low_watermark_held(self) -> int:
-        """What everybody who may be elected has stored (R25)."""
+        """The low watermark that all nodes that may be elected have stored (R25)."""
         held = self.low_watermark
         for member in self._counted():
             if member != self.node:
@@ -165,7 +165,7 @@ class Leader:
         return held
 
     def _counted(self) -> frozenset[int]:
-        """Everybody who is in sync now or by any change that may have happened (R12)."""
+        """Return the nodes in sync now or by any change that may have been applied (R12)."""
         counted = self.row.in_sync
         for change in self._pending:
             counted |= change.row.in_sync
@@ -180,15 +180,15 @@ class Leader:
         lag_ms_max: int = LAG_MS_MAX,
         gone: Collection[int] = (),
     ) -> Change | None:
-        """The next change of the set that is due; None when there is none. The same one again is
-        harmless, and the way out of an answer that was lost. ``gone``: nodes that are not
-        registered, for which nobody need wait: taking somebody out is safe at any time (R9)."""
+        """Return the next change of the in-sync set that is due; None if there is none. Repeating a
+        change is safe, and resolves a lost reply. ``gone``: nodes that are not registered, which
+        are removed without waiting: removing a member is safe at any time (R9)."""
         if len(self._pending) >= PENDING_MAX:
             return None
         row = self.row
         if self._doubted:
-            # A new version of the same row: what may still be on its way then never happens, or is
-            # seen to have happened. Until that is known commits wait for whoever it is about.
+            # A new version of the same row: a change in progress then fails, or is seen to have
+            # been applied. Until that is known, commits wait for the nodes of that change.
             return self._proposed(Change(self._view.version, row))
         late = [
             member
@@ -200,7 +200,7 @@ class Leader:
         for member in row.replicas:
             if member != self.node and member not in row.whole and member not in gone:
                 if self._lag_ms(member, now_ms) > lag_ms_max:
-                    continue  # it has all, and has not been heard of: it would be taken out again
+                    continue  # it lags: it would be removed again
                 change = self.adding(member)
                 if change is not None:
                     return self._proposed(change)
@@ -211,14 +211,14 @@ class Leader:
         return now_ms - (self._since_ms if peer is None else peer.caught_up_at_ms)
 
     def refused(self, change: Change) -> None:
-        """The store has said no: it counts no more, unless an earlier attempt at the same may still
-        come true. Without this a change that can never happen, as of somebody who is registered
-        anew, would hold up commits for ever."""
+        """Drop a change that the store rejected, unless an earlier attempt at the same change may
+        still be applied. Otherwise a change that can never be applied, for example of a node that
+        has registered again, would delay commits for ever."""
         if change in self._pending and change not in self._doubted:
             self._pending.remove(change)
 
     def doubted(self, change: Change) -> None:
-        """The store did not say: it may have happened, or happen yet (R2)."""
+        """Note a change with an unknown outcome: it may have been applied, or be later (R2)."""
         if change in self._pending and change not in self._doubted:
             self._doubted.append(change)
 
@@ -237,8 +237,8 @@ class Leader:
         return Change(self._view.version, left)
 
     def adding(self, member: int) -> Change | None:
-        """None unless it has, in this epoch and under its present registration, everything that is
-        or may be committed (R11), and the low watermark (R25)."""
+        """Return the change, or None unless the member has, in this epoch and with its current
+        registration, all that is or may be committed (R11), and the low watermark (R25)."""
         peer = self._peers.get(member)
         if (
             peer is None
@@ -253,9 +253,9 @@ class Leader:
         return Change(self._view.version, more, {member: peer.incarnation})
 
     def held_offset(self, durable_offset: int) -> int:
-        """What every replica has on disk, in sync or not: of one that was not heard of in this
-        epoch nobody knows. What is below it may be forgotten without a trace, for nobody will ask
-        for it."""
+        """Return the offset up to which every replica, in sync or not, has the log on disk; 0 if
+        one has sent no fetch in this epoch. No replica will request anything below it, so the log
+        below it may be dropped without a trace."""
         held = durable_offset
         for node in self.row.replicas:
             if node != self.node:
@@ -266,8 +266,8 @@ class Leader:
     # ── For status ───────────────────────────────────────────────────────────────────────────
 
     def worst_lag(self, *, start_offset: int, end_offset: int, now_ms: int) -> tuple[int, int]:
-        """Records that one of its followers lacks on disk, and ms for which one has not had
-        everything, at most; of those that shall have it, whether they have been heard of or not."""
+        """Return the most records that a replica lacks on disk, and the most ms for which one has
+        not had everything. Replicas that have sent no fetch count too."""
         least, since_ms = end_offset, now_ms
         for node in self._view.row.replicas:
             if node != self.node:

@@ -1,11 +1,11 @@
-"""A replica whose log was found damaged, on its way to being whole again (R5). Pure.
+"""The repair of a replica whose log was found damaged (R5). Pure.
 
-    put aside ──► counted out ──► somebody else leads ──► emptied, and filled again
-                            └──► nobody else has everything any more ──► opened again as it is
+    put aside ──► counted out ──► another node leads ──► emptied, and filled again
+                            └──► no other node has everything any more ──► opened again as it is
 
-It asks nobody for anything from when it is put aside. It is counted out in an epoch newer than any
-in which it has asked: a leader goes by what was asked in its own epoch, so none can take it for
-whole by what it had before it was emptied.
+A replica that is put aside sends no requests. It is counted out in an epoch newer than any in which
+it has sent a request: a leader relies on requests of its current epoch only, so no leader takes the
+replica for whole because of what it had before it was emptied.
 """
 
 from collections.abc import Mapping
@@ -24,29 +24,29 @@ class Mending(Enum):
 
 
 def is_spare(row: PartitionRow, node: int) -> bool:
-    """Whether others have everything, so that this one can be put aside."""
+    """Return whether other replicas have everything, so that this one can be put aside."""
     return bool(row.whole - {node})
 
 
 def next_step(
     row: PartitionRow, node: int, *, asked_in: int, incarnations: Mapping[int, int]
 ) -> Mending:
-    """Of one that is put aside. ``asked_in``: the last epoch in which it may have asked its leader
-    for something. It does not matter how old the row is: from when this one has been counted out in
-    a newer epoch nobody counts on it, whatever has happened since."""
+    """Return the next step of a replica that is put aside. ``asked_in``: the last epoch in which it
+    may have sent its leader a request. The row may be outdated: once this replica was counted out
+    in a newer epoch, no node relies on it, whatever has happened since."""
     if row.leader == node:
         return Mending.RESIGN
     if not is_spare(row, node):
-        return Mending.REOPEN  # the others have lost something meanwhile: what is here counts again
+        return Mending.REOPEN  # the others have lost records meanwhile: this log counts again
     if node in row.whole or row.epoch <= asked_in:
         return Mending.RESIGN
-    # Until somebody leads who lives, this copy may be all that is left.
+    # Until a live node leads, this copy may be the only one left.
     is_led = row.leader != NOBODY and incarnations.get(row.leader) == row.leader_incarnation
     return Mending.EMPTY if is_led else Mending.WAIT
 
 
 def resign(view: View, node: int) -> Change:
-    """It leads no more, and is counted on no more as long as others have everything."""
+    """Stop leading, and be counted out if other replicas have everything."""
     row = view.row
     changed = msgspec.structs.replace(row, epoch=row.epoch + 1)
     if row.leader == node:

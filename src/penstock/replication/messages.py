@@ -1,18 +1,18 @@
-"""What replicas of a partition say to each other. A follower asks, the leader answers; every answer
-repeats what it was asked with, so that a late or doubled one is recognised (R16)."""
+"""Requests and replies between the replicas of a partition. A follower sends a fetch, the leader
+replies; every reply repeats its request, so that a late or duplicate one is recognised (R16)."""
 
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-B = TypeVar("B")  # whatever stands for a batch: bytes on a node, something smaller in a simulation
+B = TypeVar("B")  # the type of a batch: bytes on a node, smaller in a simulation
 
 
 class Fetch(NamedTuple):
     node: int
     incarnation: int
     epoch: int
-    offset: int  # the follower's end: what it wants is what comes next
-    durable_offset: int  # what it has on disk; equal to its end where nobody waits for disks
+    offset: int  # the end of the follower's log: it requests what comes next
+    durable_offset: int  # its end on disk; equal to ``offset`` if commits do not wait for disks
     last_epoch: int  # of its last batch
     number: int  # of the request
     low_watermark: int = 0  # of the follower's log, as stored on its disk
@@ -26,7 +26,7 @@ class Data(NamedTuple, Generic[B]):
 
 class Diverge(NamedTuple):
     """The leader's log does not contain the follower's: the leader's largest epoch up to the
-    follower's last, and where it ends."""
+    follower's last, and where that epoch ends."""
 
     asked: Fetch
     epoch: int
@@ -34,22 +34,22 @@ class Diverge(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """What the follower wants, or where the two logs part, is not in the leader's log any more;
-    this is where that begins."""
+    """The requested offset, or the offset where the logs diverge, is not in the leader's log any
+    more, which begins at ``start_offset``."""
 
     asked: Fetch
     start_offset: int
 
 
 class Fenced(NamedTuple):
-    """Who asks has an old epoch."""
+    """The follower has an old epoch."""
 
     asked: Fetch
     epoch: int
 
 
 class NotYet(NamedTuple):
-    """Who is asked knows of no such epoch yet, or leads none."""
+    """The receiver does not know the epoch yet, or does not lead."""
 
     asked: Fetch
 

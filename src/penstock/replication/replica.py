@@ -1,9 +1,9 @@
-"""One partition on one node: what its row asks of it, and how far it is. Pure: the shell owns the
-log, the store's watch and the network, and tells this what happened.
+"""One partition on one node: its role according to the row, and its offsets. Pure: the broker owns
+the log, the store's watch and the network, and reports what happened.
 
     a view of the row ──► see ──► lead (a new epoch), follow, wait, or halt
     a fetch           ──► fetched ──► serve, diverge, fenced …
-    an answer         ──► answered ──► append, truncate, ignore …
+    a reply           ──► answered ──► append, truncate, ignore …
     the disk has more ──► synced ──► the high watermark
 """
 
@@ -18,16 +18,16 @@ from penstock.replication.row import View
 
 
 class Role(Enum):
-    WAITING = "waiting"  # for a view that says what to do
+    WAITING = "waiting"  # for a view with a role for this node
     LEADER = "leader"
     FOLLOWER = "follower"
     HALTED = "halted"
 
 
 class Seen(NamedTuple):
-    """What a view has changed."""
+    """The effect of a view."""
 
-    is_new_epoch: bool  # requests of clients that are under way have an unknown end (R8)
+    is_new_epoch: bool  # client requests in progress have an unknown outcome (R8)
     high_watermark: int
 
 
@@ -45,9 +45,9 @@ class Replica:
         high_watermark: int,
         low_watermark: int = 0,
     ) -> None:
-        """``registered_at``: the store's revision when this incarnation registered. What was read
-        before it may come from a life in which this node was somebody else (R4). A node that has
-        declared a loss knows of no high watermark: it gives the start of its log for it."""
+        """``registered_at``: the store's revision when this incarnation registered. A view read
+        before may be about an earlier process of this node (R4). A node that has declared a loss
+        does not know the high watermark: it passes the start of its log."""
         self.node = node
         self.incarnation = incarnation
         self.role = Role.WAITING
@@ -67,7 +67,7 @@ class Replica:
     # ── Views ────────────────────────────────────────────────────────────────────────────────
 
     def see(self, view: View, *, now_ms: int) -> Seen:
-        """Never goes back: neither in revision nor, with it, in epoch."""
+        """Apply a view, unless it is older than the last one: revision and epoch never go back."""
         row = view.row
         before = self.view
         if (
@@ -105,14 +105,14 @@ class Replica:
             )
             self._advance()
         elif row.leader in (self.node, -1):
-            # It was this node in an earlier life, or is nobody: somebody will be elected.
+            # An earlier process of this node leads, or no node: a leader will be elected.
             self.role = Role.WAITING
         else:
             self.role = Role.FOLLOWER
             self.follower = Follower(self.node, self.incarnation, row.epoch, row.leader)
 
     def halt(self, reason: str) -> None:
-        """Something happened after which nothing may be done here any more."""
+        """Stop this replica: after such an event nothing may be done here any more."""
         self.role = Role.HALTED
         self.halt_reason = reason
         self.leader = None
@@ -121,13 +121,13 @@ class Replica:
     # ── Appends ──────────────────────────────────────────────────────────────────────────────
 
     def appended(self, epoch: int, next_offset: int) -> None:
-        """A batch of this epoch was written, and ends here."""
+        """Note a batch of this epoch that was written and ends before ``next_offset``."""
         self.history.append(epoch, self.end_offset)
         assert next_offset > self.end_offset, "a batch holds something"
         self.end_offset = next_offset
 
     def synced(self, durable_offset: int) -> int:
-        """What is on disk now. Returns the high watermark."""
+        """Note the end of the log on disk. Returns the high watermark."""
         assert durable_offset <= self.end_offset
         self.durable_offset = max(self.durable_offset, durable_offset)
         self._advance()
@@ -145,7 +145,7 @@ class Replica:
         self.history.truncate(to)
 
     def restarted(self, at: int) -> None:
-        """The log is empty and begins here."""
+        """Note that the log is empty and begins at this offset."""
         self.start_offset = self.end_offset = self.durable_offset = at
         self.high_watermark = at
         self.low_watermark = min(self.low_watermark, at)
@@ -156,25 +156,25 @@ class Replica:
         self.history.trim(start_offset)
 
     def stored_low_watermark(self, offset: int) -> None:
-        """This node has the low watermark on disk."""
+        """Note that this node has the low watermark on disk."""
         self.low_watermark = offset
         if self.leader is not None:
             self.leader.low_watermark = offset
 
     @property
     def low_watermark_held(self) -> int:
-        """As a leader: what every replica that may be elected has stored."""
+        """On a leader: the low watermark that all replicas that may be elected have stored."""
         return 0 if self.leader is None else self.leader.low_watermark_held
 
     @property
     def held_offset(self) -> int:
-        """As a leader: what every replica has on disk. Whoever does not lead has to be told."""
+        """On a leader: what every replica has on disk. Other nodes get it from the leader."""
         return 0 if self.leader is None else self.leader.held_offset(self.durable_offset)
 
     # ── Replication ──────────────────────────────────────────────────────────────────────────
 
     def fetched(self, fetch: Fetch, *, now_ms: int) -> Serve | Diverge | Behind | Fenced | NotYet:
-        """As a leader; the high watermark may have moved."""
+        """Return a leader's reply to a fetch; the high watermark may have moved."""
         leader = self.leader
         if leader is None:
             return Fenced(fetch, self.epoch) if fetch.epoch < self.epoch else NotYet(fetch)
@@ -189,7 +189,7 @@ class Replica:
         return found
 
     def ask(self) -> Fetch | None:
-        """As a follower: what to ask the leader now."""
+        """Return a follower's next request to its leader."""
         if self.follower is None:
             return None
         return self.follower.ask(
@@ -200,8 +200,8 @@ class Replica:
         )
 
     def answered(self, answer: Answer[B]) -> Step[B] | None:
-        """What to do to the log; then tell it (``appended`` and ``followed``, ``truncated`` or
-        ``restarted``)."""
+        """Return what to do with the log; afterwards call ``appended`` and ``followed``,
+        ``truncated`` or ``restarted``."""
         if self.follower is None:
             return None
         step = self.follower.take(
@@ -216,7 +216,7 @@ class Replica:
         return step
 
     def followed(self, leader_watermark: int) -> int:
-        """What the leader has said is committed, as far as it is here (R18)."""
+        """Move the high watermark to the leader's, as far as the log here goes (R18)."""
         self.high_watermark = max(self.high_watermark, min(leader_watermark, self.end_offset))
         return self.high_watermark
 

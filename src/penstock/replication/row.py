@@ -1,7 +1,7 @@
-"""What the coordination store says of one partition: who has it, who is up to date, who leads.
+"""A partition's row in the coordination store: its replicas, its in-sync set and its leader.
 
 A row is changed only by compare-and-swap on its version (R1), so any number of nodes may propose
-changes at any time. What a node has read of it is a ``View``: true once, perhaps not any more.
+changes at any time. A ``View`` is a row as a node has read it, which may be outdated.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _NO_SESSIONS: Final[Mapping[int, int]] = MappingProxyType({})
 
 class PartitionRow(msgspec.Struct, frozen=True):
     replicas: tuple[int, ...]  # node ids, in the order of preference
-    in_sync: frozenset[int]  # they hold everything that is committed, unless they are also in
-    lost: frozenset[int] = frozenset()  # these, who have said that they may not
+    in_sync: frozenset[int]  # have everything that is committed, unless in ``lost``
+    lost: frozenset[int] = frozenset()  # have declared that they may lack committed records
     leader: int = NOBODY
-    # The leader's registration when it was elected: a process that came after it may not lead.
+    # The leader's registration when it was elected: a later process of that node may not lead.
     leader_incarnation: int = 0
     epoch: int = 0
     in_sync_min: int = 1
-    watermark_floor: int = 0  # committed for sure; a log that ends below has lost something
+    watermark_floor: int = 0  # known to be committed; a log that ends below it has lost records
 
     def __post_init__(self) -> None:
         assert self.in_sync, "somebody holds what is committed"
@@ -32,13 +32,13 @@ class PartitionRow(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> frozenset[int]:
-        """Whoever holds everything that is committed."""
+        """The nodes that have everything that is committed."""
         return self.in_sync - self.lost
 
 
 class View(NamedTuple):
-    """A row as it was read. ``revision`` is that of the store when it was read, ``version`` the
-    one in which the row was last changed."""
+    """A row as it was read. ``revision``: the store's revision at the time; ``version``: the one in
+    which the row was last changed."""
 
     revision: int
     version: int
@@ -46,8 +46,8 @@ class View(NamedTuple):
 
 
 class Change(NamedTuple):
-    """For the store to carry out if the row still has this version and each of these nodes still
-    the registration (its incarnation) that was counted on."""
+    """A change that the store applies if the row still has this version and each of these nodes
+    still has this registration (its incarnation)."""
 
     version: int
     row: PartitionRow

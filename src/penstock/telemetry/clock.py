@@ -1,9 +1,9 @@
-"""The clock of a running node, and how to tell after a restart whether it can be trusted.
+"""The clock of a running node, and a check after a restart whether it can be trusted.
 
-Leases and delays run on CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it goes on while a laptop sleeps,
-so a lease does not outlive its time because the lid was closed. Both clocks restart with the
-machine. A node that comes back therefore asks: was it the same boot, and did the wall clock run
-on evenly? Only then may the time that passed be subtracted from what was left of a lease.
+Leases and delays use CLOCK_BOOTTIME: unlike CLOCK_MONOTONIC it continues while a laptop sleeps, so
+a lease does not last longer because the lid was closed. Both clocks restart with the machine. A
+node that restarts therefore checks: is it the same boot, and did the wall clock run evenly? Only
+then may the elapsed time be subtracted from the rest of a lease.
 """
 
 import time
@@ -16,7 +16,7 @@ JUMP_MS_MAX = 1_000  # slewing by a time daemon stays below this; a step does no
 
 
 class ClockAnchor(msgspec.Struct, frozen=True):
-    boot_id: str  # empty where the kernel tells none: then nothing is ever trusted
+    boot_id: str  # empty if the kernel has none: then never trusted
     offset_ms: int  # wall clock minus boot clock: constant unless the wall clock is set
 
 
@@ -32,7 +32,7 @@ class SystemClock:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
     def anchor(self) -> ClockAnchor:
-        """To be stored at a clean stop and compared at the next start."""
+        """Return an anchor, to be stored at a clean stop and compared at the next start."""
         return clock_anchor(self)
 
 
@@ -46,7 +46,7 @@ def clock_anchor(clock: SystemClock | None = None) -> ClockAnchor:
 
 
 def elapsed_trustworthy(before: ClockAnchor, now: ClockAnchor) -> bool:
-    """Whether the boot clock measured the time between two anchors without a gap."""
+    """Return whether the boot clock measured the time between two anchors without a gap."""
     if not before.boot_id or before.boot_id != now.boot_id:
         return False
     return abs(before.offset_ms - now.offset_ms) <= JUMP_MS_MAX

@@ -1,5 +1,5 @@
-"""Samples to the Prometheus text format (version 0.0.4). Pure text work; measured at a hundred
-times less time than the client library's writer, which would hold up the event loop."""
+"""Prometheus text format (version 0.0.4) of samples. Pure; measured at a hundred times less time
+than the client library's writer, which would block the event loop."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# One number of a family: its label values in the order of the family's labels.
+# One value of a family: its label values in the order of the family's labels, and the number.
 Sample = tuple[Sequence[str], float]
 
 _LABEL_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
@@ -29,7 +29,7 @@ _BOUNDS = tuple(number_text(bound) for bound in (*BUCKETS_SECONDS, math.inf))
 
 
 def labels_text(names: Sequence[str], values: Sequence[str]) -> str:
-    """``{a="1",b="2"}``, or nothing without labels."""
+    """Return ``{a="1",b="2"}``, or an empty text without labels."""
     assert len(names) == len(values), "each label has a value"
     if not names:
         return ""
@@ -46,7 +46,7 @@ def head_lines(family: Family) -> list[str]:
 
 
 def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
-    """A counter or gauge with all its series; nothing at all when it has none."""
+    """Return a counter or gauge with all its series; no lines if it has no series."""
     assert family.kind is not MetricKind.HISTOGRAM
     name, names = family.name, family.labels
     lines = [
@@ -58,13 +58,13 @@ def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
 def histogram_lines(
     family: Family, series: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> list[str]:
-    """Each series: label values, count per bucket (not yet summed up), sum of observations."""
+    """Each series: label values, count per bucket (not cumulative), sum of observations."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
     for values, counts, total in series:
         assert len(counts) == len(_BOUNDS)
         labels = labels_text(family.labels, values)
-        # The bound joins the other labels as their last; those are escaped once per series.
+        # The bound is the last label; the others are escaped once per series.
         opening = f"{family.name}_bucket" + (labels[:-1] + "," if labels else "{")
         seen = 0
         for bound, count in zip(_BOUNDS, counts, strict=True):

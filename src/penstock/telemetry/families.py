@@ -1,9 +1,9 @@
-"""Every metric name Penstock has, declared once, with the sentence an operator reads beside it.
+"""All metrics of Penstock, each declared once with its help text for operators.
 
-Names follow Prometheus: base units last, ``_total`` on counters. A label that clients choose has
-a cap where it is counted (``metrics.py``). Series per queue are their own families with the word
-``object`` in front, and are written only by ``/metrics/objects``: a node with a hundred thousand
-queues must stay cheap to scrape, and a sum over a family must not count anything twice.
+Names follow Prometheus: base units last, ``_total`` on counters. A label that clients choose has a
+cap where it is counted (``metrics.py``). Series per queue are separate families whose names begin
+with ``object``, and only ``/metrics/objects`` returns them: a node with a hundred thousand queues
+must stay cheap to scrape, and a sum over a family must not count anything twice.
 """
 
 from enum import StrEnum
@@ -24,7 +24,7 @@ class Family(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-# Twelve bounds from half a millisecond to five seconds; above them is one more, +Inf.
+# Twelve bounds from half a millisecond to five seconds; the last bucket, +Inf, is above them.
 BUCKETS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 _FAMILIES: dict[str, Family] = {}
@@ -74,7 +74,7 @@ REQUEST_DURATION = _histogram(
 CONNECTIONS = _gauge("connections", "Client connections open now.")
 WAITS = _gauge("waits", "Receive calls parked until a message comes.")
 
-# ── What the frontend refuses or cannot reach ────────────────────────────────────────────────
+# ── Rejections and targets of the frontend ───────────────────────────────────────────────────
 FRONTEND_THROTTLED = _counter(
     "frontend_throttled_total",
     "Requests refused because a limit was reached, by which one; own: of the node's own account.",
@@ -152,7 +152,7 @@ METADATA_FALLBACKS = _counter(
 )
 
 # ── A node of a cluster: partitions ──────────────────────────────────────────────────────────
-# Of what a node leads or holds, so that a sum over all nodes counts each once.
+# Counts of what a node leads or holds, so that a sum over all nodes counts each once.
 PARTITIONS_LED = _gauge("partitions_led", "Partitions that this node leads.")
 REPLICAS = _gauge("replicas", "Replicas of partitions on this node, led ones included.")
 REPLICAS_HALTED = _gauge(
@@ -220,7 +220,7 @@ INTERNAL_CONNECTIONS = _gauge(
     "way",
 )
 
-# ── A node of a cluster: who manages ─────────────────────────────────────────────────────────
+# ── A node of a cluster: the manager ─────────────────────────────────────────────────────────
 MANAGER = _gauge("manager", "1 on the node that manages the cluster.")
 MANAGER_TENURE = _gauge("manager_tenure_seconds", "For how long this node has managed.")
 MANAGER_PASSES = _counter(

@@ -1,12 +1,12 @@
 """Structured logs on the standard library's logging: one fact, one line, on standard error.
 
-Code says ``log.info("lease expired", extra={"topic": ..., "offset": ...})``: a fixed event and
-fields. For a machine that becomes one JSON object a line; for a person at a terminal, a short
-readable line. Standard output is left alone: ``serve`` promises exactly one line there.
+Code calls ``log.info("lease expired", extra={"topic": ..., "offset": ...})``: a fixed event and
+fields. The output is one JSON object per line, or a short readable line at a terminal. Standard
+output is not used: ``serve`` promises exactly one line there.
 
-Nothing that came in from outside can forge a line or drive a terminal: control characters are
-escaped in both formats. Fields that may hold a message's body or a secret are withheld by name, and
-what follows the words that announce a credential is withheld wherever it stands.
+No input from outside can forge a line or control a terminal: control characters are escaped in both
+formats. Fields that may hold a message's body or a secret are withheld by name, and the text after
+a word that announces a credential is withheld anywhere.
 """
 
 import logging
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-FIELD_CHARACTERS_MAX = 4_096  # a longer value is cut: a log line is no place for a document
+FIELD_CHARACTERS_MAX = 4_096  # a longer value is cut
 WITHHELD = "[withheld]"
 WITHHELD_FIELDS = frozenset(
     {"body", "bodies", "message_body", "receipt", "receipt_key", "secret", "password", "token",
@@ -35,7 +35,7 @@ _RESERVED = frozenset({"ts", "level", "event", "node"})
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-# As headers and query strings spell them; errors of libraries like to quote those.
+# As headers and query strings spell them, which errors of libraries often quote.
 _CREDENTIAL = re.compile(
     r"(?i)\b(signature=|security-token[=:]\s*|bearer\s+|basic\s+|secret[=:]\s*|password[=:]\s*)"
     r"[^\s,;&\"']+"
@@ -56,12 +56,12 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text on one line and harmless to a terminal."""
+    """Return the text on one line and safe for a terminal."""
     return _UNSAFE.sub(_escape, text)
 
 
 def _plain(value: object) -> object:
-    """A field as JSON can hold it: numbers and truth values as they are, all else as safe text."""
+    """Return a field for JSON: numbers and booleans as they are, the rest as safe text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -86,7 +86,7 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     if record.exc_info and record.exc_info[0] is not None:
         kind, error, _ = record.exc_info
         fields["error"] = _plain(f"{kind.__name__}: {error}")
-        # The innermost frames say where; the whole trace of a task is mostly the event loop's.
+        # The innermost frames show the position; most other frames of a task are the event loop's.
         frames = traceback.extract_tb(record.exc_info[2])[-8:]
         fields["at"] = _plain(
             " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
@@ -127,10 +127,10 @@ def _quoted(value: object) -> str:
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Our own handler, recognised when ``configure`` is called again."""
+    """The handler that ``configure`` replaces when it is called again."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """A reader that has gone (a closed pipe) must not stop the node or print a traceback."""
+        """Ignore errors: a closed pipe must not stop the node or print a traceback."""
 
 
 def configure(

@@ -1,8 +1,8 @@
-"""What a node counts about itself. Counting happens for every request and message, so it is one
-attribute or list addition; everything dear (labels, text, gauges) waits for the scrape.
+"""The counters of a node. Counting happens for every request and message, so it is one attribute or
+list addition; everything expensive (labels, text, gauges) waits for the scrape.
 
-Call it from the event loop's thread: additions are not atomic. Gauges are not kept but asked for:
-whoever knows a level registers a collector, which must answer from memory and at once.
+Use it only in the event loop's thread: additions are not atomic. Gauges are not stored: their owner
+registers a collector, which must return their values from memory and at once.
 """
 
 import platform
@@ -14,8 +14,8 @@ from penstock.telemetry import exposition, families
 from penstock.telemetry.exposition import Sample
 from penstock.telemetry.families import BUCKETS_SECONDS, Family, MetricKind
 
-# Series of one labelled family. API names and codes are few; a client inventing action names
-# lands in the series named "other" once these are used up.
+# Maximum series of one labelled family. API names and codes are few; if a client invents action
+# names, those beyond the maximum count as the series "other".
 SERIES_MAX = 1_000
 OTHER = "other"
 RENDERED_SAMPLES = 1_000  # at a time: about 2 ms
@@ -42,7 +42,7 @@ class Histogram:
 
 
 class _Requests:
-    """One result of one API call; the durations of all results of a call share a histogram."""
+    """The count of one result of an API call; all results of the call share the durations."""
 
     __slots__ = ("count", "durations")
 
@@ -110,7 +110,7 @@ class Meter:
         self.dedup_hits += count
 
     def appended(self, size_bytes: int, seconds: float) -> None:
-        """One append to a log, from the call to its durability."""
+        """Count one append to a log; ``seconds``: from the call to its durability."""
         self.log_written_bytes += size_bytes
         self.appends.observe(seconds)
 
@@ -122,27 +122,27 @@ class Meter:
 
     def _open_series(self, api: str, protocol: str, code: str) -> _Requests:
         if len(self._requests) >= SERIES_MAX:
-            # Not remembered under the client's own words: those would be the growth.
+            # Not stored under the client's names, whose number has no limit.
             api, protocol, code = OTHER, OTHER, OTHER
         durations = self._request_durations.setdefault((api, protocol), Histogram())
         return self._requests.setdefault((api, protocol, code), _Requests(durations))
 
-    # ── Showing: at a scrape ─────────────────────────────────────────────────────────────────
+    # ── Rendering: at a scrape ───────────────────────────────────────────────────────────────
 
     def register_collector(self, collector: Collector) -> None:
-        """Asked at each scrape for the levels it knows: pairs of a declared family and a sample,
-        for example ``(families.DISK_FREE, ((), 12345))``."""
+        """Add a function that each scrape calls for gauges: pairs of a declared family and a
+        sample, for example ``(families.DISK_FREE, ((), 12345))``."""
         self._collectors.append(collector)
 
     def register_histogram(
         self, family: Family, labels: tuple[str, ...], histogram: Histogram
     ) -> None:
-        """One series that somebody else keeps: once for each, and as few as there are kinds."""
+        """Add a series that the caller keeps, once; the kinds of series must be few."""
         assert len(self._more_histograms) < SERIES_MAX, "series are few"
         self._more_histograms.append((family, labels, histogram))
 
     def render(self, extra: Iterable[tuple[Family, Sample]] = ()) -> bytes:
-        """The node's totals as Prometheus text; ``extra`` are samples the caller has at hand."""
+        """Return the node's totals as Prometheus text; ``extra``: samples that the caller has."""
         gauges: dict[str, list[Sample]] = {}
         for collector in self._collectors:
             for family, sample in collector():
