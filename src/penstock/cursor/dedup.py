@@ -48,7 +48,8 @@ class DedupTable:
         return offset, message_id
 
     def check_room(self, count: int, *, wall_ms: int) -> None:
-        """Raise Throttled if ``count`` more keys do not fit: call it before an append."""
+        """Raise Throttled if ``count`` more keys do not fit. Call it before an append: each message
+        in the log must be remembered."""
         self._forget(wall_ms)
         if len(self._order) + count > self._entries_max:
             oldest_ms = self._order[0][0] if self._order else wall_ms
@@ -75,7 +76,7 @@ class DedupTable:
         self._found = {key: self._found[key] for _, key in kept}
 
     def _forget(self, wall_ms: int) -> None:
-        """Drop the oldest entries, in front as append times never decrease along a log."""
+        """Drop entries whose window has ended; append times never decrease along a log."""
         order = self._order
         ended_ms = wall_ms - DEDUP_WINDOW_MS
         while order and order[0][0] <= ended_ms:

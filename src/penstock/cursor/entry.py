@@ -27,6 +27,6 @@ class Entry(msgspec.Struct, gc=False):
     attempts: int = 0
     lease_seq: int = 0
     until_ms: int = 0  # LEASED: the deadline, DELAYED: when due; monotonic clock
-    leased_at_ms: int = 0  # monotonic clock; an extended lease ends twelve hours after this
+    leased_at_ms: int = 0  # monotonic clock; a lease can be extended to twelve hours after this
     first_leased_at_ms: int = 0  # wall clock
     is_changed: bool = False  # extended or released since it was leased

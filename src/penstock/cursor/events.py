@@ -109,7 +109,7 @@ def encode_shared(share_id: bytes, event: Event) -> tuple[int, bytes]:
 
 
 def is_shared_type(number: int) -> bool:
-    """Whether a control record of this type belongs to a share; see ``split_shared``."""
+    """Return whether a control record of this type belongs to a share; see ``split_shared``."""
     return number - SHARE_STEP in _DECODERS
 
 
@@ -122,7 +122,7 @@ def split_shared(number: int, data: bytes | memoryview) -> tuple[bytes, int, mem
 
 
 def is_event_type(number: int) -> bool:
-    """Whether a control record of this type belongs to the lease cursor."""
+    """Return whether a control record of this type belongs to the lease cursor."""
     return number in _DECODERS
 
 

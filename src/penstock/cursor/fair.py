@@ -30,7 +30,7 @@ class FairShare:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a group is large or parked. Costs two truth tests on other queues."""
+        """Whether a group is large or parked; costs two truth tests if there is none."""
         return bool(self._crowds) or bool(self._parked)
 
     @property

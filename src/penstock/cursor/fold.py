@@ -7,7 +7,7 @@ The state, and its size:
 - ``head``: the first offset that no lease has examined. The backlog after it needs no memory.
 - the table: records below the head that are not gone, O(in flight + skipped).
 - counts of messages appended and messages passed by the head, from batch headers alone.
-- deadlines, in a heap with lazy deletion; the end of a lease is not an event.
+- deadlines, in a heap with lazy deletion; a lease's end is not an event, it only permits the next.
 
 Replay needs no message contents. An entry created by replay therefore lacks its group, sending time
 and due time until ``hydrate`` gets its record; a leader hydrates before its first lease.

@@ -115,7 +115,7 @@ class LeaseCursor(LeaseFold):
         )
 
     def _lacks(self, count: int, is_dry: bool) -> bool:
-        """Whether fewer than ``count`` records are in the window although the log has more."""
+        """Return whether the window has fewer than ``count`` records although the log has more."""
         return (
             len(self._window) < count
             and not is_dry
@@ -238,7 +238,7 @@ class LeaseCursor(LeaseFold):
     ) -> Outcome[Results]:
         """Ack records; return one result per claim. A gone record is a success without an event.
         Standard queues accept any receipt of the record, even after its lease has ended, FIFO
-        queues only the running lease. ``is_strict``: all queues do, and others get NotLeased."""
+        queues only the running lease. ``is_strict``: all queues do, otherwise NotLeased."""
         if self._deadlines and self._deadlines[0][0] <= now_ms:
             self._advance(now_ms)
         results: list[Exception | None] = []
@@ -324,7 +324,7 @@ class LeaseCursor(LeaseFold):
         return Outcome(None, (event,))
 
     def trim(self, start_offset: int, *, passed: int = 0) -> Outcome[None]:
-        """Drop what is below ``start_offset``, as retention dropped the segments; ``passed`` of
+        """Drop records below ``start_offset``, as retention dropped the segments; ``passed`` of
         their messages were at or after the head."""
         if start_offset <= self.low_offset():
             return Outcome(None)

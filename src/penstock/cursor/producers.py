@@ -1,4 +1,4 @@
-"""Producers of one partition: detects duplicate batches, rejects gaps, and tracks transactions.
+"""State of a partition's producers: detects duplicates, rejects gaps, tracks transactions.
 
 The state comes from batch headers alone, so it replicates with the batches and a scan of headers
 rebuilds it. Only the record of a transaction marker is read: whether it commits or aborts.

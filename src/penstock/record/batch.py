@@ -121,7 +121,7 @@ def parse_header(buffer: bytes | bytearray | memoryview, position: int = 0) -> B
 
 
 def check_header(header: BatchHeader) -> None:
-    """Raise MalformedBatch if the header is invalid, whatever follows it."""
+    """Raise MalformedBatch if a field of the header is invalid."""
     if header.magic != MAGIC:
         raise MalformedBatch(f"magic {header.magic}, expected {MAGIC}")
     if header.length < HEADER_BYTES - LENGTH_FROM:

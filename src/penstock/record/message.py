@@ -56,8 +56,7 @@ SYSTEM_HEADER = b"penstock"
 TYPE_PREFIX = b"penstock.type."
 SEALED_HEADER = b"penstock.sealed"
 # Headers of a record that are read as attributes of a message. Messages sent to a queue have at
-# most 21; a producer's record may have 4,096, and to show all of those takes 20 ms for each
-# receive.
+# most 21; a producer's record may have 4,096, and reading all would take 20 ms per receive.
 FOREIGN_HEADERS_MAX = 100
 STRING = "String"
 BINARY = "Binary"

@@ -1,4 +1,4 @@
-"""One record inside a batch.
+"""The encoding of a record inside a batch.
 
     ┌────────┬────────────┬──────────┬──────────┬─────────────┬───────────────┬─────────────────┐
     │ length │ attributes │ time     │ offset   │ key length, │ value length, │ header count,   │

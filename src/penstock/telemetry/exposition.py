@@ -58,7 +58,7 @@ def sample_lines(family: Family, samples: Iterable[Sample]) -> list[str]:
 def histogram_lines(
     family: Family, series: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> list[str]:
-    """Each series: label values, count per bucket (not cumulative), sum of observations."""
+    """Return the lines. Each series: label values, counts per bucket (not cumulative), sum."""
     assert family.kind is MetricKind.HISTOGRAM
     lines: list[str] = []
     for values, counts, total in series:

@@ -253,7 +253,7 @@ LEASE_LEFT = _gauge(
     "lease_left_seconds", "For how long this node is not taken for dead if it is not heard of."
 )
 
-# ── One queue each: only from /metrics/objects ───────────────────────────────────────────────
+# ── Series per queue: only from /metrics/objects ─────────────────────────────────────────────
 _QUEUE_LABELS = ("account", "region", "queue")
 OBJECT_QUEUE_MESSAGES = _gauge(
     "object_queue_messages", "Messages in one queue.", *_QUEUE_LABELS, "state"

@@ -233,9 +233,9 @@ class ConsumerGroup(ConsumerFold):
     def due_patterns(
         self, request: ConsumerHeartbeat, topics: Topics, sight: Sight | None
     ) -> tuple[frozenset[str], str]:
-        """Return the patterns that the decision about a heartbeat must find matched, and the one
-        (empty: none) for which each matching topic is checked: may the member see it? The broker
-        does both before the decision, because a decision cannot be interrupted."""
+        """Return the patterns to match before the decision about a heartbeat, and the one (empty:
+        none) whose matching topics to check with ``sight``. The broker does both in advance,
+        because a decision cannot be interrupted."""
         regex = request.topic_regex
         if regex is None:
             member = self._members.get(request.member_id)

@@ -112,7 +112,8 @@ class Groups(HeartbeatGroups):
         now_ms: int,
         wall_ms: int,
     ) -> Decision:
-        """Remove members (member id, instance id). Below version 3: one, with the reply's code."""
+        """Remove members, given as (member id, instance id). Versions below 3 have one member,
+        whose code becomes the code of the reply."""
         draft = Draft()
         group = self._groups.get(group_id)
         if group is None or group.classic is None:

@@ -1,6 +1,6 @@
 """The topic names in a consumer's metadata, the only part that a coordinator reads.
 
-    version i16 · count i32 · count x (length i16 · UTF-8) · what else the version has
+    version i16 · count i32 · count x (length i16 · UTF-8) · further fields of the version
 
 All versions begin like this. The names are needed only to reject the deletion of offsets in use,
 and to let the offsets of topics without subscribers expire.
