@@ -15,11 +15,12 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from tests.compat.kafka.confluent import read_all
 from tests.compat.kafka.conftest import create_topic
+from tests.harness.full import FULL
 from tests.harness.kafka_load import Members, Numbered, judge
 from tests.harness.patience import eventually
 from tests.harness.server import Server, stable_port
 
-KILLS = int(os.environ.get("PENSTOCK_FAULTS_KILLS", "6"))
+KILLS = int(os.environ.get("PENSTOCK_FAULTS_KILLS", "6" if FULL else "3"))
 PARTITIONS = 3
 PROGRESS_SECONDS_MAX = 40.0
 TOPIC, GROUP = "numbers", "readers"

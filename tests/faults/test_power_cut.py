@@ -14,11 +14,12 @@ import pytest
 from tests.harness import ledger as L  # noqa: N812
 from tests.harness.checker import check
 from tests.harness.disk import LoopDisk, unavailable
+from tests.harness.full import FULL
 from tests.harness.ledger import now_ns
 from tests.harness.load import Load
 from tests.harness.server import Server, stable_port
 
-CUTS = 3
+CUTS = 3 if FULL else 2
 PROGRESS_SECONDS_MAX = 20.0
 LACKING = unavailable()
 

@@ -19,12 +19,13 @@ from typing import NamedTuple
 import pytest
 from tests.compat.kafka.confluent import read_all
 from tests.harness.client import Fault, RawClient, Refused, Unanswered
+from tests.harness.full import FULL
 from tests.harness.patience import eventually
 from tests.harness.server import Server, stable_port
 
 from penstock.wire.facts import audit, usage
 
-KILLS = int(os.environ.get("PENSTOCK_FAULTS_KILLS", "6"))
+KILLS = int(os.environ.get("PENSTOCK_FAULTS_KILLS", "6" if FULL else "3"))
 FLUSH_MS = 300
 # A flush is late by what a busy machine is late, and takes a sync.
 LATE_SECONDS_MAX = 10.0

@@ -14,11 +14,20 @@ from typing import IO, Any
 import pytest
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from tests.attacks.frames import Wire
 from tests.compat.kafka.confluent import consumer, kinds, producer, read, send
 from tests.compat.kafka.conftest import MakeTopic
 from tests.harness.patience import eventually
+from tests.harness.server import Server
+
+from penstock.cursor.group.settings import CONSUMER_SESSION
+from penstock.wire.kafka.generated.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+)
 
 SECONDS_MAX = 40.0
+GROUP_RESOURCE = 32
 Name = Callable[..., str]
 
 ASSIGNORS = ("range", "roundrobin", "cooperative-sticky")
@@ -27,6 +36,7 @@ PROTOCOLS = {
     **{assignor: (*CLASSIC, f"partition.assignment.strategy={assignor}") for assignor in ASSIGNORS},
     "kip-848": ("group.protocol=consumer",),
 }
+SESSION_MS = 12_000  # of KIP-848, which servers choose; the default is 45 s
 
 
 class Member:
@@ -77,6 +87,14 @@ class Member:
 StartMember = Callable[..., Member]
 
 
+def shorten_session(server: Server, group: str) -> None:
+    change = AlterableConfig(CONSUMER_SESSION, 0, str(SESSION_MS))
+    with Wire(server) as wire:
+        resource = AlterConfigsResource(GROUP_RESOURCE, group, [change])
+        (done,) = wire.ask("IncrementalAlterConfigs", 1, resources=[resource]).responses
+    assert done.error_code == 0, done
+
+
 @pytest.fixture
 def start(bootstrap: str) -> Iterator[StartMember]:
     made: list[Member] = []
@@ -103,10 +121,13 @@ def shared(members: list[Member], partitions: int) -> Callable[[], bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_members_come_crash_and_leave_and_every_record_is_read(
-    bootstrap: str, make_topic: MakeTopic, name: Name, start: StartMember, protocol: str
+    kafka_server: Server, make_topic: MakeTopic, name: Name, start: StartMember, protocol: str
 ) -> None:
     topic, group = make_topic(6), name("group")
     settings = PROTOCOLS[protocol]
+    bootstrap = kafka_server.kafka
+    if protocol == "kip-848":
+        shorten_session(kafka_server, group)
     made = producer(bootstrap)
     sent: set[str] = set()
 
