@@ -59,6 +59,9 @@ def limit_examples(item: pytest.Item) -> None:
 # ── Workers ──────────────────────────────────────────────────────────────────────────────────
 
 SPARK = "tests/pipeline"  # its files share one Spark session; those in folders below do not
+# Folders whose files take longest, in the order in which they are begun, after SPARK and before
+# all others: a long file must not be the last that is begun.
+LONG = ("tests/pipeline", "tests/lab", "tests/e2e", "tests/faults", "tests/compat", "tests/attacks")
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]
@@ -79,9 +82,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpar
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put SPARK first: the longest piece of work must not be the last that is begun."""
-    folder = Path(config.rootpath, SPARK)
-    items.sort(key=lambda item: item.path.parent != folder)
+    """Put SPARK first, then the folders of LONG."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.parent.relative_to(config.rootpath).as_posix()
+        ranks = (number for number, each in enumerate(LONG) if folder.startswith(each))
+        return -1 if folder == SPARK else next(ranks, len(LONG))
+
+    items.sort(key=rank)
     for item in items:
         limit_examples(item)
 
