@@ -86,6 +86,7 @@ async def test_what_is_known_is_not_looked_for_again(
     log.close()
 
 
+@pytest.mark.slow
 async def test_a_log_that_is_appended_to_cut_and_trimmed_meanwhile_is_not_taken_for_damaged(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.harness.full import part
 from tests.unit.broker.stage import HandClock, Stage, on_stage
 
 from penstock.broker.compaction import Compactor
@@ -222,7 +223,8 @@ async def test_a_log_whose_segments_vanish_meanwhile_loses_no_entry(
 
 
 @pytest.mark.parametrize("is_crash", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.full_set
+@pytest.mark.parametrize("seed", part(range(4), 1))
 async def test_readers_of_committed_records_see_what_was_committed_whatever_is_compacted(
     tmp_path: Path, seed: int, is_crash: bool
 ) -> None:

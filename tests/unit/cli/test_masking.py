@@ -82,6 +82,7 @@ def test_secrets_of_this_machine_are_known(monkeypatch: pytest.MonkeyPatch, tmp_
     assert masked == ", ".join([MASK] * 4)
 
 
+@pytest.mark.slow
 def test_a_long_line_takes_no_time() -> None:
     """A pattern that goes back and forth would take minutes."""
     begun = time.thread_time()

@@ -17,6 +17,7 @@ from penstock.record.batch import ATTR_TRANSACTIONAL, check, split_batches
 from penstock.record.record import iter_records
 from penstock.replication.replica import Role
 
+pytestmark = pytest.mark.slow
 COMPACTED = {
     "cleanup.policy": "compact",
     "segment.bytes": "1000",

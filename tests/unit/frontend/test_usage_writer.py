@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from tests.harness.full import part
 from tests.unit.broker.stage import Stage, message, on_stage
 from tests.unit.frontend.counted import (
     ACCOUNT,
@@ -124,7 +125,8 @@ async def test_every_minute_is_told_even_when_nothing_happened(tmp_path: Path) -
         assert not any(len(each.columns) for each in facts)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.full_set
+@pytest.mark.parametrize("seed", part(range(4), 1))
 async def test_lost_calls_and_lost_answers_neither_lose_nor_double(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

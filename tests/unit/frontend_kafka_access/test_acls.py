@@ -40,6 +40,7 @@ from penstock.wire.kafka.primitives import ZERO_UUID
 CREATE, DESCRIBE, DELETE = 30, 29, 31
 READ, WRITE, ALL = 3, 4, 2
 ALLOW, DENY = 3, 2
+pytestmark = pytest.mark.slow
 ANYTHING = (1, None, 1, None, None, 1, 1)
 Rule = tuple[int, str, int, str, str, int, int]
 

@@ -72,6 +72,7 @@ from penstock.wire.kafka.generated.share_group_describe import ShareGroupDescrib
 from penstock.wire.kafka.primitives import ZERO_UUID
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
+pytestmark = pytest.mark.slow
 REFUSALS = {NO_TOPIC, NO_GROUP, NO_TXN, NO_CLUSTER}
 EVERYTHING = allow("*")
 

@@ -19,6 +19,7 @@ from penstock.metadata.store import Store
 from penstock.replication.election import Standing
 from penstock.replication.row import PartitionRow
 
+pytestmark = pytest.mark.slow
 KEY = PartitionKey("a", 0)
 
 

@@ -43,7 +43,7 @@ LOST = 7
 NEW_PARTITIONS = 240
 
 at_every_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: size.title)
-pytestmark = pytest.mark.full_set
+pytestmark = [pytest.mark.full_set, pytest.mark.slow]
 
 
 async def nobody_answers(

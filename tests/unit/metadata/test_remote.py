@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.harness.full import part
 from tests.unit.metadata.cluster import (
     ACCOUNT,
     QUICK,
@@ -40,6 +41,7 @@ from penstock.telemetry.clock import SystemClock
 from penstock.wire.internal.calls import Call, Caller, Q, R, encode
 from penstock.wire.internal.faults import DeadlineExceeded, OutcomeUnknown, Unreachable
 
+pytestmark = pytest.mark.slow
 SMALL = MetadataConfig(whole_entries_max=20, read_through_entries_max=5, forward_ms_max=30_000)
 
 
@@ -485,7 +487,8 @@ async def test_in_a_part_a_gap_makes_only_what_is_kept_be_read_again(tmp_path: P
 # ── Everything at once ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.full_set
+@pytest.mark.parametrize("seed", part(range(4), 1))
 async def test_whatever_happens_every_frontend_ends_with_what_the_store_has(
     tmp_path: Path, seed: int
 ) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.metadata.ring import Member, Ring, place_of
 
+pytestmark = pytest.mark.slow
 KEYS = [f"/topics/{n % 7:012d}/us-east-1/queue-{n}" for n in range(20_000)]
 SOME = KEYS[:2_000]
 

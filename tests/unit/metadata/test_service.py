@@ -52,6 +52,7 @@ from penstock.model.topic import Topic
 from penstock.wire.internal.calls import Caller
 
 # Sharded from twenty topics on, whole again from sixteen down.
+pytestmark = pytest.mark.slow
 SMALL = MetadataConfig(whole_entries_max=20, read_through_entries_max=5, forward_ms_max=30_000)
 
 encode = msgspec.json.encode

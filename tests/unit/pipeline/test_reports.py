@@ -25,6 +25,7 @@ from penstock.pipeline.reports.series import over_time
 from penstock.pipeline.telemetry_sums import OUT
 from penstock.wire.facts.telemetry import bucket_of, packed
 
+pytestmark = pytest.mark.slow
 START = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
 EVIL = '<script>alert("$x$")</script>'

@@ -50,6 +50,7 @@ def test_bytes_are_those_that_other_codecs_write(name: str) -> None:
             assert shape.decode(vector.raw, 0, vector.version) == value, vector.title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATED)
 @CALM
 @given(data=st.data())
