@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,15 @@ def dotted(node: ast.AST) -> str:
     return "?"
 
 
-def findings(path: Path, text: str) -> list[str]:
+@cache
+def uses_in(path: Path) -> list[tuple[int, str]]:
+    return [*uses(ast.parse(path.read_text("utf-8")))]
+
+
+def findings(path: Path, used: Iterable[tuple[int, str]]) -> list[str]:
     found = []
     fine = allowed(path)
-    for line, use in uses(ast.parse(text)):
+    for line, use in used:
         is_banned = (
             use in BANNED_CALLS
             or use in BANNED_METHODS
@@ -102,7 +108,7 @@ def is_banned_module(name: str) -> bool:
 
 
 def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:
-    found = [line for path in FILES for line in findings(path, path.read_text("utf-8"))]
+    found = [line for path in FILES for line in findings(path, uses_in(path))]
     assert len(FILES) > 100
     assert not found, "\n".join(found)
 
@@ -122,7 +128,7 @@ def test_nothing_is_unpickled_evaluated_or_run_by_a_shell() -> None:
     ],
 )
 def test_the_gate_sees_what_it_is_for(line: str) -> None:
-    assert findings(SOURCE / "frontend" / "new.py", line)
+    assert findings(SOURCE / "frontend" / "new.py", uses(ast.parse(line)))
 
 
 def test_our_own_part_never_calls_out() -> None:
@@ -132,7 +138,7 @@ def test_our_own_part_never_calls_out() -> None:
         f"{path.relative_to(SOURCE)}:{line}: {use}"
         for path in FILES
         if path.relative_to(SOURCE).parts[0] not in CLIENTS
-        for line, use in uses(ast.parse(path.read_text("utf-8")))
+        for line, use in uses_in(path)
         if use.startswith("import ")
         and {use.removeprefix("import "), use.removeprefix("import ").partition(".")[0]} & clients
     ]
