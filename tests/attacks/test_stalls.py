@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.attacks.frames import KEYS, Wire, framed
 from tests.attacks.kit import Operator, exchange, signed
 from tests.attacks.stall_requests import (
@@ -24,6 +26,7 @@ from tests.attacks.stall_requests import (
 )
 from tests.attacks.stalls import LoopServer, Turns
 from tests.attacks.test_batches import batch
+from tests.harness.full import part
 from tests.harness.server import Server
 
 from penstock.frontend.sqs.actions import ACTIONS
@@ -44,11 +47,26 @@ from penstock.wire.kafka.generated.offset_commit import (
 from penstock.wire.kafka.primitives import UVARINT, ZERO_UUID
 from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, ProduceTopic
 
-KAFKA_CASES = [
-    pytest.param(name, shape, id=f"{name}-{shape.path or 'no-array'}-v{shape.version}")
-    for name in KAFKA
-    for shape in shapes(name)
-]
+CASES = [(name, shape) for name in KAFKA for shape in shapes(name)]
+CLIENTS = ("open", "root", "no-policy")
+
+
+def title(name: str, shape: Shape) -> str:
+    return f"{name}-{shape.path or 'no-array'}-v{shape.version}"
+
+
+def by_clients(cases: Mapping[str, tuple[object, ...]]) -> Sequence[ParameterSet]:
+    """Return each case with one of the clients, another one for other commits; with all of them in
+    a full run."""
+    turns = [CLIENTS[first:] + CLIENTS[:first] for first in range(len(CLIENTS))]
+    rows = [
+        pytest.param(client, *values, id=f"{client}-{name}")
+        for (name, values), clients in zip(cases.items(), itertools.cycle(turns), strict=False)
+        for client in clients
+    ]
+    return part(rows, len(cases))
+
+
 QUEUE = "held"
 TOPICS = 200
 GROUPS = 300
@@ -85,7 +103,7 @@ class Client(NamedTuple):
         return wire_of(self.server, self.login)
 
 
-@pytest.fixture(scope="module", params=["open", "root", "no-policy"])
+@pytest.fixture(scope="module", params=CLIENTS)
 def client(request: pytest.FixtureRequest) -> Client:
     """Authentication off; on and a user who may do everything; on and a user without any policy."""
     if request.param == "open":
@@ -136,7 +154,12 @@ def test_every_kafka_api_and_every_sqs_action_is_in_the_table() -> None:
 # ── Kafka ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("name", "shape"), KAFKA_CASES)
+@pytest.mark.full_set
+@pytest.mark.parametrize(
+    ("client", "name", "shape"),
+    by_clients({title(*case): case for case in CASES}),
+    indirect=["client"],
+)
 def test_a_request_at_its_bound_is_served_without_a_stall(
     client: Client, name: str, shape: Shape
 ) -> None:
@@ -152,7 +175,9 @@ def test_a_request_at_its_bound_is_served_without_a_stall(
 
 # The decoder rejects it before anybody asks who sent it: one client is enough.
 @pytest.mark.parametrize("client", ["open"], indirect=True)
-@pytest.mark.parametrize(("name", "shape"), KAFKA_CASES)
+@pytest.mark.parametrize(
+    ("name", "shape"), [pytest.param(*case, id=title(*case)) for case in CASES]
+)
 def test_a_request_above_its_bound_is_rejected(
     client: Client, name: str, shape: Shape, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,7 +217,10 @@ ATTACKS: dict[str, tuple[str, Shape, int, Values]] = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.full_set
+@pytest.mark.parametrize(
+    ("client", "attack"), by_clients({name: (name,) for name in ATTACKS}), indirect=["client"]
+)
 def test_a_request_far_above_its_bound_is_rejected(client: Client, attack: str) -> None:
     name, shape, count, values = ATTACKS[attack]
     sent = frame(name, shape, count, values)
@@ -405,7 +433,10 @@ PATTERNS = (
 )
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.full_set
+@pytest.mark.parametrize(
+    ("client", "pattern"), by_clients({each: (each,) for each in PATTERNS}), indirect=["client"]
+)
 def test_patterns_are_matched_without_a_stall(client: Client, pattern: str) -> None:
     """Against names that are nearly matched, by a member that joins, and again when it beats."""
     fields = {
