@@ -2,8 +2,9 @@
 
 ``LoopServer`` runs the node of ``penstock serve`` in a thread of this process, with real sockets.
 ``LoopServer.watch()`` runs a callback in every turn of the loop and records the CPU time of the
-loop's thread between two runs: the length of a turn. CPU time hardly depends on other load on the
-machine. A sampling thread records the stack of a long turn, for the message of a failed test.
+loop's thread between two runs: the length of a turn. After a turn without work the callback waits
+for a millisecond, so that an idle loop takes no CPU time. CPU time hardly depends on other load on
+the machine. A sampling thread records the stack of a long turn, for the message of a failed test.
 
 ``Bystander`` is another process that asks for ``/_penstock/health`` again and again; its longest
 wait is what other tenants see. It is wall-clock time: for figures, not for assertions.
@@ -38,6 +39,8 @@ from penstock.node.lifecycle import GC_THRESHOLDS
 TURN_MS_MAX = 20.0  # the rule: no request keeps the loop busy for longer
 SAMPLED_AFTER_SECONDS = 0.010
 SAMPLE_SECONDS = 0.004
+IDLE_MS = 0.2  # a turn without work takes less
+PAUSE_SECONDS = 0.001
 START_SECONDS_MAX = 30.0
 IDENTITIES_SECONDS_MAX = 120.0
 STACK_LINES = 12
@@ -88,6 +91,7 @@ class Turns:
         self._sampled = 0.0
         self._collecting_since = 0.0
         self._ended = threading.Event()
+        self._is_over = False
         self._sampler = threading.Thread(target=self._sample, daemon=True)
 
     def begin(self) -> None:
@@ -112,11 +116,18 @@ class Turns:
             raise Stalled(text, is_void=self.stolen_ms > 0)
 
     def _turn(self) -> None:
+        if self._is_over:
+            return
         spent_ms = (time.thread_time() - self._since) * 1_000
         self.longest_ms = max(self.longest_ms, spent_ms)
         self.total_ms += spent_ms if spent_ms > 1 else 0
-        if not self._ended.is_set():
+        if self._ended.is_set():
+            self._is_over = True  # and the callback that waits records nothing
+            return
+        if spent_ms > IDLE_MS:
             self._loop.call_soon(self._turn)
+        else:
+            self._loop.call_later(PAUSE_SECONDS, self._turn)
         self._since = time.thread_time()
 
     def _collected(self, phase: str, info: dict[str, int]) -> None:
@@ -197,7 +208,7 @@ class LoopServer(Server):
             yield turns
         finally:
             turns.end()
-            self._in_loop(lambda: None)  # the last turn is recorded
+            self._in_loop(turns._turn)  # the last turn is recorded
 
     def finish_requests(self) -> None:
         """Wait for requests that are carried out although their clients have left."""
