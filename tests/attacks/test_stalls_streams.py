@@ -101,6 +101,7 @@ class Member:
             self._group, self._name, self._epoch, self._endpoints, **fields
         )
         with Wire(self._server) as wire, self._server.watch() as turns:
+            wire.socket.settimeout(60)  # a join creates hundreds of topics
             found = wire.ask_for("StreamsGroupHeartbeat", 0, request)
         turns.check()
         assert isinstance(found, StreamsGroupHeartbeatResponse)
