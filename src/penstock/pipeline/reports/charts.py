@@ -178,6 +178,7 @@ def _finish(axes: Any, form: Callable[[float], str], *, is_named: bool) -> None:
     axes.grid(axis="y", color=_INK, alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
+    axes.tick_params(axis="x", pad=8)  # below the 0 of the other axis
     if is_named:
         # Above the plot, not on it; two columns fit on a phone.
         axes.legend(

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from penstock import __version__
 
 SHORT_MAX: Final = 24  # characters of a cell that is not wrapped: an id, an operation, a time
+TILE_MAX: Final = 11  # characters of a tile in large type: half the width of a telephone
 ROWS_MAX: Final = 200  # of a table; its last row counts the others, and the CSV has all
 
 
@@ -72,10 +73,7 @@ class Page:
         made = now.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         title, period = html.escape(self.title), html.escape(self.period)
         heading = f"{title} – {period}" if period else title
-        tiles = "".join(
-            f"<div><dt>{html.escape(what)}</dt><dd>{html.escape(much)}</dd></div>"
-            for what, much in self.tiles
-        )
+        tiles = "".join(_tile(what, much) for what, much in self.tiles)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -88,6 +86,11 @@ class Page:
             f"<footer>{notes}<p>Made {made} by Penstock {__version__}. Times are UTC.</p>"
             "</footer>\n</body>\n</html>\n"
         )
+
+
+def _tile(what: str, much: str) -> str:
+    kind = ' class="l"' if len(much) > TILE_MAX else ""
+    return f"<div{kind}><dt>{html.escape(what)}</dt><dd>{html.escape(much)}</dd></div>"
 
 
 def _nav(links: Sequence[Link]) -> str:
@@ -170,7 +173,7 @@ dl{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.6
 dl div,figure{background:var(--card);border-radius:.5rem;padding:.7rem .9rem}
 dt{font-size:.8rem;color:var(--soft)}
 dd{margin:0;font-size:1.3rem;font-weight:600;font-variant-numeric:tabular-nums;
-overflow-wrap:anywhere}
+overflow-wrap:anywhere}.l dd{font-size:1rem;line-height:1.9rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),1fr));gap:.8rem;
 margin-bottom:1rem}
 figure{margin:0;min-width:0;max-width:44rem}figcaption{font-weight:600;margin-bottom:.4rem}
@@ -187,6 +190,7 @@ th{color:var(--soft);font-weight:600;white-space:nowrap}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 tfoot td{font-weight:600;border-bottom:0}
 @media screen and (max-width:48rem){
+.l{grid-column:1/-1}
 thead{display:none}
 table,tbody,tfoot{display:block}
 tr{display:grid;grid-template-columns:1fr 1fr;gap:.15rem .8rem;padding:.6rem 0;
