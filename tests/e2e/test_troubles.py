@@ -13,6 +13,8 @@ from tests.harness.command import Done
 from tests.harness.etcd import LACKING
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
+from tests.lab.clock_faults import LACKING as NO_FAKETIME
+from tests.lab.clock_faults import LIBRARY
 
 SECONDS_MAX = 60.0
 needs_etcd = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
@@ -120,6 +122,58 @@ def test_a_dead_node_and_a_lost_quorum_are_told_in_one_wording(tmp_path: Path) -
         third.start(seconds=SECONDS_MAX)
         eventually(lambda: texts(first) == [], seconds=SECONDS_MAX, what="no trouble any more")
         assert "every partition has a leader and enough replicas again" in first.stderr
+
+
+@pytest.mark.slow
+@needs_etcd
+@pytest.mark.skipif(NO_FAKETIME is not None, reason=str(NO_FAKETIME))
+def test_nodes_behind_a_clock_that_is_ahead_tell_it_in_one_wording(tmp_path: Path) -> None:
+    env = {"PENSTOCK_TELEMETRY__FLUSH_MS": "1000"}
+    words = "the clocks of this node and another node differ by"
+
+    def tells(node: Server) -> bool:
+        return any(text.startswith(words) for text in texts(node))
+
+    with PenstockCluster(tmp_path, nodes=3, env=env) as cluster:
+        nodes = [cluster.nodes[number] for number in (1, 2, 3)]
+        first, second, third = nodes
+        eventually(
+            lambda: run(first, "cluster", "status").code == 0,
+            seconds=SECONDS_MAX,
+            what="a healthy cluster",
+        )
+        assert not any(tells(node) for node in nodes)
+        third.stop()
+        ahead = {
+            "LD_PRELOAD": str(LIBRARY),
+            "FAKETIME": "+20s",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        third.env.update(ahead)
+        third.start()
+        eventually(
+            lambda: [tells(node) for node in nodes] == [True, True, False],
+            seconds=SECONDS_MAX,
+            what="a skew in readyz of the nodes behind",
+        )
+        for node in (first, second):
+            assert words in node.stderr
+            assert node.metrics()['penstock_trouble{kind="clock_skew"}'] == 1
+        doctor = run(first, "doctor")
+        assert words in doctor.out
+        status = run(first, "cluster", "status", "-o", "table")
+        assert status.code == 1
+        assert "the clocks of node 1 and node 3 differ by" in status.out
+        assert words not in status.out  # once is enough
+
+        third.stop()
+        for name in ahead:
+            del third.env[name]
+        third.start()
+        eventually(
+            lambda: not any(tells(node) for node in nodes), seconds=SECONDS_MAX, what="no skew"
+        )
+        assert "the clocks of the nodes agree again" in first.stderr
 
 
 @needs_etcd

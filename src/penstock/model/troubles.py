@@ -29,6 +29,7 @@ class Kind(StrEnum):
     PARTITIONS_MISSING = "partitions_missing"
     PARTITIONS_ORPHANED = "partitions_orphaned"
     METADATA_AWAY = "metadata_away"
+    CLOCK_SKEW = "clock_skew"
     LOG_DAMAGED = "log_damaged"
     REPLICA_HALTED = "replica_halted"
     COORDINATOR_DOWN = "coordinator_down"
@@ -42,7 +43,7 @@ Facts = Callable[[], Mapping[str, Any]]
 
 # Troubles that do not reject any request yet.
 WARNINGS: Final = frozenset({Kind.DISK_LOW, Kind.CERTIFICATE_ENDING})
-# Troubles that every node reports. ``cluster status`` computes them itself.
+# Troubles between nodes. ``cluster status`` computes them itself.
 CLUSTER_WIDE: Final = frozenset(
     {
         Kind.NODE_DEAD,
@@ -52,6 +53,7 @@ CLUSTER_WIDE: Final = frozenset(
         Kind.UNDER_REPLICATED,
         Kind.PARTITIONS_MISSING,
         Kind.PARTITIONS_ORPHANED,
+        Kind.CLOCK_SKEW,
     }
 )
 
@@ -252,10 +254,20 @@ CLOCK_DO: Final = "synchronize the clocks: NTP on every machine"
 
 
 def clock_skew_text(one: str, other: str, skew_ms: int) -> str:
-    """Commands ask several machines for the time and compare. Nodes do not exchange times."""
     return (
         f"the clocks of {one} and {other} differ by {abs(skew_ms):,} ms: signatures may be"
         " rejected, timestamps and retention are off"
+    )
+
+
+def clock_skew(skew_ms: int) -> Trouble:
+    """A node does not know whose clock it has seen; commands ask several nodes and compare."""
+    return Trouble(
+        Kind.CLOCK_SKEW,
+        "clock",
+        clock_skew_text("this node", "another node", skew_ms),
+        f"{CLOCK_DO}; penstock cluster status names the nodes",
+        over="the clocks of the nodes agree again",
     )
 
 

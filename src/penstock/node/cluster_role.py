@@ -22,17 +22,19 @@ from penstock.metadata.membership import Membership
 from penstock.model.errors import PenstockError
 from penstock.model.levels import Levels
 from penstock.model.topic import Topic
-from penstock.model.troubles import Trouble, replica_halted
+from penstock.model.troubles import Trouble, clock_skew, replica_halted
 from penstock.net.internal import InternalClient, InternalListener
 from penstock.net.remote import RemoteBroker
 from penstock.node.addresses import parse_listen
 from penstock.node.basis import Basis
 from penstock.node.binding import binding
 from penstock.node.certificates import CertificateKeeper
+from penstock.node.clock_skew import ClockSkew
 from penstock.node.cluster_admin import ClusterAdmin
 from penstock.node.cluster_metrics import ClusterMetrics
 from penstock.node.cluster_peers import ClusterPeers, NodeCaller
 from penstock.node.cluster_troubles import ClusterTroubles
+from penstock.node.facts import TELEMETRY_TOPIC
 from penstock.node.metadata_link import MetadataLink
 from penstock.node.routes import ClusterRoutes
 from penstock.replication.election import Standing
@@ -79,6 +81,7 @@ class ClusterRole:
             manager=self._manager,
         )
         self._troubles = ClusterTroubles(self.view, self.admin.seen, manager=self._manager)
+        self._clocks = ClockSkew(write_ms=config.telemetry.flush_ms)
         self._greeted: dict[int, int] = {}
         self.peers = ClusterPeers(
             self.view,
@@ -298,6 +301,18 @@ class ClusterRole:
         for place, reason in self.replicators.troubles():
             yield replica_halted(place, reason)
         yield from self._troubles.look()
+        clock = self._basis.clock
+        newest_ms = self._newest_telemetry_ms()
+        skew_ms = self._clocks.look(newest_ms, wall_ms=clock.wall_ms(), mono_ms=clock.mono_ms())
+        if skew_ms:
+            yield clock_skew(skew_ms)
+
+    def _newest_telemetry_ms(self) -> int | None:
+        """Return the latest timestamp in this node's replica of ``__telemetry``."""
+        node = self._basis.config.node
+        topic = self.catalog.find(node.account, node.region, TELEMETRY_TOPIC)
+        found = None if topic is None else self.replicators.find(PartitionKey(topic.topic_id, 0))
+        return None if found is None else found.log.last_timestamp_ms
 
 
 def _levels(highest: int) -> Levels:
