@@ -23,8 +23,13 @@ QUEUE, TOPIC = "demo-orders", "demo-clicks"
 MESSAGES = 2_000
 FEW = 500  # messages in all; with more there is enough to look at
 WRITTEN_SECONDS_MAX = 60.0  # a server writes usage every five seconds, telemetry every ten
-# For jobs of seconds: one compiler and one collector cost less than they are worth.
-SHORT = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# For jobs of seconds a second compiler, more collectors and queries compiled to Java code
+# cost more than they save.
+SHORT = (
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+)
 RATES = """\
 # Prices are millionths: of a million requests, of 10^9 bytes, of 10^9 bytes for a month.
 currency = "EUR"
@@ -67,7 +72,8 @@ class Demo:
             ("archive", "--topics", f"{QUEUE},{TOPIC}"),
             ("telemetry", "--grace", "0"),
         ):
-            self._do("pipeline", "run", job, *lake, *options, "--conf", SHORT)
+            short = (word for setting in SHORT for word in ("--conf", setting))
+            self._do("pipeline", "run", job, *lake, *options, *short)
         for name in ("usage", "billing", "hotspots", "invoice"):
             self._do("pipeline", "report", name, *lake, "--out", f"{self._folder}/")
         self._tell(sorted(self._folder.glob("penstock-*.html")), rates)

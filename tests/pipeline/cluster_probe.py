@@ -25,7 +25,10 @@ def run(context: JobContext) -> None:
     rows = map_in_arrow(
         context.spark.range(0, 1_000, numPartitions=4), place, "id long, path string"
     )
-    context.lake.append(rows, "probe", app="probe:1", batch_id=0)
+    with context.progress.tasks("adding"):
+        context.lake.append(rows, "probe", app="probe:1", batch_id=0)
+        total = context.spark.range(0, 1_000, 1, 8).agg({"id": "sum"}).collect()[0][0]
+    context.show([{"total": total}])
 
 
 JOB = Job(name="probe", summary="Where executors have our code from.", run=run)

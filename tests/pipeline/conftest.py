@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.harness.server import Server, penstock_command
+from tests.pipeline.stage import QUERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +70,7 @@ def spark(classes: None) -> Iterator[SparkSession]:
     # may (as root), everything of this worker goes before the tests of the other workers.
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -5)
-    session = open_session("tests", master="local[2,4]", is_short=True)
+    session = open_session("tests", master="local[2,4]", is_short=True, conf=QUERIES)
     yield session
     close_session(session)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.harness.patience import eventually
 from tests.pipeline import held_worker
-from tests.pipeline.stage import Notes
+from tests.pipeline.stage import QUERIES, Notes
 
 from penstock.pipeline.job import JobContext
 from penstock.pipeline.jobs import JOBS
@@ -174,7 +174,7 @@ def drive(wish: Mapping[str, Any]) -> None:
         with lock:
             print(json.dumps(told), flush=True)
 
-    conf = {}
+    conf = dict(QUERIES)
     if wish["job"] == "replay":
         folder = Path(wish["checkpoint"])
         folder.mkdir(parents=True, exist_ok=True)

@@ -124,7 +124,7 @@ def _ask_for_nothing(context: JobContext) -> None:
         context.progress.note("looking")
         context.show([{"name": "a", "count": 1}, {"name": "b", "count": 2}])
         return
-    context.spark.range(10).selectExpr("no_such_column").collect()
+    raise AssertionError(kind)
 
 
 ODD = Job(
@@ -134,11 +134,60 @@ ODD = Job(
     options=[click.Option(["--kind"], required=True)],
     needs_spark=False,
 )
+
+
+def _ask_the_open_session(context: JobContext) -> None:
+    """In the session that a test has opened and goes on with: the runner would end its own."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    assert spark is not None
+    spark.range(10).selectExpr("no_such_column").collect()
+
+
 BROKEN = Job(
     name="broken",
     summary="Asks for a column that is not there.",
-    run=_ask_for_nothing,
-    options=[click.Option(["--kind"], default="broken")],
+    run=_ask_the_open_session,
+    needs_spark=False,
+)
+
+
+def _wait(context: JobContext) -> None:
+    out = context.lake.path / "out"
+    out.mkdir(parents=True)
+    (out / "begun-0").touch()
+    pause = threading.Event()
+    while not Path(context.arguments["hold"]).exists():
+        pause.wait(0.05)
+
+
+WAITING = Job(
+    name="waiting",
+    summary="Waits for a file.",
+    run=_wait,
+    options=[click.Option(["--hold"], required=True)],
+    needs_spark=False,
+)
+
+
+def _fail_at_first(context: JobContext) -> None:
+    tries = Path(context.arguments["tries"])
+    count = len(tries.read_text()) if tries.exists() else 0
+    tries.write_text("x" * (count + 1))
+    if count < context.arguments["failures"]:
+        raise ConnectionResetError("Connection reset")
+
+
+PASSING = Job(
+    name="passing",
+    summary="Fails so many times for a reason that passes.",
+    run=_fail_at_first,
+    options=[
+        click.Option(["--tries"], required=True),
+        click.Option(["--failures"], type=int, required=True),
+    ],
+    needs_spark=False,
 )
 
 
@@ -158,12 +207,3 @@ NAMESAKE = Job(
     ],
     needs_spark=False,
 )
-
-
-def _add_up(context: JobContext) -> None:
-    with context.progress.tasks("adding"):
-        total = context.spark.range(0, 1_000, 1, 8).agg({"id": "sum"}).collect()[0][0]
-    context.show([{"total": total}])
-
-
-BATCH = Job(name="batch", summary="Adds up, without a query.", run=_add_up)

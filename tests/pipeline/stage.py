@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.harness.full import FULL
 from tests.harness.server import Server
 
 from penstock.pipeline.job import JobContext, Mode
@@ -15,6 +16,14 @@ from penstock.pipeline.lake import Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Queries of tests read a few rows: to compile each query to Java code costs more than it saves.
+# `make faults` has them compiled, as they are in production.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+QUERIES = {} if FULL else INTERPRETED
 
 
 @dataclass

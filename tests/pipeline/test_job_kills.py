@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.harness.full import FULL
 from tests.pipeline.killed_jobs import CASES
 from tests.pipeline.killing import Stage, Tally, stage_in, undone
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # The plain stream into one table, and the job that commits to the most tables in a row.
 IN_EVERY_RUN = ("archive", "billing")
+ONCE = ("billing",)  # by `make test`: each of its kills ends a JVM, where the archive's share one
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +63,10 @@ def test_batches_that_were_planned_and_are_not_done_are_found_in_any_query(tmp_p
         for job in CASES
     ],
 )
-def test_a_job_that_is_killed_twice_leaves_every_row_there_once(stage: Stage, job: str) -> None:
-    tally = stage.disturb(CASES[job], kills=2, seed=2)
-    tally.assert_exact(2)
+def test_a_job_that_is_killed_leaves_every_row_there_once(stage: Stage, job: str) -> None:
+    kills = 1 if job in ONCE and not FULL else 2
+    tally = stage.disturb(CASES[job], kills=kills, seed=2)
+    tally.assert_exact(kills)
 
 
 @pytest.mark.slow_kills

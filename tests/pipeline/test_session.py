@@ -9,13 +9,15 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.pipeline.arrow_map import map_in_arrow
+from penstock.pipeline.java import find_java
 from penstock.pipeline.session import open_session, session_conf
 from penstock.pipeline.shipping import code_zip
+from penstock.pipeline.warm import archive_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +31,13 @@ def test_a_session_is_local_quiet_and_in_utc(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.sparkContext.uiWebUrl is None
+
+
+def test_a_session_maps_the_classes_that_warm_has_archived(spark: SparkSession) -> None:
+    jvm: Any = spark._jvm
+    arguments = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    archive = str(archive_file(find_java()))
+    assert any(archive in str(argument) for argument in arguments)
 
 
 def test_an_open_session_is_given_to_whoever_asks_again(spark: SparkSession) -> None:

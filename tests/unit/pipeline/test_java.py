@@ -164,7 +164,7 @@ def no_java(tmp_path: Path, environment: dict[str, str]) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("verb", [["run", "tests.pipeline.sample_jobs:BATCH"], ["warm"]])
+@pytest.mark.parametrize("verb", [["run", "tests.pipeline.cluster_probe:JOB"], ["warm"]])
 def test_without_a_fitting_java_a_command_ends_with_one_line(
     no_java: dict[str, str], verb: list[str]
 ) -> None:
