@@ -62,17 +62,30 @@ SPARK = "tests/pipeline"  # its files share one Spark session; those in folders 
 # Folders whose files take longest, in the order in which they are begun, after SPARK and before
 # all others: a long file must not be the last that is begun.
 LONG = ("tests/pipeline", "tests/lab", "tests/e2e", "tests/faults", "tests/compat", "tests/attacks")
+# Files that share the JVM of Apache Kafka's tools (``tests/harness/kafka_tools.py``).
+KAFKA_TOOLS = frozenset(
+    f"tests/e2e/test_{name}.py"
+    for name in (
+        "java_patterns",
+        "kafka_access_tools",
+        "kafka_streams",
+        "kafka_tools",
+        "offsets_topic",
+    )
+)
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]
-    """Gives each file to one worker, and all files of SPARK to the same one.
+    """Gives each file to one worker, all files of SPARK to the same one, and all of KAFKA_TOOLS.
 
     The marks of ``--dist loadgroup`` cannot do this: pytest-xdist 3.8 adds a group's name to an
     attribute that pytest 9.2 does not read."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return SPARK if file.rpartition("/")[0] == SPARK else file
+        if file.rpartition("/")[0] == SPARK:
+            return SPARK
+        return "kafka tools" if file in KAFKA_TOOLS else file
 
 
 @pytest.hookimpl(optionalhook=True)

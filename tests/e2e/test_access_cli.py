@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import stat
-import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from tests.harness import forks
 from tests.harness.command import Done
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
@@ -53,15 +53,7 @@ class Person:
             self.env |= {"PENSTOCK_KEY_ID": key_id, "PENSTOCK_SECRET": secret}
 
     def __call__(self, *args: str, stdin: str = "") -> Done:
-        done = subprocess.run(
-            [PENSTOCK, *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=self.env,
-            timeout=60,
-            check=False,
-        )
+        done = forks.run([PENSTOCK, *args], stdin=stdin, env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

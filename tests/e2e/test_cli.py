@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from tests.harness import forks
 from tests.harness.command import Done
 from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command
@@ -38,15 +39,7 @@ class Shell:
         self.env["PATH"] = f"{Path(PENSTOCK).parent}{os.pathsep}{self.env['PATH']}"
 
     def __call__(self, *args: str, stdin: str = "") -> Done:
-        done = subprocess.run(
-            [PENSTOCK, *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=self.env,
-            timeout=60,
-            check=False,
-        )
+        done = forks.run([PENSTOCK, *args], stdin=stdin, env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -63,7 +56,7 @@ class Shell:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+        return forks.Forked(
             [PENSTOCK, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -246,7 +239,7 @@ def unread(pipe: IO[str] | None) -> int:
 def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
     shell: Shell, queue: str
 ) -> None:
-    send = subprocess.Popen(
+    send = forks.Forked(
         [PENSTOCK, "message", "send", queue, "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

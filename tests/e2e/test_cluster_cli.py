@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.test_cluster import Sender, client, drained, made
+from tests.harness import forks
 from tests.harness.cluster import PenstockCluster
 from tests.harness.command import Done
 from tests.harness.etcd import LACKING
@@ -35,15 +36,7 @@ QUIET = {f"PENSTOCK_{part}__ENABLED": "false" for part in ("USAGE", "AUDIT", "TE
 
 def penstock(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> Done:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-    done = subprocess.run(
-        [penstock_command(), *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**inherited, **(env or {})},
-        cwd=cwd,
-    )
+    done = forks.run([penstock_command(), *args], env={**inherited, **(env or {})}, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

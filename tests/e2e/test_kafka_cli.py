@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from tests.harness import forks
 from tests.harness.server import READY_SECONDS_MAX, Server, penstock_command, stable_port
 
 from penstock.cli.failure import ExitCode
@@ -44,7 +45,7 @@ class Shell:
         self.url = server.url
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return forks.Forked(
             [penstock_command(), "--endpoint", self.url, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -53,14 +54,7 @@ class Shell:
         )
 
     def __call__(self, *args: str, stdin: str = "") -> Done:
-        done = subprocess.run(
-            [penstock_command(), "--endpoint", self.url, *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = forks.run([penstock_command(), "--endpoint", self.url, *args], stdin=stdin)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -3,7 +3,6 @@ TLS and in the clear: with a key in the environment, in a profile, and with none
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from tests.compat.kafka.locked import (
     running_site,
 )
 from tests.compat.test_tls import arguments, make_certificates
+from tests.harness import forks
 from tests.harness.command import Done
 from tests.harness.server import Server, penstock_command, stable_port
 
@@ -36,15 +36,7 @@ class Shell:
             self.env["PENSTOCK_CA_FILE"] = str(ca)
 
     def __call__(self, *args: str, stdin: str = "") -> Done:
-        done = subprocess.run(
-            [penstock_command(), *args],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            env=self.env,
-            timeout=60,
-            check=False,
-        )
+        done = forks.run([penstock_command(), *args], stdin=stdin, env=self.env)
         assert "Traceback" not in done.stderr, done.stderr
         return Done(done.returncode, done.stdout, done.stderr)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from tests.attacks.kit import code_of
 from tests.compat.conftest import sqs_client
+from tests.harness import forks
 from tests.harness.patience import eventually
 from tests.harness.roles import MetadataServer, attached
 from tests.harness.server import Server, ServerFailed, penstock_command, stable_port
@@ -143,11 +143,8 @@ class Certificates:
 
     def make(self, name: str, *more: str) -> dict[str, str]:
         """Settings of a node that shows this certificate."""
-        subprocess.run(
-            [penstock_command(), "generate", "certs", "--out", self.folder, "--name", name, *more],
-            check=True,
-            capture_output=True,
-        )
+        command = [penstock_command(), "generate", "certs", "--out", str(self.folder)]
+        assert forks.run([*command, "--name", name, *more]).returncode == 0
         stem = f"client-{name}" if "--client" in more else name
         return {
             "PENSTOCK_NODE__NAME": name,

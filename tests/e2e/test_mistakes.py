@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.harness import forks
 from tests.harness.server import Server, penstock_command
 
 PENSTOCK = penstock_command()
@@ -78,16 +79,8 @@ def run(
     folder: Path, env: Mapping[str, str], *args: str, stdin: str = ""
 ) -> "subprocess.CompletedProcess[str]":
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "AWS_"))}
-    return subprocess.run(
-        [PENSTOCK, *args],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**kept, "COLUMNS": "100", **env},
-        cwd=folder,
-        timeout=60,
-        check=False,
-    )
+    settings = {**kept, "COLUMNS": "100", **env}
+    return forks.run([PENSTOCK, *args], stdin=stdin, env=settings, cwd=folder)
 
 
 class Mistake(NamedTuple):

@@ -4,10 +4,10 @@ in the metrics and in the commands."""
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from tests.harness import forks
 from tests.harness.cluster import PenstockCluster
 from tests.harness.command import Done
 from tests.harness.etcd import LACKING
@@ -22,15 +22,8 @@ needs_etcd = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 
 def run(server: Server, *args: str, stdin: str = "", **env: str) -> Done:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "AWS_"))}
-    done = subprocess.run(
-        [penstock_command(), *args],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**kept, "PENSTOCK_ENDPOINT": server.url, **env},
-        timeout=60,
-        check=False,
-    )
+    settings = {**kept, "PENSTOCK_ENDPOINT": server.url, **env}
+    done = forks.run([penstock_command(), *args], stdin=stdin, env=settings)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

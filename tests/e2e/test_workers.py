@@ -9,7 +9,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import threading
 import time
 import urllib.request
@@ -24,6 +23,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from tests.harness import forks
 from tests.harness.server import Server, penstock_command, stable_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
@@ -390,7 +390,7 @@ def test_a_folder_of_another_kind_is_refused_with_what_to_do(
 ) -> None:
     (tmp_path / marker).write_text('{"workers":3}')
     command = [penstock_command(), "serve", "--data", str(tmp_path), "--http", "127.0.0.1:0"]
-    ran = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+    ran = forks.run([*command, *arguments])
     assert ran.returncode == 1
     assert ran.stdout == ""
     assert [line.strip().partition(":")[0] for line in ran.stderr.splitlines()] == [

@@ -1,10 +1,10 @@
 """A real ``penstock serve`` process under a test's control.
 
 The tests around the product talk to the program a user starts, so this module starts exactly
-that: the installed command, a data folder, a port. It waits for the ``ready`` line on stdout by
-reading the pipe and never by sleeping, keeps what the server said on stderr so that a failed test
-can show it, and ends only processes it started itself, by their id. Load and judgement live
-elsewhere (``ledger``, ``checker``)."""
+that: the installed command (or a fork that does the same, ``forks``), a data folder, a port. It
+waits for the ``ready`` line on stdout by reading the pipe and never by sleeping, keeps what the
+server said on stderr so that a failed test can show it, and ends only processes it started itself,
+by their id. Load and judgement live elsewhere (``ledger``, ``checker``)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from types import TracebackType
 from typing import IO
 
 from tests.harness.children import end_with_parent
+from tests.harness.forks import Forked
+from tests.harness.forks import penstock_command as penstock_command
 
 READY_SECONDS_MAX = 120.0  # only a hang takes so long; on a busy machine 30 s were exceeded
 STOP_SECONDS_MAX = 30.0
@@ -51,10 +53,6 @@ _TRACEBACK = re.compile(
 
 class ServerFailed(AssertionError):
     """The server did not do what a server must; the text ends with what it said on stderr."""
-
-
-def penstock_command() -> str:
-    return str(Path(sys.prefix) / "bin" / "penstock")
 
 
 def _port_wheel() -> Iterator[int]:
@@ -92,7 +90,7 @@ class _Process:
         self.told = threading.Event()  # ready, or stdout ended without it
         self.stdout: list[str] = []  # until it is ready
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self.popen = subprocess.Popen(
+        self.popen = Forked(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -13,10 +13,11 @@ from types import TracebackType
 
 from benchmarks.kafka.systems.apache_jars import LIB, fetch_jars
 from benchmarks.server import NotAvailable
+from tests.harness.kafka_tools import COMPILER
 from tests.harness.patience import eventually
 
 SOURCE = Path(__file__).with_name("StreamsApp.java")
-COMPILE_SECONDS_MAX = 120
+COMPILE_SECONDS_MAX = 300
 STOP_SECONDS_MAX = 60
 # The application runs for a minute: the first compiler is enough, and starts faster.
 OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -28,7 +29,7 @@ def compile_app(folder: Path) -> None:
     if shutil.which("javac") is None:
         raise NotAvailable("needs a JDK")
     fetch_jars()
-    command = ["javac", "-d", str(folder), "-cp", f"{LIB}/*", str(SOURCE)]
+    command = ["javac", *COMPILER, "-d", str(folder), "-cp", f"{LIB}/*", str(SOURCE)]
     subprocess.run(command, check=True, timeout=COMPILE_SECONDS_MAX)
 
 

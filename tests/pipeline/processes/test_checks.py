@@ -11,26 +11,20 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.harness import forks
 from tests.harness.server import Server, penstock_command
 from tests.pipeline.topics import topics_of
 
 
 def pipeline(server: Server, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-    return subprocess.run(
-        [penstock_command(), "pipeline", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={
-            **inherited,
-            "PENSTOCK_JAVA_HOME": str(folder / "no-java"),
-            "PENSTOCK_KAFKA": server.kafka,
-            "PENSTOCK_LAKE": str(folder / "lake"),
-        },
-        timeout=120,
-        check=False,
-    )
+    env = {
+        **inherited,
+        "PENSTOCK_JAVA_HOME": str(folder / "no-java"),
+        "PENSTOCK_KAFKA": server.kafka,
+        "PENSTOCK_LAKE": str(folder / "lake"),
+    }
+    return forks.run([penstock_command(), "pipeline", *arguments], cwd=folder, env=env)
 
 
 CARD = """currency = "EUR"
