@@ -272,7 +272,7 @@ def test_the_audit_trail_answers_who_did_what(root: Person, admin: Person, tmp_p
         assert done.code == 0, done.err
         return done.lines
 
-    eventually(lambda: bool(deletions()), seconds=10.0, what="the deletion is noted")
+    eventually(lambda: bool(deletions()), seconds=120, what="the deletion is noted")
     (entry,) = [each for each in deletions() if each["resource"].endswith(":short-lived")]
     assert entry["action"] == "sqs:DeleteQueue"
     assert entry["principal"].endswith(":user/ann")

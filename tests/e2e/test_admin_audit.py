@@ -52,12 +52,12 @@ def notes(server: Server, *actions: str) -> list[AuditRecord]:
         found.update({record.action: record for record in map(decode, values(server))})
         return found.keys() >= set(actions)
 
-    eventually(is_written, seconds=10.0, what=f"{actions} noted")
+    eventually(is_written, seconds=120, what=f"{actions} noted")
     return [found[action] for action in actions]
 
 
 def refused(server: Server, method: str, path: str, body: object, token: str = "") -> int:
-    connection = http.client.HTTPConnection(urlsplit(server.admin_url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(server.admin_url).netloc, timeout=60)
     headers = {"content-type": "application/json"}
     if token:
         headers["authorization"] = f"Bearer {token}"
@@ -141,13 +141,13 @@ def test_what_was_denied_or_failed_is_noted_as_such(server: Server) -> None:
         written = map(decode, values(server))
         return expected - {(n.action, n.outcome, n.error_code, n.principal) for n in written}
 
-    eventually(lambda: not missing(), seconds=10.0, what=str(expected))
+    eventually(lambda: not missing(), seconds=120, what=str(expected))
     denied = [note for note in map(decode, values(server)) if note.error_code == "unauthorized"]
     assert {"access_key": key_id} in [note.params for note in denied]
 
 
 def _token(server: Server, key_id: str, secret: str) -> str:
-    connection = http.client.HTTPConnection(urlsplit(server.admin_url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(server.admin_url).netloc, timeout=60)
     try:
         body = json.dumps({"key_id": key_id, "secret": secret})
         connection.request("POST", "/api/v1/login", body, {"content-type": "application/json"})
@@ -169,7 +169,7 @@ def test_where_nobody_has_to_log_in_the_operator_of_the_node_is_named(tmp_path: 
             records = [decode(r.value or b"") for each in batches for r in iter_records(each)]
             return [record for record in records if record.action == "admin:CreateUser"]
 
-        eventually(lambda: bool(found()), seconds=10.0, what="the change noted")
+        eventually(lambda: bool(found()), seconds=120, what="the change noted")
         assert found()[0].principal == "arn:aws:iam::000000000000:user/operator"
 
 

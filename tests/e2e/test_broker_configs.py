@@ -39,7 +39,7 @@ from penstock.wire.kafka.generated.describe_configs import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 on_three = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-SECONDS_MAX = 60.0
+SECONDS_MAX = 200.0
 TOPIC, BROKER, LOGGER, METRICS = 2, 4, 8, 16
 ALL = ""
 SETTING = "PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX"
@@ -99,7 +99,7 @@ def produce(bootstrap: str, topic: str, *values: bytes, key: bytes | None = None
         producer.produce(
             topic, value, key=key, on_delivery=lambda error, _: errors.append(str(error or ""))
         )
-        producer.flush(30)
+        producer.flush(120)
     return errors
 
 
@@ -162,7 +162,7 @@ def test_the_clock_of_compaction_and_connection_limits_follow(tmp_path: Path) ->
         assert len(read(server, "t")) == 20
         assert shown(server, BROKER, "1", "log.cleaner.backoff.ms") == ("3600000", 4)
         assert alter(server, BROKER, "1", {"log.cleaner.backoff.ms": "100"}) == 0
-        eventually(lambda: len(read(server, "t")) < 20, seconds=30, what="it is compacted")
+        eventually(lambda: len(read(server, "t")) < 20, seconds=120, what="it is compacted")
         first = dial(server)
         one = changes(BROKER, "1", {"max.connections.per.ip.overrides": "127.0.0.1:1"})
         none = changes(BROKER, "1", {"max.connections.per.ip.overrides": None})
@@ -243,11 +243,11 @@ def seconds_to_send(server: Server, client_id: str, total_bytes: int) -> float:
             "max.in.flight.requests.per.connection": 1,
         }
     )
-    producer.list_topics("t", timeout=10)
+    producer.list_topics("t", timeout=60)
     began = time.monotonic()
     for _ in range(total_bytes // 5_000):
         producer.produce("t", b"x" * 5_000)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
     return time.monotonic() - began
 
 

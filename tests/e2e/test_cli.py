@@ -255,9 +255,9 @@ def test_a_send_from_a_slow_pipe_does_not_wait_and_tells_what_was_accepted(
     send.stdin.write("thr")
     send.stdin.flush()
     # What it reads now it reads after the answer to the first two.
-    eventually(lambda: unread(send.stdin) == 0, seconds=30, what="it has read on")
+    eventually(lambda: unread(send.stdin) == 0, seconds=120, what="it has read on")
     send.send_signal(signal.SIGINT)
-    _, err = send.communicate(timeout=20)
+    _, err = send.communicate(timeout=120)
     assert send.returncode == ExitCode.INTERRUPTED
     assert f"2 messages had been accepted by '{queue}'" in err
 
@@ -293,7 +293,7 @@ def test_tail_follows_filters_and_ends_with_130(shell: Shell, queue: str) -> Non
     shell("message", "send", queue, "skipped", "new one")
     assert json.loads(tail.stdout.readline())["body"] == "new one"
     tail.send_signal(signal.SIGINT)
-    _, err = tail.communicate(timeout=20)
+    _, err = tail.communicate(timeout=120)
     assert tail.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
 
@@ -305,7 +305,7 @@ def test_watching_numbers_ends_with_130_when_interrupted(shell: Shell, queue: st
     assert lines[0]["sent_per_s"] is None
     assert lines[1]["sent_per_s"] == 0.0
     watch.send_signal(signal.SIGINT)
-    _, err = watch.communicate(timeout=20)
+    _, err = watch.communicate(timeout=120)
     assert watch.returncode == ExitCode.INTERRUPTED
     assert err == ""
 
@@ -351,11 +351,11 @@ def test_an_interrupted_redrive_goes_on_until_it_is_cancelled(shell: Shell, serv
     redrive = shell.start("dlq", "redrive", "slow-dead", "--rate", "1")
     eventually(
         lambda: answered(server, "ListMessageMoveTasks") > before,
-        seconds=30,
+        seconds=120,
         what="the command waits for the move",
     )
     redrive.send_signal(signal.SIGINT)
-    _, err = redrive.communicate(timeout=20)
+    _, err = redrive.communicate(timeout=120)
     assert redrive.returncode == ExitCode.INTERRUPTED
     assert "penstock dlq status slow-dead" in err
     assert shell("dlq", "status", "slow-dead").lines[0]["status"] == "RUNNING"

@@ -44,7 +44,7 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 200.0
 
 
 class Nodes:

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
 ]
 
-SECONDS_MAX = 30.0
+SECONDS_MAX = 200.0
 # What nodes note about themselves takes as long as a quorum does, which a last node waits for.
 QUIET = {f"PENSTOCK_{part}__ENABLED": "false" for part in ("USAGE", "AUDIT", "TELEMETRY")}
 
@@ -200,7 +200,7 @@ def test_up_starts_a_cluster_that_goes_on_after_down_and_leaves_no_process(tmp_p
         assert penstock("queue", "create", "jobs", env=endpoint).code == 0
         assert penstock("message", "send", "jobs", "hello", env=endpoint).code == 0
         os.kill(processes[1].pid, 9)
-        eventually(lambda: not processes[1].is_alive, seconds=5, what="n1 gone")
+        eventually(lambda: not processes[1].is_alive, seconds=120, what="n1 gone")
         assert penstock(*up, env=QUIET).code == 0, "starts the one that is missing"
     finally:
         stopped = penstock("cluster", "down", "--data", str(folder))

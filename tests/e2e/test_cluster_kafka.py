@@ -32,7 +32,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PenstockCluste
 def made(cluster: PenstockCluster, name: str, *, partitions: int = 6) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     futures = admin.create_topics([NewTopic(name, partitions, replication_factor=3)])
-    futures[name].result(timeout=20)
+    futures[name].result(timeout=60)
 
 
 class Produced:
@@ -59,7 +59,7 @@ class Produced:
             value = f"{self._count}"
             self.producer.produce(self.topic, value, key=value, on_delivery=self._delivered)
             self.producer.poll(0)
-        left = self.producer.flush(60)
+        left = self.producer.flush(120)
         assert left == 0
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
@@ -135,11 +135,11 @@ def test_clients_are_told_of_all_nodes_and_their_partitions(cluster: PenstockClu
 
     def are_complete() -> bool:
         """What is created while nodes are still coming gets its replicas in a moment."""
-        partitions = admin.list_topics(timeout=10).topics["told"].partitions
+        partitions = admin.list_topics(timeout=60).topics["told"].partitions
         return all(sorted(one.replicas) == [1, 2, 3] for one in partitions.values())
 
-    eventually(are_complete, seconds=30, what="three replicas of each partition")
-    found = admin.list_topics(timeout=10)
+    eventually(are_complete, seconds=120, what="three replicas of each partition")
+    found = admin.list_topics(timeout=60)
     assert sorted(found.brokers) == [1, 2, 3]
     partitions = found.topics["told"].partitions
     assert sorted(partitions) == list(range(6))
@@ -222,7 +222,7 @@ def test_a_transaction_with_offsets_is_whole_although_coordinators_differ(
             consumer.position(consumer.assignment()), consumer.consumer_group_metadata(), 30
         )
         producer.commit_transaction(30)
-        committed = consumer.committed(consumer.assignment(), timeout=20)
+        committed = consumer.committed(consumer.assignment(), timeout=60)
         assert [one.offset for one in committed] == [20]
         consumer.close()
     assert len(consumed(cluster, "target", "checker", count=80)) == 80

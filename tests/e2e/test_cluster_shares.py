@@ -197,7 +197,7 @@ def begin(cluster: PenstockCluster, name: str) -> str:
     for each in cluster.nodes.values():
         eventually(
             partial(knows, each, name, "share.auto.offset.reset"),
-            seconds=10,
+            seconds=120,
             what=f"node {each.number} knows the configs",
         )
     return name
@@ -212,7 +212,7 @@ def test_three_members_accept_every_record_once(cluster: PenstockCluster) -> Non
         members.wait_for(300)
         produced.send(300)
         members.wait_for(600)
-        eventually(partial(is_read, cluster, name), seconds=30, what="nothing is left")
+        eventually(partial(is_read, cluster, name), seconds=120, what="nothing is left")
     assert not members.unsure
     members.check(produced.written)
 
@@ -317,7 +317,7 @@ def test_a_group_that_reads_committed_gets_committed_records_only(
             else:
                 producer.commit_transaction(SECONDS_MAX)
         members.wait_for(60)
-        eventually(partial(is_read, cluster, name), seconds=30, what="nothing is left")
+        eventually(partial(is_read, cluster, name), seconds=120, what="nothing is left")
     members.check([f"{turn}-{number}" for turn in (0, 2, 4) for number in range(20)])
 
 
@@ -344,7 +344,7 @@ def check_locks(
     for node in cluster.nodes.values():
         eventually(
             partial(knows, node, name, LOCK),
-            seconds=10,
+            seconds=120,
             what=f"node {node.number} knows the change",
         )
     for session in sessions.values():
@@ -365,7 +365,7 @@ def test_every_node_changes_and_shows_the_configs_of_a_group(cluster: PenstockCl
     for node in cluster.nodes.values():
         eventually(
             partial(shows, node, "configured", wanted),
-            seconds=10,
+            seconds=120,
             what=f"node {node.number} shows all",
         )
 

@@ -32,7 +32,7 @@ pytestmark = [
 
 BEFORE = LOW_WATERMARK_FILES - 1
 EARLIER = {"PENSTOCK_CLUSTER__FEATURE_LEVEL_MAX": str(BEFORE)}
-SECONDS_MAX = 60.0
+SECONDS_MAX = 200.0
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from penstock import __version__
 from penstock.node import config as node_config
 from penstock.node.workers import STOP_SECONDS_MAX
 
-READY_SECONDS_MAX = 60.0
+READY_SECONDS_MAX = 200.0
 EXPOSURE_MAX = 2.0  # of `systemd-analyze security`, from 0 (locked away) to 10
 
 
@@ -325,7 +325,7 @@ def _use(folder: Path) -> None:
         found = clients[1].receive_message(QueueUrl=url, WaitTimeSeconds=1).get("Messages", [])
         return [message["Body"] for message in found] == ["over TLS"]
 
-    eventually(received, seconds=30, what="the message on another node")
+    eventually(received, seconds=120, what="the message on another node")
     env = {name: value for name, value in os.environ.items() if "PENSTOCK" not in name}
     env |= {
         **pod_environment("penstock-0"),

@@ -15,7 +15,7 @@ from tests.harness.kafka_tools import KafkaTools
 from tests.harness.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
-SECONDS_MAX = 60
+SECONDS_MAX = 200
 TOPICS = ("orders-eu", "orders-us", "other")
 COUNT = 20
 
@@ -40,7 +40,7 @@ def fill(servers: str) -> set[tuple[str, str]]:
     for topic in TOPICS:
         for number in range(COUNT):
             producer.produce(topic, f"{topic}-{number}".encode())
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return {(topic, f"{topic}-{n}") for topic in TOPICS[:2] for n in range(COUNT)}
 
 

@@ -30,7 +30,7 @@ from penstock.wire.kafka.produce import ProducePartition, ProduceRequest, Produc
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 NEEDS_ETCD = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
-SECONDS_MAX = 60
+SECONDS_MAX = 200
 FELT_SECONDS_MAX = 10
 DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 

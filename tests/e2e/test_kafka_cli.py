@@ -68,7 +68,7 @@ def produce(server: Server, topic: str, count: int, *, partition: int = 0) -> No
     made: Any = Producer({"bootstrap.servers": server.kafka})
     for number in range(count):
         made.produce(topic, b"%d" % number, partition=partition)
-    assert made.flush(20) == 0
+    assert made.flush(120) == 0
 
 
 def consume(server: Server, group: str, topic: str, count: int, *, protocol: str) -> Any:
@@ -202,7 +202,7 @@ def test_keys_from_the_command_line_meet_those_of_a_kafka_client(
     for key in ("ann", "bob", "cyd", "dan"):
         made.produce("keys", b"theirs", key=key)
         shell("message", "send", "--topic", "keys", "--key", key, "ours")
-    assert made.flush(20) == 0
+    assert made.flush(120) == 0
     rows = shell("message", "tail", "--topic", "keys", "--from", "earliest", "--no-follow").lines
     places = {(row["key"], row["partition"]) for row in rows}
     assert len(rows) == 8
@@ -219,7 +219,7 @@ def test_a_tail_follows_by_long_poll_and_ends_with_130(server: Server, shell: Sh
         produce(server, "live", 1, partition=number)
         assert json.loads(tail.stdout.readline())["partition"] == number
     tail.send_signal(signal.SIGINT)
-    _, err = tail.communicate(timeout=20)
+    _, err = tail.communicate(timeout=120)
     assert tail.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
 
@@ -249,11 +249,11 @@ def test_aborted_records_are_not_shown_and_open_ones_not_waited_for(
     for value, end in (("kept", "commit"), ("gone", "abort"), ("kept too", "commit")):
         made.begin_transaction()
         made.produce("money", value.encode())
-        made.flush(20)
+        made.flush(120)
         getattr(made, f"{end}_transaction")(20)
     made.begin_transaction()
     made.produce("money", b"not yet")
-    made.flush(20)
+    made.flush(120)
     rows = shell("message", "tail", "--topic", "money", "--from", "earliest", "--no-follow").lines
     assert [row["value"] for row in rows] == ["kept", "kept too"]
     made.abort_transaction(20)
@@ -269,11 +269,11 @@ def test_an_interrupted_send_has_sent_what_it_had_read(server: Server, shell: Sh
     send.stdin.flush()
     assert [json.loads(tail.stdout.readline())["value"] for _ in range(2)] == ["one", "two"]
     send.send_signal(signal.SIGINT)
-    _, err = send.communicate(timeout=20)
+    _, err = send.communicate(timeout=120)
     assert send.returncode == ExitCode.INTERRUPTED
     assert "2 records had been accepted by 'cut'" in err
     tail.send_signal(signal.SIGINT)
-    tail.communicate(timeout=20)
+    tail.communicate(timeout=120)
 
 
 def test_a_restart_under_a_send_loses_and_doubles_nothing(

@@ -53,12 +53,12 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
     create = ("--create", "--topic", "made", "--partitions", "2", "--replication-factor", "2")
     said = site.tool("TopicCommand", *create, "--config", "retention.ms=1000")
     assert "Created topic made." in said
-    placed = eventually(lambda: site.replicas("made"), seconds=30, what="it is there")
+    placed = eventually(lambda: site.replicas("made"), seconds=120, what="it is there")
     assert [len(set(nodes)) for nodes in placed.values()] == [2, 2]
     assert "already exists" in site.tool("TopicCommand", *create, at=2, code=1)
     assert "made" in site.tool("TopicCommand", "--list", at=3).split()
 
-    eventually(lambda: NOBODY not in site.leaders("made").values(), seconds=30, what="it is led")
+    eventually(lambda: NOBODY not in site.leaders("made").values(), seconds=120, what="it is led")
     said = site.tool("TopicCommand", "--describe", "--topic", "made", at=2)
     assert "PartitionCount: 2\tReplicationFactor: 2\tConfigs: " in said
     assert "retention.ms=1000" in said
@@ -70,11 +70,11 @@ def test_topics_are_created_shown_changed_and_deleted(site: Site) -> None:
         )
 
     site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "3", at=3)
-    eventually(lambda: len(site.replicas("made")) == 3, seconds=30, what="it has grown")
+    eventually(lambda: len(site.replicas("made")) == 3, seconds=120, what="it has grown")
     said = site.tool("TopicCommand", "--alter", "--topic", "made", "--partitions", "1", code=1)
     assert "The topic made currently has 3 partition(s); 1 would not be an increase." in said
     site.tool("TopicCommand", "--delete", "--topic", "made", at=2)
-    eventually(lambda: not site.replicas("made"), seconds=30, what="it is gone")
+    eventually(lambda: not site.replicas("made"), seconds=120, what="it is gone")
     assert "does not exist" in site.tool("TopicCommand", "--describe", "--topic", "made", code=1)
 
 
@@ -127,11 +127,11 @@ def test_configs_of_other_kinds_are_changed(
 
     said = site.tool("ConfigCommand", *entity, "--alter", "--add-config", config, at=2)
     assert "Completed updating" in said
-    eventually(is_described, seconds=30, what=f"{config} is described")
+    eventually(is_described, seconds=120, what=f"{config} is described")
     if seen is not None:
         site.await_config(*seen, name, value)
     site.tool("ConfigCommand", *entity, "--alter", "--delete-config", name, at=1)
-    eventually(lambda: not is_described(), seconds=30, what=f"{config} is gone")
+    eventually(lambda: not is_described(), seconds=120, what=f"{config} is gone")
     if seen is not None:
         site.await_config(*seen, name, "INFO" if seen[0] is Kind.BROKER_LOGGER else None)
 
@@ -318,7 +318,7 @@ def created(site: Site, name: str, *lists: Sequence[int]) -> None:
     text = ",".join(":".join(map(str, nodes)) for nodes in lists)
     site.tool("TopicCommand", "--create", "--topic", name, "--replica-assignment", text)
     wanted = {index: list(nodes) for index, nodes in enumerate(lists)}
-    eventually(lambda: site.replicas(name) == wanted, seconds=30, what="it is there")
+    eventually(lambda: site.replicas(name) == wanted, seconds=120, what="it is there")
 
 
 def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_partitions_are_moved(site: Site, tmp_path: Path) -> None:
 
 def test_leaders_are_elected(site: Site, tmp_path: Path) -> None:
     created(site, "led", (2, 3, 1))
-    eventually(lambda: site.leaders("led") == {0: 2}, seconds=30, what="the first leads")
+    eventually(lambda: site.leaders("led") == {0: 2}, seconds=120, what="the first leads")
     preferred = ("--election-type", "preferred")
     place = ("--topic", "led", "--partition", "0")
     for at in (1, 2, 3):

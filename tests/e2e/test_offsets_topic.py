@@ -69,7 +69,7 @@ def commit(consumer: Consumer, where: list[TopicPartition]) -> None:
             return False
         return True
 
-    eventually(is_committed, seconds=30, what="the offsets are committed")
+    eventually(is_committed, seconds=120, what="the offsets are committed")
 
 
 class Follower:
@@ -207,7 +207,7 @@ def test_one_node_prints_every_commit_once_also_after_a_restart(
         expected += Counter(Commit(group, "t", partition, None) for group, partition in left)
         eventually(
             lambda: Counter(printed(kafka_tools, server.kafka)) == expected,
-            seconds=30,
+            seconds=120,
             what="the offsets of the topic are deleted",
         )
 

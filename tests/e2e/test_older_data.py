@@ -95,5 +95,5 @@ def test_order_and_encryption_are_kept(sqs: Any) -> None:
 
 def test_a_group_goes_on_where_it_was(server: Server) -> None:
     with consumer(server.kafka, "readers") as reader:
-        offsets = reader.committed([TopicPartition("clicks", n) for n in range(1)], timeout=20)
+        offsets = reader.committed([TopicPartition("clicks", n) for n in range(1)], timeout=60)
         assert max(place.offset for place in offsets) == 1

@@ -23,7 +23,7 @@ from tests.harness.roles import MetadataServer, attached
 from tests.harness.server import Server, ServerFailed
 
 REVOKED_SECONDS_MAX = 5.0
-WATCH_SECONDS_MAX = 10.0
+WATCH_SECONDS_MAX = 120.0
 FAST_SECONDS_MAX = 1.0  # of a refusal that nobody had to wait for
 CALL_SECONDS_MAX = 4.0  # of the first calls to a service that has just fallen silent
 NO_QUEUE = "AWS.SimpleQueueService.NonExistentQueue"
@@ -254,14 +254,14 @@ def test_a_limit_is_divided_among_the_nodes_that_are_alive(
         assert RATE_PER_S * FLOOD_SECONDS / SLACK < alone < most, "one has the whole limit"
         with there:
             halved = lambda: not gets_the_whole(here, key)  # noqa: E731
-            eventually(halved, seconds=20, what="one has heard of the other")
+            eventually(halved, seconds=120, what="one has heard of the other")
             both = [Flood(node, key) for node in (here, there)]
             passed = [each.count() for each in both]
             assert sum(passed) < most, "what two let through is what one would"
             assert min(passed) > RATE_PER_S * FLOOD_SECONDS / 2 / SLACK, "each its part"
             there.kill()
         eventually(
-            partial(gets_the_whole, here, key), seconds=20, what="the part of who was killed"
+            partial(gets_the_whole, here, key), seconds=120, what="the part of who was killed"
         )
         there.start()
         assert Flood(there, key).count() < most / 2, "whoever comes takes a part from the start"
@@ -336,7 +336,7 @@ def test_messages_go_on_while_the_metadata_hangs_and_changes_are_refused_at_once
     url = sqs.create_queue(QueueName="known")["QueueUrl"]
     produce(here, "stream", 1)
     with Traffic(here, url) as traffic:
-        eventually(lambda: traffic.count > 3, seconds=10, what="traffic")
+        eventually(lambda: traffic.count > 3, seconds=120, what="traffic")
         os.kill(metadata.pid, signal.SIGSTOP)
         try:
             code, seconds = timed(sqs.create_queue, QueueName="new")
@@ -344,7 +344,7 @@ def test_messages_go_on_while_the_metadata_hangs_and_changes_are_refused_at_once
             assert seconds < CALL_SECONDS_MAX
             eventually(
                 lambda: timed(sqs.create_queue, QueueName="new")[1] < FAST_SECONDS_MAX,
-                seconds=15,
+                seconds=120,
                 what="refusals that do not wait",
             )
             before = traffic.count
@@ -355,10 +355,10 @@ def test_messages_go_on_while_the_metadata_hangs_and_changes_are_refused_at_once
                 took.append(seconds)
             assert sorted(took)[10] < FAST_SECONDS_MAX, took
             produce(here, "stream", 20)
-            eventually(lambda: traffic.count > before + 3, seconds=10, what="traffic")
+            eventually(lambda: traffic.count > before + 3, seconds=120, what="traffic")
             eventually(
                 lambda: "metadata store not reachable" in here.readyz()[1],
-                seconds=20,
+                seconds=120,
                 what="a word of it in readyz",
             )
             assert here.readyz()[0] == 200, "it still serves"
@@ -369,18 +369,18 @@ def test_messages_go_on_while_the_metadata_hangs_and_changes_are_refused_at_once
             os.kill(metadata.pid, signal.SIGCONT)
         eventually(
             lambda: code_of(sqs.create_queue, QueueName="new") == "",
-            seconds=30,
+            seconds=120,
             what="changes again",
         )
     assert not traffic.failures, traffic.failures[0]
     eventually(
         lambda: code_of(sqs.get_queue_url, QueueName="unheard-of") == NO_QUEUE,
-        seconds=10,
+        seconds=120,
         what="the certainty that there is no such queue",
     )
     eventually(
         lambda: here.readyz() == (200, '{"status":"ready","reasons":[]}\n'),
-        seconds=20,
+        seconds=120,
         what="a node without a reason to complain",
     )
 
@@ -398,7 +398,7 @@ def test_nothing_is_lost_when_the_metadata_is_killed(
                 name = f"q{turn}-{number}"
                 # A service that came back late has left the node unsure of what there is not: it
                 # asks for each name, and says meanwhile that it does.
-                eventually(partial(is_created, sqs, name), seconds=15, what="changes")
+                eventually(partial(is_created, sqs, name), seconds=120, what="changes")
                 made.append(name)
             metadata.kill()
             refused = code_of(sqs.create_queue, QueueName="meanwhile")
@@ -406,13 +406,13 @@ def test_nothing_is_lost_when_the_metadata_is_killed(
             assert refused in ("ServiceUnavailable", "RequestThrottled")
             metadata.start()
             made_again = partial(is_created, sqs, f"after-{turn}")
-            eventually(made_again, seconds=15, what="changes again")
+            eventually(made_again, seconds=120, what="changes again")
             made.append(f"after-{turn}")
     assert not traffic.failures, traffic.failures[0]
     other = sqs_client(there.url)
     for name in made:
         # The other node takes its time between attempts at a service that went three times.
-        eventually(partial(is_there, other, name), seconds=15, what=name)
+        eventually(partial(is_there, other, name), seconds=120, what=name)
     here.restart()
     names = {one.rsplit("/", 1)[1] for one in sqs_client(here.url).list_queues()["QueueUrls"]}
     assert names >= set(made)
@@ -428,12 +428,12 @@ def test_a_node_that_comes_first_waits_and_says_so_in_one_line(tmp_path: Path) -
     starting.start()
     try:
         eventually(
-            lambda: "waiting for the metadata service" in node.stderr, seconds=15, what="the line"
+            lambda: "waiting for the metadata service" in node.stderr, seconds=120, what="the line"
         )
         threading.Event().wait(1.5)  # three more attempts, which are not worth a line each
         assert node.stderr.count("waiting for the metadata service") == 1
         with service:
-            starting.join(20)
+            starting.join(120)
             assert node.url, node.stderr_tail()
             sqs_client(node.url).create_queue(QueueName="q")
             assert node.stop() == 0
@@ -449,9 +449,9 @@ def test_a_node_that_waits_can_be_stopped(tmp_path: Path) -> None:
     ends: list[str] = []
     starting = threading.Thread(target=start_in_vain, args=(node, ends))
     starting.start()
-    eventually(lambda: "waiting for the" in node.stderr, seconds=15, what="the line")
+    eventually(lambda: "waiting for the" in node.stderr, seconds=120, what="the line")
     os.kill(node.pid, signal.SIGTERM)
-    starting.join(10)
+    starting.join(120)
     assert ends, "it ended by itself"
     assert "stopped before the metadata service was there" in ends[0]
     node.assert_no_traceback()
@@ -466,9 +466,9 @@ def test_a_node_keeps_to_the_store_it_belongs_to(tmp_path: Path) -> None:
     with second:
         starting = threading.Thread(target=start_in_vain, args=(node, []))
         starting.start()
-        eventually(lambda: "keeps another store" in node.stderr, seconds=15, what="the refusal")
+        eventually(lambda: "keeps another store" in node.stderr, seconds=120, what="the refusal")
         os.kill(node.pid, signal.SIGTERM)
-        starting.join(10)
+        starting.join(120)
 
 
 def test_a_folder_with_a_catalog_of_its_own_is_not_attached(

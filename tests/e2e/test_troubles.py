@@ -16,7 +16,7 @@ from tests.harness.server import Server, penstock_command
 from tests.lab.clock_faults import LACKING as NO_FAKETIME
 from tests.lab.clock_faults import LIBRARY
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 200.0
 needs_etcd = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 
 

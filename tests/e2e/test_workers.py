@@ -14,6 +14,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,16 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from tests.harness import forks
+from tests.harness.patience import eventually
 from tests.harness.server import Server, penstock_command, stable_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.compat]
 
 PARTITIONS = 4
 CLIENTS = 24  # connections: that the kernel gives all of them to one of two has a chance of 2^-23
-GONE_SECONDS_MAX = 20.0
-BACK_SECONDS_MAX = 30.0
-BALANCED_SECONDS_MAX = 40.0
+GONE_SECONDS_MAX = 120.0
+BACK_SECONDS_MAX = 120.0
+BALANCED_SECONDS_MAX = 120.0
 
 _NODE = re.compile(r"--node (\d+)")
 _ADMIN = re.compile(r"--admin (\S+)")
@@ -80,14 +82,6 @@ def leaders(server: Server, topic: str = "") -> Mapping[tuple[str, int], int | N
     return {at: leader for at, leader in found.items() if topic in ("", at[0])}
 
 
-def wait_until(condition: Any, *, seconds: float, what: str) -> None:
-    """For what a server tells only if it is asked."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-
-
 class Ends:
     """``with Ends(pids) as ends``: holds on to processes, so that no others are meant."""
 
@@ -131,12 +125,22 @@ def clients(server: Server) -> list[Any]:
     return [client(server.url) for _ in range(CLIENTS)]
 
 
+def created(sqs: Any, name: str) -> str:
+    """The URL of a queue; empty while a worker that has lost the metadata does not know of it."""
+    try:
+        return str(sqs.create_queue(QueueName=name)["QueueUrl"])
+    except sqs.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] != "RequestThrottled":
+            raise
+        return ""
+
+
 def made(sqs: Any, server: Server, name: str) -> str:
     """The URL of a queue all of whose partitions have a leader."""
-    url = str(sqs.create_queue(QueueName=name)["QueueUrl"])
-    wait_until(
+    url = eventually(partial(created, sqs, name), seconds=120, what=f"{name} is made")
+    eventually(
         lambda: sum(leader is not None for leader in leaders(server, name).values()) == PARTITIONS,
-        seconds=20,
+        seconds=120,
         what=f"leaders of {name}: {leaders(server, name)}",
     )
     return url
@@ -164,7 +168,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     server = Workers(tmp_path_factory.mktemp("workers") / "data")
     with server:
         # The first worker was there before the second, and what it made went to it alone.
-        wait_until(
+        eventually(
             lambda: is_even(Counter(leaders(server).values())),
             seconds=BALANCED_SECONDS_MAX,
             what="each leads its part",
@@ -213,13 +217,13 @@ def test_a_task_that_moves_dead_letters_is_known_to_all_workers(server: Workers)
         return [task["DestinationArn"] for task in tasks]
 
     for sqs in several:
-        wait_until(lambda sqs=sqs: targets(sqs) == [target], seconds=20, what="the task, at each")
+        eventually(lambda sqs=sqs: targets(sqs) == [target], seconds=120, what="the task, at each")
 
 
 def test_kafka_clients_find_the_leaders_among_the_workers(server: Workers) -> None:
     admin = AdminClient({"bootstrap.servers": server.kafka})
     admin.create_topics([NewTopic("told", PARTITIONS, replication_factor=1)])["told"].result(20)
-    wait_until(
+    eventually(
         lambda: (
             {
                 one.leader
@@ -227,7 +231,7 @@ def test_kafka_clients_find_the_leaders_among_the_workers(server: Workers) -> No
             }
             == {1, 2}
         ),
-        seconds=20,
+        seconds=120,
         what="both lead some of it",
     )
     found = admin.list_topics("told", timeout=10)
@@ -238,7 +242,7 @@ def test_kafka_clients_find_the_leaders_among_the_workers(server: Workers) -> No
     producer = Producer({"bootstrap.servers": server.kafka, "enable.idempotence": True})
     for number in range(200):
         producer.produce("told", str(number), key=str(number))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     assert sorted(map(int, consumed(server, "told", "readers", 200))) == list(range(200))
 
 
@@ -288,7 +292,7 @@ class Sender(threading.Thread):
 
     def wait_for(self, count: int, *, seconds: float = 30.0) -> None:
         wanted = len(self.answered) + count
-        wait_until(
+        eventually(
             lambda: len(self.answered) >= wanted,
             seconds=seconds,
             what=f"{count} more answers; failed: {self.failed[-3:]}",
@@ -310,14 +314,14 @@ def test_nothing_answered_is_lost_with_a_worker_and_it_comes_back(server: Worker
     assert before is not None
     os.kill(before, signal.SIGKILL)
     sender.wait_for(30)
-    wait_until(
+    eventually(
         lambda: server.worker(victim) not in (None, before),
         seconds=BACK_SECONDS_MAX,
         what=f"worker {victim} is started again",
     )
     admin = server.admins()[victim]
-    wait_until(lambda: is_ready(admin), seconds=BACK_SECONDS_MAX, what="it is ready")
-    wait_until(
+    eventually(lambda: is_ready(admin), seconds=BACK_SECONDS_MAX, what="it is ready")
+    eventually(
         lambda: None not in leaders(server, "killed").values(),
         seconds=BACK_SECONDS_MAX,
         what="its partitions are led again",
@@ -349,7 +353,7 @@ def test_the_metadata_comes_back_too(server: Workers) -> None:
             return False
         return True
 
-    wait_until(is_sent, seconds=BACK_SECONDS_MAX, what="a queue can be made")
+    eventually(is_sent, seconds=BACK_SECONDS_MAX, what="a queue can be made")
 
 
 def test_a_stop_ends_all_of_them_and_more_may_go_on(server: Workers) -> None:
@@ -361,7 +365,7 @@ def test_a_stop_ends_all_of_them_and_more_may_go_on(server: Workers) -> None:
         assert ends.wait(0.5) == 0
     server.arguments = ("--workers", "3")
     server.start()
-    wait_until(
+    eventually(
         lambda: 3 in leaders(server).values(),
         seconds=BALANCED_SECONDS_MAX,
         what="the third takes its part of what is there",

@@ -96,8 +96,8 @@ def run(
     command: Sequence[str], *, stdin: str = "", timeout: float = RUN_SECONDS_MAX, **rest: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and capture its output. ``stdin``: the text that it reads."""
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with Forked(command, text=True, **pipes, **rest) as process:
+    pipe = subprocess.PIPE
+    with Forked(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, **rest) as process:
         try:
             out, err = process.communicate(stdin, timeout)
         except BaseException:

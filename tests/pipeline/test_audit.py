@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -245,46 +246,54 @@ def flipped(value: bytes, at: int) -> bytes:
     return value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :]
 
 
-def one_file(spark: SparkSession, lake: Lake, count: int = 8) -> list[bytes]:
-    values, _ = chain(count)
+@pytest.fixture(scope="module")
+def sound(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake whose log is one file of eight records, in which nothing is wrong."""
+    lake = Lake(tmp_path_factory.mktemp("sound"))
     tables = AuditTables(spark, lake)
-    tables.add(frame(spark, values).coalesce(1), app="audit:q", batch_id=0)
+    tables.add(frame(spark, chain(8)[0]).coalesce(1), app="audit:q", batch_id=0)
     tables.state_roots()
     assert verify_audit(spark, lake).fault_count == 0
-    return values
+    return lake.path
 
 
-def test_one_byte_of_a_records_value_is_noticed(spark: SparkSession, lake: Lake) -> None:
-    values = one_file(spark, lake)
+@pytest.fixture
+def copied(sound: Path, lake: Lake) -> Lake:
+    """A copy of the sound lake, to be tampered with."""
+    shutil.copytree(sound, lake.path)
+    return lake
+
+
+def test_one_byte_of_a_records_value_is_noticed(spark: SparkSession, copied: Lake) -> None:
+    values, _ = chain(8)
     at = values[3].index(b"user/u") + 5
-    rewrite(lake, altered(3, value=flipped(values[3], at)))
-    verdict = verify_audit(spark, lake)
+    rewrite(copied, altered(3, value=flipped(values[3], at)))
+    verdict = verify_audit(spark, copied)
     assert kinds(verdict) == {"row", "link", "root"}
     assert {(f["kind"], f["offset"]) for f in verdict.faults} >= {("row", 3), ("link", 4)}
 
 
-def test_one_field_of_a_row_is_noticed(spark: SparkSession, lake: Lake) -> None:
-    one_file(spark, lake)
-    rewrite(lake, altered(7, principal="arn:aws:iam::000000000000:user/somebody-else"))
-    verdict = verify_audit(spark, lake)
+def test_one_field_of_a_row_is_noticed(spark: SparkSession, copied: Lake) -> None:
+    rewrite(copied, altered(7, principal="arn:aws:iam::000000000000:user/somebody-else"))
+    verdict = verify_audit(spark, copied)
     assert [(f["kind"], f["offset"]) for f in verdict.faults] == [("row", 7)]
     assert "principal" in str(verdict.faults[0]["why"])
 
 
 @pytest.mark.parametrize("index", [0, 3, 7])
-def test_a_record_that_was_dropped_is_noticed(spark: SparkSession, lake: Lake, index: int) -> None:
-    one_file(spark, lake)
-    rewrite(lake, lambda rows: rows[:index] + rows[index + 1 :])
-    verdict = verify_audit(spark, lake)
+def test_a_record_that_was_dropped_is_noticed(
+    spark: SparkSession, copied: Lake, index: int
+) -> None:
+    rewrite(copied, lambda rows: rows[:index] + rows[index + 1 :])
+    verdict = verify_audit(spark, copied)
     assert kinds(verdict) == {0: {"root"}, 3: {"link", "root"}, 7: {"root", "end"}}[index]
 
 
-def test_a_damaged_file_is_named(spark: SparkSession, lake: Lake) -> None:
-    one_file(spark, lake)
-    (path,) = lake.table(LOG).files()
+def test_a_damaged_file_is_named(spark: SparkSession, copied: Lake) -> None:
+    (path,) = copied.table(LOG).files()
     raw = Path(path).read_bytes()
     Path(path).write_bytes(raw[: len(raw) // 2])
-    verdict = verify_audit(spark, lake)
+    verdict = verify_audit(spark, copied)
     assert kinds(verdict) == {"file"}
     assert Path(path).name in str(verdict.faults[0]["why"])
 

@@ -322,7 +322,7 @@ def test_letters_of_a_real_queue_are_grouped_and_poison_is_found(
         (task,) = client.list_message_move_tasks(SourceArn=arn)["Results"]
         return bool(task["Status"] == "COMPLETED")
 
-    eventually(is_moved, seconds=30, what="the letters moved back")
+    eventually(is_moved, seconds=120, what="the letters moved back")
     _kill(client, source, 5)
     client.close()
     shown.clear()

@@ -251,7 +251,7 @@ def _send(server: Server, topic: str, values: Sequence[bytes]) -> None:
     producer = Producer({"bootstrap.servers": server.kafka})
     for value in values:
         producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def _body(number: int) -> bytes:

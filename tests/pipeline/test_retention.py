@@ -285,7 +285,7 @@ def _fill(server: Server, topic: str, counts: tuple[int, int]) -> None:
         for n in range(count):
             at_ms = 1_700_000_000_000 + n
             producer.produce(topic, b"v%d" % n, b"k%d" % n, partition=partition, timestamp=at_ms)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def _commit(server: Server, group: str, topic: str, offsets: tuple[int, ...]) -> None:

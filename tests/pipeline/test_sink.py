@@ -83,7 +83,7 @@ class Query:
         return sorted((each or b"").decode() for each in self.topics.values(self.target))
 
     def assert_values(self, *values: str) -> None:
-        eventually(lambda: self.values() == sorted(values), seconds=20, what="markers are written")
+        eventually(lambda: self.values() == sorted(values), seconds=120, what="markers are written")
 
     def state(self, task: int) -> str:
         from penstock.wire.kafka.generated.describe_transactions import DescribeTransactionsRequest
@@ -368,7 +368,7 @@ def test_a_new_topic_is_created_for_a_batch_and_for_a_stream(
         found = [sorted(topics.values(name), key=str) for name in (first, second)]
         return found == [[b"a", b"b"]] * 2
 
-    eventually(are_both_there, seconds=20, what="both rows are in both topics")
+    eventually(are_both_there, seconds=120, what="both rows are in both topics")
 
 
 def test_a_server_that_creates_no_topics_is_an_error_of_one_line_on_the_driver(
@@ -463,7 +463,7 @@ def test_a_stream_that_is_run_again_from_its_checkpoint_adds_nothing(
     run()
     expected = sorted(topics.values(source), key=str)
     eventually(
-        lambda: sorted(topics.values(target), key=str) == expected, seconds=20, what="markers"
+        lambda: sorted(topics.values(target), key=str) == expected, seconds=120, what="markers"
     )
     for file in (tmp_path / "commits").iterdir():
         file.unlink()
@@ -471,5 +471,5 @@ def test_a_stream_that_is_run_again_from_its_checkpoint_adds_nothing(
     run()
     expected = sorted(topics.values(source), key=str)
     eventually(
-        lambda: sorted(topics.values(target), key=str) == expected, seconds=20, what="markers"
+        lambda: sorted(topics.values(target), key=str) == expected, seconds=120, what="markers"
     )
