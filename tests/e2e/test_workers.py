@@ -217,7 +217,8 @@ def test_a_task_that_moves_dead_letters_is_known_to_all_workers(server: Workers)
         return [task["DestinationArn"] for task in tasks]
 
     for sqs in several:
-        eventually(lambda sqs=sqs: targets(sqs) == [target], seconds=120, what="the task, at each")
+        is_known = partial(lambda sqs: targets(sqs) == [target], sqs)
+        eventually(is_known, seconds=120, what="the task, at each")
 
 
 def test_kafka_clients_find_the_leaders_among_the_workers(server: Workers) -> None:
