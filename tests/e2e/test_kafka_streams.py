@@ -43,7 +43,7 @@ PARTITIONS = 4
 WORDS = [f"word-{number}" for number in range(20)]
 SECONDS_MAX = 200.0  # on a busy machine a classic rebalance after a kill took 100 s
 TOPICS = ("lines", "orders", "payments", "counted", "paid")
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.1
 # Faults come quickly after one another: a member that is gone must be noticed soon.
 GROUP_CONFIGS = {
     "streams.session.timeout.ms": "6000",
