@@ -115,10 +115,11 @@ def expected(base: int) -> list[int]:
 
 
 def reason_of(readyz: tuple[int, str], partition: int) -> str:
-    """Of the node that is not ready; empty: it is ready, or for another reason not."""
+    """Return the reason of a node whose coordinator met an unreadable row. Empty if it is ready
+    or has another trouble, such as a coordinator that was elected and has not read its rows yet."""
     status, text = readyz
-    found = {one["name"]: one for one in json.loads(text)["reasons"]}
-    reason = found.get(f"coordinator {GROUPS}/{partition}")
+    found = {(one["kind"], one["name"]): one for one in json.loads(text)["reasons"]}
+    reason = found.get(("row_unreadable", f"coordinator {GROUPS}/{partition}"))
     if reason is None:
         return ""
     assert (status, reason["is_blocking"]) == (503, True)

@@ -39,6 +39,8 @@ ALLOWED = {
     # Imports a module by a name that the generated table holds, never one from outside.
     "wire/kafka/apis.py": {"importlib.import_module"},
     "cli/lazy.py": {"importlib.import_module"},
+    # Compiles codecs from the message classes of this package.
+    "wire/kafka/compiler.py": {"compile", "exec"},
     # The same, of jobs and reports; and a package that may not be installed.
     "pipeline/lazy_jobs.py": {"importlib.import_module"},
     "pipeline/java.py": {"importlib.import_module"},
